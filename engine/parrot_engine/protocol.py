@@ -1,0 +1,250 @@
+"""The primitives that an engine executes and the events it answers with.
+
+Plain frozen dataclasses: nothing here imports more than the standard library, so that the
+gateway, the engine process and an offline program can share them. `parrot_engine.wire` puts
+them on a WebSocket; `Engine` is what every engine implements.
+
+A *context* is a sequence of tokens and its KV on one engine, named by an integer that the caller
+chooses. Contexts form a tree: naming a parent forks it at its present end. The primitives of one
+context run in the order of submission; a fork happens after everything that was submitted to the
+parent before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+PROTOCOL_VERSION = 1
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+#: Why a primitive failed; the gateway maps each to a status and a code of the API.
+FailureCode: TypeAlias = Literal[
+    "context_too_long",  # more tokens than the model or the whole KV cache can hold
+    "unknown_context",  # a parent or a context that does not exist (or was freed)
+    "invalid_request",  # a parameter that this engine cannot honour
+    "numerical_error",  # NaN or inf in this sequence's logits
+    "overloaded",  # a bounded queue of the engine is full
+    "engine_error",  # anything else; the engine's log has the details
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one Generate are drawn, and when it ends.
+
+    The defaults are those of a plain sampled continuation. `stop` holds strings: an engine works
+    on token ids and ignores it; whoever detokenizes applies it (the gateway, `LLM`, the engine's
+    own HTTP server).
+    """
+
+    #: Tokens to generate at most; 0 ends at once with reason `length`.
+    max_tokens: int = 16
+    #: 0 is greedy.
+    temperature: float = 1.0
+    #: Nucleus; 1 is off.
+    top_p: float = 1.0
+    #: Keep the k most likely tokens; 0 is off.
+    top_k: int = 0
+    #: Drop tokens less likely than `min_p` times the likeliest; 0 is off.
+    min_p: float = 0.0
+    #: OpenAI's additive penalties, over the generated tokens of this Generate.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    #: Multiplicative penalty (CTRL, arXiv 1909.05858) over prompt and generated tokens; 1 is off.
+    repetition_penalty: float = 1.0
+    #: Added to the logits of single token ids.
+    logit_bias: dict[int, float] | None = None
+    #: Same seed, prompt and parameters give the same tokens, whatever else is in the batch.
+    seed: int | None = None
+    #: Ids that end the generation, besides the model's own end-of-text ids.
+    stop_token_ids: tuple[int, ...] = ()
+    #: Go on past the model's end-of-text ids.
+    ignore_eos: bool = False
+    #: End-of-text and stop ids cannot be drawn before this many tokens.
+    min_tokens: int = 0
+    #: Number of likeliest alternatives to report per token; None reports nothing, 0 only the
+    #: chosen token's log-probability. Log-probabilities are those of the raw logits
+    #: (temperature 1, no penalties, no truncation).
+    logprobs: int | None = None
+    #: Strings that end the text; not part of it.
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Append `token_ids` to a context, creating it if need be, and compute their KV."""
+
+    context_id: int
+    token_ids: list[int]
+    #: With a context that does not exist yet: fork this one. Otherwise it must be None.
+    parent_context_id: int | None = None
+    #: Blocks are found again only under the same salt (one per tenant, unless sharing is on).
+    salt: str = ""
+    #: Report the log-probability of each filled token, with this many alternatives each.
+    prompt_logprobs: int | None = None
+    #: Smaller runs earlier.
+    priority: int = 0
+    #: Keep this context's KV as long as there is anything else to evict.
+    pin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Extend a context by sampled tokens; they become part of the context."""
+
+    context_id: int
+    sampling: SamplingParams
+    #: With a context that does not exist yet: fork this one. Otherwise it must be None.
+    parent_context_id: int | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeContext:
+    """Forget a context; whatever still runs on it is cancelled. Its forks live on.
+
+    Freeing an unknown context does nothing: a free may cross a failure on the wire.
+    """
+
+    context_id: int
+
+
+Primitive: TypeAlias = Fill | Generate | FreeContext
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of one token and of the likeliest tokens at its position."""
+
+    token_id: int
+    logprob: float
+    #: (token id, log-probability), likeliest first.
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A Fill is done: all of its tokens have KV."""
+
+    context_id: int
+    #: Tokens of this Fill.
+    num_tokens: int
+    #: How many of them were found in the prefix cache instead of computed.
+    cached_tokens: int
+    #: One entry a token of this Fill when asked for; None for a context's first token.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """New tokens of a running Generate.
+
+    With `finish_reason == "stop"` the last id is the end-of-text or stop id: it counts as
+    generated but is not part of the text. With `"length"` every id is text.
+    """
+
+    context_id: int
+    token_ids: list[int]
+    #: One entry a token when asked for.
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The context's primitives were given up; the context is freed."""
+
+    context_id: int
+    code: FailureCode
+    message: str
+
+
+Event: TypeAlias = Filled | Generated | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine can do; constant for its lifetime."""
+
+    #: The name under which the model is served, e.g. `Qwen/Qwen3-0.6B`.
+    model: str
+    #: `builtin`, `huggingface`, …
+    kind: str
+    #: The checkpoint's architecture, e.g. `LlamaForCausalLM`.
+    architecture: str
+    device: str
+    dtype: str
+    #: Longest context in tokens: the smaller of the model's limit and the cache's capacity.
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    #: KV cache: blocks of `block_size` tokens. 0 when the engine does not page its KV.
+    num_blocks: int = 0
+    block_size: int = 0
+    #: Sequences per step, tokens per step.
+    max_batch_size: int = 1
+    max_batch_tokens: int = 0
+    #: Sampling defaults of the checkpoint's generation_config (temperature, top_p, top_k, …).
+    default_sampling: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How an engine stands; counters only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    contexts: int = 0
+    free_blocks: int = 0
+    #: Free blocks that still hold a prefix which can be found again.
+    cached_blocks: int = 0
+    steps: int = 0
+    filled_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain types, for JSON."""
+        return asdict(self)
+
+
+class StepResult(NamedTuple):
+    """What one engine step brought about."""
+
+    events: list[Event]
+    #: Whether a further step would do anything without new primitives.
+    has_work: bool
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What executes primitives with one model. Synchronous, driven by one thread.
+
+    `submit` never raises for a bad primitive and never blocks: the failure comes back as an event
+    of a later step.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        ...
+
+    def submit(self, primitives: Sequence[Primitive]) -> None:
+        """Queue primitives, in order."""
+        ...
+
+    def step(self) -> StepResult:
+        """Run one batch; returns at once with no events when there is nothing to do."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory and threads; the engine is unusable afterwards."""
+        ...

@@ -1,0 +1,1 @@
+"""The HTTP surface: parse, call one method of the core, shape the answer."""

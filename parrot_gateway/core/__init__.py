@@ -1,0 +1,1 @@
+"""What the gateway knows about calls and models. No HTTP in here."""

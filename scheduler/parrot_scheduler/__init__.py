@@ -1,0 +1,1 @@
+"""Which task runs where and when: pure decisions, no I/O, no clock, no torch."""
