@@ -80,19 +80,19 @@ class InvalidRequestError(GatewayError):
 
     status = 400
     type = "invalid_request_error"
-    default_code = None
+    default_code: ClassVar[str | None] = None
 
 
 class ContextLengthError(InvalidRequestError):
     """Prompt and requested output do not fit the model's context."""
 
-    default_code = "context_length_exceeded"
+    default_code: ClassVar[str | None] = "context_length_exceeded"
 
 
 class UnsupportedError(InvalidRequestError):
     """A parameter that this model cannot honour; never ignored in silence."""
 
-    default_code = "unsupported_parameter"
+    default_code: ClassVar[str | None] = "unsupported_parameter"
 
 
 class AuthenticationError(GatewayError):
@@ -100,7 +100,7 @@ class AuthenticationError(GatewayError):
 
     status = 401
     type = "invalid_request_error"
-    default_code = "invalid_api_key"
+    default_code: ClassVar[str | None] = "invalid_api_key"
 
 
 class NotFoundError(GatewayError):
@@ -108,13 +108,13 @@ class NotFoundError(GatewayError):
 
     status = 404
     type = "invalid_request_error"
-    default_code = "not_found"
+    default_code: ClassVar[str | None] = "not_found"
 
 
 class ModelNotFoundError(NotFoundError):
     """A model name that nothing serves."""
 
-    default_code = "model_not_found"
+    default_code: ClassVar[str | None] = "model_not_found"
 
 
 class MethodNotAllowedError(GatewayError):
@@ -122,7 +122,7 @@ class MethodNotAllowedError(GatewayError):
 
     status = 405
     type = "invalid_request_error"
-    default_code = "method_not_allowed"
+    default_code: ClassVar[str | None] = "method_not_allowed"
 
 
 class RequestTooLargeError(GatewayError):
@@ -130,7 +130,7 @@ class RequestTooLargeError(GatewayError):
 
     status = 413
     type = "invalid_request_error"
-    default_code = "request_too_large"
+    default_code: ClassVar[str | None] = "request_too_large"
 
 
 class OverloadedError(GatewayError):
@@ -138,7 +138,7 @@ class OverloadedError(GatewayError):
 
     status = 503
     type = "server_error"
-    default_code = "engine_overloaded"
+    default_code: ClassVar[str | None] = "engine_overloaded"
 
     def __init__(
         self,
@@ -154,19 +154,19 @@ class OverloadedError(GatewayError):
 class DrainingError(OverloadedError):
     """The gateway is shutting down and takes no new calls."""
 
-    default_code = "shutting_down"
+    default_code: ClassVar[str | None] = "shutting_down"
 
 
 class ModelLoadingError(OverloadedError):
     """The model is known, but its engine is not ready yet."""
 
-    default_code = "model_loading"
+    default_code: ClassVar[str | None] = "model_loading"
 
 
 class EngineLostError(OverloadedError):
     """The engine that ran the call went away."""
 
-    default_code = "engine_lost"
+    default_code: ClassVar[str | None] = "engine_lost"
 
 
 class DeadlineError(GatewayError):
@@ -174,7 +174,7 @@ class DeadlineError(GatewayError):
 
     status = 504
     type = "server_error"
-    default_code = "timeout"
+    default_code: ClassVar[str | None] = "timeout"
     should_retry = False
 
 
@@ -183,7 +183,7 @@ class UpstreamError(GatewayError):
 
     status = 502
     type = "server_error"
-    default_code = "upstream_error"
+    default_code: ClassVar[str | None] = "upstream_error"
     #: The gateway has already retried: the client must not do the work three times over.
     should_retry = False
 
@@ -192,4 +192,4 @@ class UpstreamTimeoutError(UpstreamError):
     """An upstream server did not answer in time."""
 
     status = 504
-    default_code = "upstream_timeout"
+    default_code: ClassVar[str | None] = "upstream_timeout"

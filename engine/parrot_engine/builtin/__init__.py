@@ -1,0 +1,1 @@
+"""The builtin engine: paged KV, continuous batching, prefix cache."""

@@ -1,0 +1,1 @@
+"""Decoder families, each a small file over shared blocks, and the checkpoint loader."""

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, incremental detokenizer, stop strings, chat templates. No torch."""
