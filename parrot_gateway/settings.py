@@ -1,0 +1,323 @@
+"""One typed settings model: defaults < YAML file < `PARROT_*` environment < command line.
+
+Every field has its default here and nowhere else. Secrets are never values: they are references
+to environment variables, written `env:NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from parrot_gateway.config_file import ConfigError, ConfigFile
+
+#: Name of the model that is served when nothing else is asked for.
+DEMO_MODEL = "parrot-demo"
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0)]
+
+
+def _check_secret_reference(value: str) -> str:
+    if not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError(
+            "a secret is given as env:NAME, the name of the environment variable that holds it "
+            "(secrets on command lines and in files are read by others)"
+        )
+    return value
+
+
+#: `env:NAME`: where a secret is found, not the secret.
+SecretReference: TypeAlias = Annotated[str, AfterValidator(_check_secret_reference)]
+
+
+def read_secret(reference: str) -> str:
+    """The value behind `env:NAME`.
+
+    Raises:
+        ConfigError: the variable is not set or empty.
+    """
+    name = reference.removeprefix("env:")
+    value = os.environ.get(name, "")
+    if not value:
+        raise ConfigError(f"The environment variable {name} is not set, but {reference} needs it.")
+    return value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(_Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    #: 0 takes a free port.
+    port: int = Field(default=8000, ge=0, le=65535)
+    #: Key that clients must send as `Authorization: Bearer …`. Without one, only loopback
+    #: addresses are served. `PARROT_API_KEY` is used when it is set and this is not.
+    api_key: SecretReference | None = None
+    #: Largest request body accepted.
+    max_body_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    #: Calls in work at once, over all models; further ones get a 503.
+    max_running_calls: int = Field(default=8192, gt=0)
+    #: A call that takes longer is ended with a 504.
+    call_timeout_s: Seconds = 600.0
+    #: How long running calls may take to finish after Ctrl-C.
+    drain_timeout_s: Seconds = 30.0
+    #: A comment is sent into a stream that has been silent for this long.
+    keep_alive_s: Seconds = 15.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ModelSettings(_Section):
+    """A model run by this gateway's own engine processes."""
+
+    #: A folder, a hub id, or `parrot-demo`.
+    model: str
+    #: The name clients use; by default the hub id, or the folder's name.
+    name: str | None = None
+    kind: Literal["auto", "builtin", "huggingface"] = "auto"
+    #: Engine processes for this model.
+    engines: int = Field(default=1, ge=1, le=64)
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: Tokens in one block of the KV cache.
+    block_size: int = Field(default=16, ge=1, le=256)
+    #: Blocks of the KV cache; sized from memory when not given.
+    num_blocks: int | None = Field(default=None, ge=1)
+    max_batch_size: int = Field(default=64, ge=1, le=1024)
+    #: Token budget of one engine step.
+    max_batch_tokens: int = Field(default=512, ge=1)
+    #: Longest context served; the model's own limit when not given.
+    max_context_tokens: int | None = Field(default=None, ge=1)
+    prefix_caching: bool = True
+    #: CPU threads of the engine. More than one pays only on an otherwise idle machine.
+    num_threads: int = Field(default=1, ge=1, le=256)
+    #: Run Python code that comes with the checkpoint (huggingface engine only).
+    trust_remote_code: bool = False
+
+    @property
+    def served_name(self) -> str:
+        """The model id that clients see."""
+        if self.name is not None:
+            return self.name
+        path = Path(self.model).expanduser()
+        return path.resolve().name if path.is_dir() else self.model
+
+
+class UpstreamSettings(_Section):
+    """An OpenAI-compatible server that calls are passed on to."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    #: Base URL, usually ending in `/v1`.
+    url: str
+    #: By default the variable `<NAME>_API_KEY` (upper case, other characters as `_`) if it is set.
+    api_key: SecretReference | None = None
+    #: Models it serves; None asks it (`GET /models`), `*` passes any name on.
+    models: list[str] | Literal["*"] | None = None
+    #: Requests in flight at once; further ones wait, bounded by `max_waiting`.
+    max_concurrency: int = Field(default=1024, gt=0)
+    max_waiting: int = Field(default=4096, ge=0)
+    connect_timeout_s: Seconds = 5.0
+    #: Longest silence of the upstream: to the first byte, and between bytes.
+    read_timeout_s: Seconds = 600.0
+    #: Further tries after a refused connection, 408, 429, 500, 502, 503 or 504.
+    max_retries: int = Field(default=2, ge=0, le=10)
+    #: First back-off; doubles each time, with jitter, up to `max_backoff_s`.
+    backoff_s: Seconds = 0.25
+    max_backoff_s: Seconds = 8.0
+    #: Circuit breaker: failures within `breaker_window_s` that open it, and how long it stays open.
+    breaker_failures: int = Field(default=5, gt=0)
+    breaker_window_s: Seconds = 60.0
+    breaker_open_s: Seconds = 30.0
+    #: Successes in a row that close a half-open breaker.
+    breaker_successes: int = Field(default=2, gt=0)
+    #: Model to use instead when this upstream cannot answer (any name this gateway serves).
+    fallback: str | None = None
+    #: Pass the caller's Authorization on. By default only when neither this upstream nor the
+    #: gateway has a key of its own.
+    forward_authorization: bool | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if not re.match(r"^https?://[^/\s]+", value):
+            raise ValueError("an upstream's URL begins with http:// or https://")
+        return value.rstrip("/")
+
+    def key_reference(self) -> str | None:
+        """Where this upstream's key is, if it has one."""
+        if self.api_key is not None:
+            return self.api_key
+        variable = re.sub(r"[^A-Za-z0-9]", "_", self.name).upper() + "_API_KEY"
+        return f"env:{variable}" if os.environ.get(variable) else None
+
+
+class EngineLinkSettings(_Section):
+    """How engines join this gateway."""
+
+    #: Key of engines on other hosts; a fresh one is made for own child processes at each start.
+    join_key: SecretReference | None = None
+    heartbeat_s: Seconds = 2.0
+    #: Joined engines at most.
+    max_engines: int = Field(default=1024, gt=0)
+    #: How long a model may take to load before it counts as failed.
+    load_timeout_s: Seconds = 1800.0
+
+
+class Settings(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PARROT_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+    )
+
+    server: ServerSettings = ServerSettings()
+    models: list[ModelSettings] = []
+    upstreams: list[UpstreamSettings] = []
+    #: Other names for models: `{"gpt-4o": "parrot-demo", "*": "parrot-demo"}`; patterns may hold
+    #: `*`. A served name is never shadowed by a pattern.
+    aliases: dict[str, str] = {}
+    engines: EngineLinkSettings = EngineLinkSettings()
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _accept_plain_names(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return [{"model": item} if isinstance(item, str) else item for item in value]
+        return value
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Settings:
+        names = [model.served_name for model in self.models]
+        names += [upstream.name for upstream in self.upstreams]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ValueError(f"these names are given twice: {', '.join(doubles)}")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and file both arrive as init values, merged by `load_settings`."""
+        return (init_settings,)
+
+
+def load_settings(flags: dict[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Merge the four sources and check the result.
+
+    Args:
+        flags: nested values from the command line, only those given.
+        config: a YAML file.
+
+    Raises:
+        ConfigError: names the file, line and field, or the variable, or the flag at fault.
+    """
+    file = ConfigFile.read(config) if config is not None else ConfigFile.empty()
+    environment = EnvSettingsSource(Settings)
+    try:
+        from_environment = environment()
+    except ValueError as error:
+        raise ConfigError(f"A PARROT_* environment variable cannot be read: {error}") from None
+    merged = _merge(_merge(file.data, from_environment), flags or {})
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, file, from_environment, flags or {})) from None
+    _check_exposure(settings)
+    return settings
+
+
+def api_key_of(settings: Settings) -> str | None:
+    """The key clients must present, or None when the gateway is open to its own host."""
+    if settings.server.api_key is not None:
+        return read_secret(settings.server.api_key)
+    return os.environ.get("PARROT_API_KEY") or None
+
+
+def _check_exposure(settings: Settings) -> None:
+    if api_key_of(settings) is None and not is_loopback(settings.server.host):
+        raise ConfigError(
+            f"Refusing to listen on {settings.server.host} without a key: anybody on the network "
+            "could use it. Set PARROT_API_KEY, or name the variable: --api-key env:NAME."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _explain(
+    error: ValidationError, file: ConfigFile, environment: dict[str, Any], flags: dict[str, Any]
+) -> str:
+    """One line a fault: where it was set, which field, what is wrong."""
+    lines = []
+    for fault in error.errors(include_url=False):
+        location = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
+        dotted = ".".join(str(part) for part in location) or "settings"
+        if _holds(flags, location):
+            origin = "command line"
+        elif _holds(environment, location):
+            variable = "_".join(str(part) for part in location[:2]).upper()
+            origin = f"environment variable PARROT_{variable}"
+        else:
+            origin = file.locate(location)
+        message = str(fault["msg"]).removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            message = "unknown setting"
+        lines.append(f"{origin}: {dotted}: {message}")
+    return "\n".join(lines)
+
+
+def _holds(values: Any, location: tuple[Any, ...]) -> bool:
+    for part in location[:2]:
+        if not isinstance(values, dict) or part not in values:
+            return False
+        values = values[part]
+    return bool(location)
