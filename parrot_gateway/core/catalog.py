@@ -1,0 +1,138 @@
+"""Which model a name stands for, and who serves it.
+
+Resolution, first match wins:
+
+1. an exact alias, which replaces the name once;
+2. a model of an engine that joined (or is loading);
+3. a model that an upstream lists, in the order of the settings;
+4. `UPSTREAM/model`, or `UPSTREAM` alone when it lists one model only;
+5. an upstream declared to serve any name (`models: "*"`);
+6. an alias pattern such as `gpt-*` or `*`, longest first.
+
+Holds no state of its own: it asks the registry of engines and the upstreams at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Protocol, TypeAlias
+
+from parrot_gateway.exceptions import InvalidRequestError, ModelNotFoundError
+
+
+class UpstreamModels(Protocol):
+    """What the catalog needs to know of an upstream."""
+
+    @property
+    def name(self) -> str:
+        """The operator's name for it."""
+        ...
+
+    def serves(self, model: str) -> bool:
+        """Whether it lists this model."""
+        ...
+
+    def serves_any(self) -> bool:
+        """Whether it takes every name."""
+        ...
+
+    def models(self) -> Sequence[str]:
+        """The models it lists."""
+        ...
+
+
+class EngineTarget(NamedTuple):
+    """A model run by engines of our own."""
+
+    model: str
+
+
+class UpstreamTarget(NamedTuple):
+    """A model of an upstream server, under the name that it knows."""
+
+    upstream: str
+    model: str
+
+
+Target: TypeAlias = EngineTarget | UpstreamTarget
+
+
+class Catalog:
+    """Resolves model names.
+
+    Args:
+        engine_models: names of models that engines serve now or are about to.
+        upstreams: by name, in the order of the settings.
+        aliases: from the settings.
+    """
+
+    def __init__(
+        self,
+        engine_models: Callable[[], Sequence[str]],
+        upstreams: Mapping[str, UpstreamModels],
+        aliases: Mapping[str, str],
+    ) -> None:
+        self._engine_models = engine_models
+        self._upstreams = upstreams
+        self._exact = {name: target for name, target in aliases.items() if "*" not in name}
+        patterns = [(name, target) for name, target in aliases.items() if "*" in name]
+        self._patterns = sorted(patterns, key=lambda item: len(item[0]), reverse=True)
+
+    def resolve(self, name: str) -> Target:
+        """Who serves `name`.
+
+        Raises:
+            ModelNotFoundError: nobody does.
+            InvalidRequestError: an upstream's name alone, while it lists several models.
+        """
+        target = self._direct(self._exact.get(name, name))
+        if target is not None:
+            return target
+        for pattern, alias in self._patterns:
+            if fnmatchcase(name, pattern):
+                target = self._direct(alias)
+                if target is not None:
+                    return target
+        raise ModelNotFoundError(
+            f"The model '{name}' does not exist. {self._known()}", param="model"
+        )
+
+    def aliases(self) -> list[str]:
+        """The exact aliases, which `/v1/models` lists too."""
+        return list(self._exact)
+
+    def _direct(self, name: str) -> Target | None:
+        if name in self._engine_models():
+            return EngineTarget(name)
+        for upstream in self._upstreams.values():
+            if upstream.serves(name):
+                return UpstreamTarget(upstream.name, name)
+        owner, _, rest = name.partition("/")
+        named = self._upstreams.get(owner)
+        if named is not None:
+            return UpstreamTarget(owner, rest or _only_model(named))
+        for upstream in self._upstreams.values():
+            if upstream.serves_any():
+                return UpstreamTarget(upstream.name, name)
+        return None
+
+    def _known(self) -> str:
+        names = [*self._engine_models(), *self._exact]
+        for upstream in self._upstreams.values():
+            names += upstream.models()
+        if not names:
+            return "No model is being served yet."
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        return f"Served here: {shown}."
+
+
+def _only_model(upstream: UpstreamModels) -> str:
+    models = upstream.models()
+    if len(models) == 1:
+        return models[0]
+    raise InvalidRequestError(
+        f"The upstream '{upstream.name}' serves {len(models)} models; name one as "
+        f"'{upstream.name}/MODEL'.",
+        param="model",
+    )
