@@ -1,0 +1,56 @@
+# make serve   sets up what is missing and runs the gateway on the demo model
+# make test    sets up what is missing and runs the tests
+#
+# PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
+# ARGS="--port 8123"  arguments for `parrot-gateway serve`
+# PIP_ARGS="…"        arguments for pip, e.g. the index of PyTorch's CPU builds
+
+PYTHON ?= python3
+VENV ?= .venv
+CLIENT_VENV ?= .venv-openai3
+BIN = $(VENV)/bin
+ARGS ?=
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: serve test lint format bench clean
+
+serve: $(VENV)/.serve-stamp
+	$(BIN)/parrot-gateway serve $(ARGS)
+
+test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
+	PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test-stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test-stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.serve-stamp
+	$(BIN)/parrot-gateway bench overhead
+
+clean:
+	rm -rf $(VENV) $(CLIENT_VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[engine]'
+	@touch $@
+
+$(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[engine,dev]'
+	@touch $@ $(VENV)/.serve-stamp
+
+# The openai client 3.x cannot share an environment with everything that 2.x can: the same
+# client tests run once in each.
+$(CLIENT_VENV)/.stamp: pyproject.toml
+	$(PYTHON) -m venv $(CLIENT_VENV)
+	$(CLIENT_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'openai>=3,<4' 'pytest>=8.4,<10' 'pytest-asyncio>=1.2,<2' 'pytest-timeout>=2.4,<3'
+	@touch $@

@@ -1,0 +1,143 @@
+"""The front door: every HTTP request comes through here.
+
+Checks the key, counts the call, sends the hot paths to their handlers and everything else to
+FastAPI, and turns whatever goes wrong into an answer in OpenAI's shape. Knows no bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from parrot_gateway.api.auth import KeyCheck
+from parrot_gateway.api.http import ClientDisconnected, Exchange, Message, Receive, Scope, Send
+from parrot_gateway.core.gate import CallGate
+from parrot_gateway.exceptions import (
+    AuthenticationError,
+    GatewayError,
+    MethodNotAllowedError,
+)
+
+logger = logging.getLogger(__name__)
+
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
+
+#: Reachable without a key: probes, and the description of the API.
+OPEN_PATHS = frozenset(
+    {"/health", "/health/liveness", "/health/readiness", "/version", "/docs", "/openapi.json"}
+)
+
+
+class Dispatcher:
+    """The ASGI application.
+
+    Args:
+        hot: handlers by exact path, all of them POST.
+        passthrough: takes paths under `/v1/` that nothing else knows; None when there is no
+            upstream.
+        quiet: the FastAPI application with all other routes.
+        quiet_v1: whether FastAPI knows a path under `/v1/`.
+        keys: checks the caller's key.
+        gate: counts calls.
+    """
+
+    def __init__(
+        self,
+        *,
+        hot: dict[str, Handler],
+        passthrough: Handler | None,
+        quiet: ASGIApp,
+        quiet_v1: Callable[[str], bool],
+        keys: KeyCheck,
+        gate: CallGate,
+    ) -> None:
+        self._hot = hot
+        self._passthrough = passthrough
+        self._quiet = quiet
+        self._quiet_v1 = quiet_v1
+        self._keys = keys
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection's request (ASGI)."""
+        if scope["type"] != "http":
+            await self._quiet(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        path = exchange.path
+        handler = self._hot.get(path)
+        if handler is not None:
+            await self._call(exchange, handler, post_only=True)
+        elif self._passthrough is not None and path.startswith("/v1/") and not self._quiet_v1(path):
+            await self._call(exchange, self._passthrough, post_only=False)
+        else:
+            await self._ask_quiet(exchange, scope, receive, send)
+
+    async def _call(self, exchange: Exchange, handler: Handler, *, post_only: bool) -> None:
+        try:
+            self._keys.check(exchange.header(b"authorization"))
+            if post_only and exchange.method != "POST":
+                raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
+            self._gate.enter()
+        except GatewayError as error:
+            await exchange.respond_error(error)
+            return
+        try:
+            await handler(exchange)
+        except ClientDisconnected:
+            logger.debug("%s: the client went away", exchange.request_id)
+        except asyncio.CancelledError:
+            # A cancellation by the disconnect watch ends here; any other (shutdown) goes on.
+            if not exchange.disconnected:
+                raise
+            logger.debug("%s: the client went away", exchange.request_id)
+        except GatewayError as error:
+            await self._answer_error(exchange, error)
+        except Exception:
+            logger.exception("%s: %s failed", exchange.request_id, exchange.path)
+            await self._answer_error(exchange, internal_error(exchange.request_id))
+        finally:
+            exchange.finish()
+            self._gate.leave()
+
+    async def _answer_error(self, exchange: Exchange, error: GatewayError) -> None:
+        if error.status >= 500:
+            logger.warning("%s: %s: %s", exchange.request_id, error.code, error.message)
+        if exchange.responded:
+            logger.error("%s: failed after its answer began", exchange.request_id)
+            return
+        await exchange.respond_error(error)
+
+    async def _ask_quiet(
+        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if exchange.path not in OPEN_PATHS:
+            try:
+                self._keys.check(exchange.header(b"authorization"))
+            except AuthenticationError as error:
+                await exchange.respond_error(error)
+                return
+        scope["state"] = {**scope.get("state", {}), "exchange": exchange}
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *exchange.standard_headers()]
+                exchange.responded = True
+            await send(message)
+
+        try:
+            await self._quiet(scope, receive, send_with_headers)
+        except Exception:
+            logger.exception("%s: %s failed", exchange.request_id, exchange.path)
+            if not exchange.responded:
+                await exchange.respond_error(internal_error(exchange.request_id))
+
+
+def internal_error(request_id: str) -> GatewayError:
+    """What a client is told of a fault of ours: nothing but where the log has more."""
+    return GatewayError(
+        f"The gateway failed to answer. The operator's log has the details under {request_id}."
+    )

@@ -1,0 +1,58 @@
+"""The application: wires the parts of a gateway to the HTTP surface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, WebSocket
+
+from parrot_gateway.api.auth import KeyCheck
+from parrot_gateway.api.calls import CallRoutes
+from parrot_gateway.api.dispatch import Dispatcher
+from parrot_gateway.api.link import JOIN_PATH, EngineLinkEndpoint
+from parrot_gateway.api.quiet import create_quiet_app, knows_path
+from parrot_gateway.gateway import Gateway
+from parrot_gateway.settings import api_key_of
+
+
+def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
+    """The ASGI application of `gateway`; its lifespan starts and stops the parts.
+
+    Args:
+        gateway: built from settings, not yet started.
+        join_url: where engine processes of our own reach `/v1/engines/join` of this very
+            application. None starts no engine processes (engines may still join from outside).
+    """
+    keys = KeyCheck(api_key_of(gateway.settings))
+    quiet = create_quiet_app(gateway, keys)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await gateway.start(join_url)
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    quiet.router.lifespan_context = lifespan
+    endpoint = EngineLinkEndpoint(gateway.registry, gateway.join_keys())
+
+    @quiet.websocket(JOIN_PATH)
+    async def join(websocket: WebSocket) -> None:
+        await endpoint(websocket)
+
+    routes = CallRoutes(gateway)
+    return Dispatcher(
+        hot={
+            "/v1/completions": routes.completions,
+            "/v1/chat/completions": routes.chat_completions,
+            "/tokenize": routes.tokenize,
+            "/detokenize": routes.detokenize,
+        },
+        passthrough=routes.passthrough if gateway.upstreams else None,
+        quiet=quiet,  # type: ignore[arg-type]
+        quiet_v1=knows_path,
+        keys=keys,
+        gate=gateway.gate,
+    )

@@ -1,0 +1,213 @@
+"""The command line: `parrot-gateway serve | engine | bench | doctor`.
+
+Only parses and prints. Imports what a command needs inside it, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from parrot_gateway import __version__
+
+if TYPE_CHECKING:
+    from parrot_gateway.gateway import Gateway
+
+app = typer.Typer(
+    name="parrot-gateway",
+    help="An OpenAI-compatible gateway that sees the application behind the calls.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"parrot-gateway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder or hub id of a model to run; repeatable.", show_default=False),
+    ] = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="OpenAI-compatible server to pass calls to; repeatable. Its key is read from "
+            "the environment variable NAME_API_KEY.",
+            show_default=False,
+        ),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS=MODEL",
+            help="Serve MODEL under another name too, e.g. gpt-4o=parrot-demo; * matches any "
+            "name; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with settings.", show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 takes a free one.  [default: 8000]")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="env:NAME",
+            help="Environment variable with the key that clients must send; PARROT_API_KEY is "
+            "read without this. Needed for any address but loopback.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error.  [default: info]")
+    ] = None,
+) -> None:
+    """Start the gateway; without a model or an upstream it runs the demo model."""
+    from parrot_gateway.config_file import ConfigError
+    from parrot_gateway.settings import DEMO_MODEL, load_settings
+
+    flags: dict[str, Any] = {}
+    server = {"host": host, "port": port, "api_key": api_key, "log_level": log_level}
+    given = {name: value for name, value in server.items() if value is not None}
+    if given:
+        flags["server"] = given
+    try:
+        if model:
+            flags["models"] = [{"model": item} for item in model]
+        if upstream:
+            pairs = [_pair(item, "--upstream", "NAME=URL") for item in upstream]
+            flags["upstreams"] = [{"name": name, "url": url} for name, url in pairs]
+        if alias:
+            flags["aliases"] = dict(_pair(item, "--alias", "ALIAS=MODEL") for item in alias)
+        settings = load_settings(flags, config)
+        if not settings.models and not settings.upstreams:
+            settings = load_settings({**flags, "models": [{"model": DEMO_MODEL}]}, config)
+        _log_to_stderr(settings.server.log_level)
+
+        from parrot_gateway.server import run_server
+
+        status = run_server(settings, announce=_announce, report=_complain)
+    except ConfigError as error:
+        _complain(str(error))
+        raise typer.Exit(2) from None
+    raise typer.Exit(status)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def engine(context: typer.Context) -> None:
+    """Run one engine: --join URL to serve a gateway, --listen to stand alone (see engine --help)."""
+    # The engine is a program of its own: the gateway's process must never load torch.
+    arguments = [sys.executable, "-m", "parrot_engine", *context.args]
+    os.execv(sys.executable, arguments)  # noqa: S606
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine can do, what is missing, and how to get it."""
+    from parrot_gateway.doctor import examine, show
+
+    findings = examine()
+    show(findings)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+@bench.callback()
+def _bench_root() -> None:
+    """Keep `bench` a group even while it holds one command."""
+
+
+def _pair(text: str, option: str, form: str) -> tuple[str, str]:
+    from parrot_gateway.config_file import ConfigError
+
+    name, separator, value = text.partition("=")
+    if not (separator and name and value):
+        raise ConfigError(f"{option} {text!r}: expected {form}")
+    return name, value
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    # These two report every connection and every start-up step at info.
+    for noisy in ("uvicorn", "websockets"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
+
+
+def _complain(text: str) -> None:
+    typer.secho(text, err=True, fg=typer.colors.RED)
+
+
+def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
+    """Print the base URL, the models and two lines to paste."""
+    from parrot_gateway.settings import api_key_of
+
+    names = [*gateway.engine_models()]
+    for upstream in gateway.upstreams.values():
+        names += [f"{name}  (upstream {upstream.name})" for name in upstream.models()]
+        if upstream.serves_any():
+            names.append(f"any other name  (upstream {upstream.name})")
+    first = next(iter(gateway.engine_models()), None)
+    for upstream in gateway.upstreams.values():
+        first = first or next(iter(upstream.models()), None)
+    key = ' -H "Authorization: Bearer $PARROT_API_KEY"' if api_key_of(gateway.settings) else ""
+    body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
+    lines = [
+        f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
+        "",
+        "models:",
+        *(f"  {name}" for name in names[:20]),
+        *([f"  … and {len(names) - 20} more"] if len(names) > 20 else []),
+        *(f"  {name} -> {to}" for name, to in gateway.settings.aliases.items()),
+        *(f"  {name}: {reason}" for name, reason in gateway.failures().items()),
+        "",
+        "try:",
+        f"  export OPENAI_BASE_URL={base_url}",
+        f"  curl {base_url}/completions{key} -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}",
+        "",
+    ]
+    for line in lines:
+        typer.echo(line)
+    sys.stdout.flush()

@@ -1,0 +1,145 @@
+"""What this machine can do for the gateway, what is missing, and how to get it.
+
+Looks only; changes nothing, loads no model and opens no connection.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+State: TypeAlias = Literal["ok", "missing", "broken", "note"]
+
+#: Packages that the engine needs and the gateway does not.
+ENGINE_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
+#: Packages without which the gateway does not start or is slow.
+GATEWAY_PACKAGES = ("uvicorn", "httptools", "uvloop", "fastapi", "aiohttp", "msgspec",
+                    "tokenizers", "websockets")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    topic: str
+    state: State
+    what: str
+    #: What to do about it, when something can be done.
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything; the order is that of the display."""
+    return [
+        _python(),
+        _machine(),
+        *_packages(GATEWAY_PACKAGES, "broken", "pip install parrot-gateway"),
+        *_packages(ENGINE_PACKAGES, "missing", "pip install 'parrot-gateway[engine]'"),
+        _accelerator(),
+        _descriptors(),
+        _port(8000),
+        _disk(),
+    ]
+
+
+def show(findings: list[Finding]) -> None:
+    """Print findings as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]",
+             "note": "[cyan]note[/]"}  # fmt: skip
+    table = Table(title="parrot-gateway doctor", title_justify="left", show_lines=False)
+    for heading in ("", "what", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.topic, finding.what, finding.advice)
+    Console().print(table)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if (3, 11) <= sys.version_info[:2] <= (3, 13):
+        return Finding("python", "ok", version)
+    return Finding("python", "broken", version, "use Python 3.11, 3.12 or 3.13")
+
+
+def _machine() -> Finding:
+    cores = os.cpu_count() or 1
+    memory = ""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+        memory = f", {gib:.1f} GiB of memory"
+    return Finding("machine", "ok", f"{platform.machine()}, {cores} cores{memory}")
+
+
+def _packages(names: tuple[str, ...], if_absent: State, advice: str) -> list[Finding]:
+    findings = []
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            if name == "uvloop":
+                findings.append(
+                    Finding(
+                        name, "note", "not installed: about half the speed", "pip install uvloop"
+                    )
+                )
+                continue
+            findings.append(Finding(name, if_absent, "not installed", advice))
+        else:
+            findings.append(Finding(name, "ok", importlib.metadata.version(name)))
+    return findings
+
+
+def _accelerator() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("gpu", "note", "no NVIDIA driver: engines run on the CPU")
+    query = [tool, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("gpu", "broken", f"nvidia-smi fails: {error}", "check the NVIDIA driver")
+    return Finding("gpu", "ok", answer.stdout.strip().replace("\n", "; "))
+
+
+def _descriptors() -> Finding:
+    try:
+        import resource
+    except ImportError:
+        return Finding("open files", "note", "no limit known on this system")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < 16384:
+        return Finding(
+            "open files", "note", f"at most {hard}", "raise `ulimit -Hn` for many streams at once"
+        )
+    return Finding("open files", "ok", "unlimited" if hard == resource.RLIM_INFINITY else str(hard))
+
+
+def _port(port: int) -> Finding:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return Finding("port 8000", "note", "in use", "choose another: serve --port 8123")
+    return Finding("port 8000", "ok", "free")
+
+
+def _disk() -> Finding:
+    cache = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    folder = cache
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder) or "/"
+    free = shutil.disk_usage(folder).free / 2**30
+    advice = "set HF_HOME to a larger disk before downloading models" if free < 20 else ""
+    return Finding(
+        "model cache", "note" if advice else "ok", f"{cache}: {free:.0f} GiB free", advice
+    )

@@ -1,0 +1,133 @@
+"""The parts of a running gateway and their lifetime. No HTTP in here.
+
+`Gateway` starts engines and upstream clients, resolves models, places calls and stops everything
+again. The API layer holds one and asks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+from parrot_scheduler.place import EngineLoad, least_loaded
+
+from parrot_gateway.core.catalog import Catalog, Target
+from parrot_gateway.core.gate import CallGate
+from parrot_gateway.engines.registry import EngineRegistry
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.engines.supervisor import EngineSupervisor
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
+from parrot_gateway.settings import Settings, read_secret
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Everything behind the HTTP surface.
+
+    Args:
+        settings: as checked by `load_settings`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started_at = time.time()
+        link = settings.engines
+        #: Key of our own engine processes: made anew at each start, never stored.
+        self.own_join_key = secrets.token_urlsafe(32)
+        self.remote_join_key = None if link.join_key is None else read_secret(link.join_key)
+        self.registry = EngineRegistry(max_engines=link.max_engines)
+        self.supervisor = EngineSupervisor(settings.models, registry=self.registry)
+        self.upstreams = {item.name: Upstream(item) for item in settings.upstreams}
+        self.catalog = Catalog(self.engine_models, self.upstreams, settings.aliases)
+        self.gate = CallGate(settings.server.max_running_calls)
+
+    def engine_models(self) -> list[str]:
+        """Models of engines that joined, and of our own engines that are still loading."""
+        joined = [model.id for model in self.registry.models()]
+        return [*joined, *(name for name in self.supervisor.models() if name not in joined)]
+
+    def resolve(self, model: str) -> Target:
+        """See `Catalog.resolve`."""
+        return self.catalog.resolve(model)
+
+    def place(self, model: str) -> RemoteEngine:
+        """The engine that shall run a call of this model.
+
+        Raises:
+            ModelLoadingError: no engine of it is ready yet.
+            OverloadedError: its engines could not be started.
+        """
+        engines = self.registry.engines_for(model)
+        if not engines:
+            failure = self.supervisor.failure(model)
+            if failure is not None:
+                raise OverloadedError(
+                    f"The engine of model '{model}' could not be started: {failure}",
+                    code="engine_failed",
+                    retry_after_s=30.0,
+                )
+            raise ModelLoadingError(f"The model '{model}' is still being loaded.")
+        loads = [EngineLoad(engine.running, engine.queued_tokens) for engine in engines]
+        return engines[least_loaded(loads)]
+
+    async def start(self, join_url: str | None) -> None:
+        """Start upstream clients and engine processes; returns before models are loaded.
+
+        Args:
+            join_url: where our own engine processes reach this gateway's link; None when none
+                may be started (no address of our own).
+        """
+        for upstream in self.upstreams.values():
+            await upstream.start()
+        if join_url is not None:
+            await self.supervisor.start(join_url, self.own_join_key)
+
+    async def wait_ready(self) -> None:
+        """Return once each configured model is served, or has failed."""
+        await asyncio.gather(
+            self.supervisor.wait_ready(),
+            *(upstream.wait_ready() for upstream in self.upstreams.values()),
+        )
+
+    def join_keys(self) -> list[str]:
+        """Keys with which engines may join."""
+        return [self.own_join_key, *([self.remote_join_key] if self.remote_join_key else [])]
+
+    def failures(self) -> dict[str, str]:
+        """Configured models that cannot be served, with the reason."""
+        reasons = {name: self.supervisor.failure(name) for name in self.supervisor.models()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def is_ready(self) -> bool:
+        """Whether calls can be answered: some model is there and the gateway is not closing."""
+        if self.gate.draining:
+            return False
+        return bool(self.registry.models()) or any(
+            upstream.ready for upstream in self.upstreams.values()
+        )
+
+    async def close(self) -> None:
+        """Stop engine processes and close connections."""
+        await self.supervisor.close()
+        for upstream in self.upstreams.values():
+            await upstream.close()
+
+    def describe(self) -> dict[str, Any]:
+        """The state of all parts as plain types, for `/health`."""
+        return {
+            "uptime_s": round(time.time() - self.started_at, 1),
+            "calls": {
+                "running": self.gate.running,
+                "accepted": self.gate.accepted,
+                "refused": self.gate.refused,
+            },
+            "models": self.engine_models(),
+            "engines": [engine.describe() for engine in self.registry.engines()],
+            "engine_processes": self.supervisor.describe(),
+            "upstreams": [upstream.describe() for upstream in self.upstreams.values()],
+        }

@@ -1,0 +1,78 @@
+"""Imports point one way, and the light packages stay light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {
+    "parrot_gateway": ROOT / "parrot_gateway",
+    "parrot_scheduler": ROOT / "scheduler" / "parrot_scheduler",
+    "parrot_engine": ROOT / "engine" / "parrot_engine",
+}
+#: What each package may import of the others; a prefix of a dotted name.
+ALLOWED = {
+    "parrot_gateway": (
+        "parrot_scheduler",
+        "parrot_engine.protocol",
+        "parrot_engine.wire",
+        "parrot_engine.text",
+    ),
+    "parrot_scheduler": (),
+    "parrot_engine": (),
+}
+
+
+def imported_names(file: Path) -> Iterator[str]:
+    """Every absolute dotted name that a file imports, at any depth."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def violations(package: str, folder: Path) -> list[str]:
+    others = [name for name in PACKAGES if name != package]
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        for name in imported_names(file):
+            if name.split(".")[0] not in others:
+                continue
+            if not any(name == ok or name.startswith(ok + ".") for ok in ALLOWED[package]):
+                found.append(f"{file.name}: {name}")
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    assert violations(package, PACKAGES[package]) == []
+
+
+def test_a_wrong_import_is_found(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("def f():\n    from parrot_gateway.app import create_app\n")
+    assert violations("parrot_engine", tmp_path) == ["wrong.py: parrot_gateway.app.create_app"]
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("parrot_gateway.app", ["torch", "transformers", "tokenizers", "jinja2", "openai"]),
+        ("parrot_gateway.cli", ["torch", "fastapi", "aiohttp", "uvicorn"]),
+        ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
+        ("parrot_engine.text", ["torch", "transformers"]),
+        ("parrot_scheduler.place", ["torch", "asyncio", "msgspec"]),
+        ("parrot_engine.llm", ["msgspec", "websockets", "fastapi", "transformers"]),
+    ],
+)
+def test_light_modules_stay_light(module: str, heavy: list[str]) -> None:
+    code = f"import sys, {module}; print(*[m for m in {heavy} if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == []
