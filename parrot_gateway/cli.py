@@ -133,7 +133,7 @@ def serve(
     add_help_option=False,
 )
 def engine(context: typer.Context) -> None:
-    """Run one engine: --join URL to serve a gateway, --listen to stand alone (see engine --help)."""
+    """Run one engine: --join URL for a gateway, --listen on its own (see engine --help)."""
     # The engine is a program of its own: the gateway's process must never load torch.
     arguments = [sys.executable, "-m", "parrot_engine", *context.args]
     os.execv(sys.executable, arguments)  # noqa: S606

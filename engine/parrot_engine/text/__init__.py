@@ -1,1 +1,21 @@
 """Text and tokens: tokenizer, incremental detokenizer, stop strings, chat templates. No torch."""
+
+from __future__ import annotations
+
+from parrot_engine.text.assets import TextAssets, TextAssetsError, load_text_assets
+from parrot_engine.text.chat import ChatTemplate, ChatTemplateError
+from parrot_engine.text.detokenizer import IncrementalDetokenizer
+from parrot_engine.text.stop import StopResult, StopStrings
+from parrot_engine.text.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "IncrementalDetokenizer",
+    "StopResult",
+    "StopStrings",
+    "TextAssets",
+    "TextAssetsError",
+    "Tokenizer",
+    "load_text_assets",
+]
