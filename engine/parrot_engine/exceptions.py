@@ -1,14 +1,24 @@
-"""Errors of the engine package, outside of the events that report a failed context.
+"""Errors of the engine package.
 
     ParrotEngineError
-    └── ModelError                 a checkpoint cannot be served
-        ├── UnsupportedModelError  valid, but not by this engine: another kind may run it
-        └── CheckpointError        files missing, broken, or not matching the configuration
+    ├── ModelError                 a checkpoint cannot be served
+    │   ├── UnsupportedModelError  valid, but not by this engine: another kind may run it
+    │   └── CheckpointError        files missing, broken, or not matching the configuration
+    ├── SettingsError              a setting that cannot be, or does not fit the machine
+    ├── GenerationError            `LLM` only: a context failed; carries the `Failed` event
+    ├── PrimitiveError             one context cannot go on; becomes a `Failed` event
+    └── EngineStateError           a bug of the engine itself, with the story of the object
+        ├── BlockStateError        an illegal transition of a KV block
+        └── ContextStateError      an illegal transition of a context
 
-Failures of single contexts are values (`protocol.Failed`), not exceptions.
+Failures of single contexts leave an engine as values (`protocol.Failed`), not as exceptions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parrot_engine.protocol import Failed, FailureCode
 
 
 class ParrotEngineError(Exception):
@@ -35,3 +45,53 @@ class UnsupportedModelError(ModelError):
 
 class CheckpointError(ModelError):
     """The files of a checkpoint are missing, broken, or do not match its configuration."""
+
+
+class SettingsError(ParrotEngineError):
+    """A setting of the engine that cannot be, or that does not fit model and machine."""
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(f"{setting}: {message}")
+        self.setting = setting
+
+
+class GenerationError(ParrotEngineError):
+    """A context of an `LLM` failed."""
+
+    def __init__(self, failure: Failed) -> None:
+        super().__init__(f"{failure.code}: {failure.message}")
+        self.failure = failure
+
+    @property
+    def code(self) -> FailureCode:
+        """Why."""
+        return self.failure.code
+
+
+class PrimitiveError(ParrotEngineError):
+    """One context cannot go on; the engine turns this into a `Failed` event."""
+
+    def __init__(self, code: FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class EngineStateError(ParrotEngineError):
+    """A bug of the engine: an object was asked for something that its state does not allow."""
+
+    def __init__(self, what: str, problem: str, story: Sequence[str] = ()) -> None:
+        lines = "".join(f"\n  {line}" for line in story)
+        super().__init__(f"{what}: {problem}" + (f"; what happened to it:{lines}" if lines else ""))
+        self.what = what
+        self.problem = problem
+        #: The last changes of the object, oldest first.
+        self.story = tuple(story)
+
+
+class BlockStateError(EngineStateError):
+    """An illegal transition of a KV block."""
+
+
+class ContextStateError(EngineStateError):
+    """An illegal transition of a context."""

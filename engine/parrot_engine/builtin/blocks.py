@@ -1,0 +1,201 @@
+"""The pool of KV blocks: reference counts, prefix index, eviction.
+
+Decides which physical block is used for what; knows neither contexts nor tensors. A block is
+
+- *free*: nobody's, content meaningless;
+- *used*: referenced by one or more block tables;
+- *cached*: referenced by nobody, but still holding a full block of tokens that can be found
+  again by its hash; the first to be evicted when a block is needed.
+
+A full block is registered under the hash of its tokens and of everything before them. From then
+on it is immutable, until it is evicted or its only owner withdraws it. Two blocks never carry the
+same hash.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from parrot_engine.exceptions import BlockStateError
+
+#: Changes remembered for the story of a block, over the whole pool.
+STORY_LENGTH = 2048
+
+
+def root_hash(salt: str) -> bytes:
+    """The hash that stands before a context's first block; one chain of hashes per salt."""
+    return blake2b(
+        salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"kv root"
+    ).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of a full block: of its tokens and, by its parent's hash, of all before them.
+
+    The same on every machine, so that hashes may be compared between engines. Cryptographic: no
+    tenant can make a prompt that collides with another's.
+    """
+    packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return blake2b(packed, digest_size=32, key=parent, person=b"kv block").digest()
+
+
+class BlockPool:
+    """A fixed number of blocks, named 0 … num_blocks-1.
+
+    Methods raise `BlockStateError`, with the story of the block, on a transition that its state
+    does not allow; that is a bug of the caller.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        #: Taken from the end: lowest ids first, to begin with.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        #: Referenced by nobody, least recently used first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give, cached ones included."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without a reference that still hold a prefix."""
+        return len(self._cached)
+
+    def references(self, block: int) -> int:
+        """How many tables hold this block."""
+        return self._references[block]
+
+    def hash_of(self, block: int) -> bytes | None:
+        """The hash under which a block can be found; None while it is mutable."""
+        return self._hashes[block]
+
+    def is_writable(self, block: int) -> bool:
+        """Whether its owner may write into this block: nobody else's, and not registered."""
+        return self._references[block] == 1 and self._hashes[block] is None
+
+    def find(self, digest: bytes) -> int | None:
+        """The block registered under a hash, used or cached. `retain` it to use it."""
+        return self._by_hash.get(digest)
+
+    def allocate(self) -> int:
+        """A block with one reference and no content; evicts the least recently used cached one.
+
+        Raises:
+            BlockStateError: no block is left; ask `num_free` first.
+        """
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+        else:
+            raise BlockStateError("block pool", f"all {self.num_blocks} blocks are in use")
+        self._references[block] = 1
+        self._note(block, "allocated")
+        return block
+
+    def retain(self, block: int) -> None:
+        """One more reference to a used or cached block."""
+        if self._references[block] == 0:
+            if block not in self._cached:
+                raise self._illegal(block, "a free block cannot be retained")
+            del self._cached[block]
+        self._references[block] += 1
+        self._note(block, "retained")
+
+    def release(self, block: int) -> None:
+        """Give a reference back; without references a registered block becomes cached."""
+        if self._references[block] == 0:
+            raise self._illegal(block, "released more often than retained")
+        self._references[block] -= 1
+        self._note(block, "released")
+        if self._references[block] == 0:
+            if self._hashes[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def release_table(self, table: Iterable[int]) -> None:
+        """Release the blocks of a context, last one first: leaves are then evicted first."""
+        for block in reversed(list(table)):
+            self.release(block)
+
+    def register(self, block: int, digest: bytes) -> int:
+        """Make a full block findable and immutable.
+
+        Returns:
+            The block to use from now on: another one when the same content is registered already;
+            it has been retained and `block` released in exchange.
+        """
+        if self._references[block] == 0:
+            raise self._illegal(block, "an unused block cannot be registered")
+        if self._hashes[block] is not None:
+            raise self._illegal(block, "registered twice")
+        known = self._by_hash.get(digest)
+        if known is not None:
+            self.retain(known)
+            self.release(block)
+            return known
+        self._hashes[block] = digest
+        self._by_hash[digest] = block
+        self._note(block, "registered")
+        return block
+
+    def withdraw(self, block: int) -> None:
+        """Take a used block out of the index: to write into it again, or not to trust it."""
+        if self._references[block] == 0:
+            raise self._illegal(block, "an unused block cannot be withdrawn")
+        if self._hashes[block] is not None:
+            self._forget(block)
+            self._note(block, "withdrawn")
+
+    def story(self, block: int) -> list[str]:
+        """The remembered changes of a block, oldest first, and how it stands."""
+        digest = self._hashes[block]
+        state = f"references {self._references[block]}, hash {digest.hex()[:16] if digest else '-'}"
+        return [*(what for who, what in self._log if who == block), state]
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Compare the pool with all the tables that hold references to it.
+
+        Raises:
+            BlockStateError: a leak, a double free, or an index that does not match.
+        """
+        expected = Counter(block for table in tables for block in table)
+        for block, count in enumerate(self._references):
+            if count != expected[block]:
+                raise self._illegal(block, f"{count} references, but {expected[block]} holders")
+        free, cached = set(self._free), set(self._cached)
+        used = {block for block, count in enumerate(self._references) if count}
+        if len(free) != len(self._free) or free & cached or free & used or cached & used:
+            raise BlockStateError("block pool", "a block is in two states")
+        if len(free) + len(cached) + len(used) != self.num_blocks:
+            raise BlockStateError("block pool", "free + cached + used is not the total")
+        registered = {b: digest for b, digest in enumerate(self._hashes) if digest is not None}
+        if {digest: block for block, digest in registered.items()} != self._by_hash:
+            raise BlockStateError("block pool", "the index does not match the blocks")
+        for block in free & registered.keys():
+            raise self._illegal(block, "free, but registered")
+        for block in cached - registered.keys():
+            raise self._illegal(block, "cached, but not registered")
+
+    def _forget(self, block: int) -> None:
+        digest = self._hashes[block]
+        if digest is not None:
+            del self._by_hash[digest]
+            self._hashes[block] = None
+
+    def _note(self, block: int, what: str) -> None:
+        self._log.append((block, what))
+
+    def _illegal(self, block: int, problem: str) -> BlockStateError:
+        return BlockStateError(f"block {block}", problem, self.story(block))

@@ -1,0 +1,110 @@
+"""Settings of the builtin engine, and how large its KV cache becomes.
+
+Plain values without torch. Names of devices and dtypes are checked by the loader, which knows
+what the machine offers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parrot_engine.exceptions import SettingsError
+
+#: With nothing said, the cache holds this many contexts of full length …
+DEFAULT_CACHED_CONTEXTS = 16
+#: … but takes at most this share of the memory that is free once the weights are loaded.
+DEFAULT_MEMORY_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinSettings:
+    """How the builtin engine runs; every default is here and nowhere else.
+
+    Raises:
+        SettingsError: a value is out of its range.
+    """
+
+    #: Tokens per KV block.
+    block_size: int = 16
+    #: Blocks of the KV cache; None: from `kv_cache_bytes`, else sized by `kv_blocks`.
+    num_blocks: int | None = None
+    #: Memory for the KV cache, all layers together; None: sized by `kv_blocks`.
+    kv_cache_bytes: int | None = None
+    #: Contexts that compute in the same step.
+    max_batch_size: int = 64
+    #: Tokens computed per step, decodes and chunks of prefill together.
+    max_batch_tokens: int = 2048
+    #: Longest context; None: what the model allows (and the cache holds).
+    max_context_tokens: int | None = None
+    #: Rows of logits per step for `prompt_logprobs`, which need one per token.
+    max_logprob_tokens: int = 512
+    #: Contexts that have work but do not run yet; more are refused as `overloaded`.
+    max_waiting: int = 1024
+    #: Find the blocks of earlier contexts again by their tokens.
+    prefix_caching: bool = True
+    #: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU where there is one.
+    device: str = "auto"
+    #: `float32`, `bfloat16`, …; `auto` chooses by device and checkpoint.
+    dtype: str = "auto"
+    #: Seeds generations that give no seed of their own; None: from the system.
+    seed: int | None = None
+    #: CPU threads of the runner.
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (
+            "block_size",
+            "max_batch_size",
+            "max_batch_tokens",
+            "max_logprob_tokens",
+            "max_waiting",
+            "num_threads",
+        ):
+            if getattr(self, name) < 1:
+                raise SettingsError(name, f"must be at least 1, not {getattr(self, name)}")
+        for name in ("num_blocks", "kv_cache_bytes", "max_context_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(name, f"must be at least 1 or left out, not {value}")
+
+
+def kv_blocks(
+    settings: BuiltinSettings,
+    *,
+    bytes_per_block: int,
+    max_position: int,
+    free_bytes: int,
+    memory_share: float = DEFAULT_MEMORY_SHARE,
+) -> int:
+    """Number of blocks that the KV cache gets.
+
+    Args:
+        settings: `num_blocks` wins over `kv_cache_bytes`; with neither, room for
+            `DEFAULT_CACHED_CONTEXTS` contexts of full length within a share of the free memory.
+        bytes_per_block: of all layers, keys and values.
+        max_position: longest context that the model allows.
+        free_bytes: memory left on the device after loading the weights.
+        memory_share: share of `free_bytes` that an unsized cache may take.
+
+    Raises:
+        SettingsError: the memory does not hold a single block.
+    """
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    if settings.kv_cache_bytes is not None:
+        blocks = settings.kv_cache_bytes // bytes_per_block
+        if blocks < 1:
+            raise SettingsError(
+                "kv_cache_bytes", f"one block takes {bytes_per_block} bytes; give more"
+            )
+        return blocks
+    longest = min(max_position, settings.max_context_tokens or max_position)
+    wanted = DEFAULT_CACHED_CONTEXTS * -(-longest // settings.block_size)
+    affordable = int(free_bytes * memory_share) // bytes_per_block
+    if affordable < 1:
+        raise SettingsError(
+            "kv_cache_bytes",
+            f"{free_bytes} bytes are free, one block takes {bytes_per_block}: free some memory, "
+            "or take a smaller model or block_size",
+        )
+    return min(wanted, affordable)
