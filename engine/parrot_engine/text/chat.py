@@ -1,0 +1,250 @@
+"""Chat templates: messages to prompt text, as `apply_chat_template` of transformers 5 renders them.
+
+Templates come with checkpoints, from strangers: they run in jinja2's immutable sandbox and see
+nothing but plain JSON values. Tokenizing is not done here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+#: A message's reasoning goes by these names; the first is what templates read.
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplateError(ValueError):
+    """A chat that the template refuses, a template that fails, or a model that has none."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's part for training; here it only renders."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it this way
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """`dict` for templates, without the type's own attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace` for templates, refusing names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML characters.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"The chat template is not valid: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A fresh copy made of JSON types only: templates get no object with methods of its own."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return f"<{type(value).__name__}>"
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """One message as templates expect it: no keys without a value, reasoning under its names."""
+    plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None})
+    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+class ChatTemplate:
+    """The templates of one model.
+
+    `source` is one template, several by name (`default`, `tool_use`, …), or None: a model without
+    a chat template still completes plain prompts, and every `render` says so.
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self._source = source if source is None or isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens or {})
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the model has any chat template."""
+        return bool(self._source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a chat; encode it without adding special tokens again.
+
+        Args:
+            messages: role and content, as in the OpenAI API; at least one.
+            add_generation_prompt: open the assistant's turn at the end.
+            continue_final_message: leave the last message open instead, to be continued.
+            template: the name of one of the model's templates, or a template's text.
+            tools: function schemas, as in the OpenAI API.
+            documents: for templates that know retrieval.
+            kwargs: further variables of the template (`enable_thinking`, …).
+
+        Raises:
+            ChatTemplateError: there is no template, it is not valid, or it refuses this chat.
+        """
+        if not messages:
+            raise ChatTemplateError("A chat needs at least one message.")
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError(
+                "continue_final_message and add_generation_prompt exclude each other."
+            )
+        source = self._choose(template, with_tools=tools is not None)
+        compiled = _compile(source)
+        chat = [_message(message) for message in messages]
+        final = self._open_final_message(chat) if continue_final_message else None
+        variables = {**self._special_tokens, **_plain(kwargs)}
+        variables.update(
+            messages=chat,
+            tools=_plain(list(tools)) if tools is not None else None,
+            documents=_plain(list(documents)) if documents is not None else None,
+            add_generation_prompt=add_generation_prompt,
+        )
+        try:
+            text = compiled.render(variables)
+        except Exception as error:
+            # Whatever a stranger's template trips over is the fault of the pair (template, chat).
+            raise ChatTemplateError(f"The chat template refused this chat: {error}") from error
+        return text if final is None else _cut_after_final(text, final)
+
+    def _choose(self, template: str | None, *, with_tools: bool) -> str:
+        source = self._source
+        if isinstance(source, dict):
+            if template is not None:
+                return source.get(template, template)
+            if with_tools and "tool_use" in source:
+                return source["tool_use"]
+            if "default" in source:
+                return source["default"]
+            names = ", ".join(sorted(source))
+            raise ChatTemplateError(f"This model has no default chat template; it has: {names}.")
+        if template is not None:
+            return template
+        if not source:
+            raise ChatTemplateError(
+                "This model has no chat template: use the completions API, or give a template."
+            )
+        return source
+
+    @staticmethod
+    def _open_final_message(chat: list[dict[str, Any]]) -> str:
+        """Mark the end of the last message's text; returns that text."""
+        content = chat[-1].get("content")
+        if isinstance(content, str):
+            chat[-1]["content"] = content + _CONTINUE_TAG
+            return content
+        for part in reversed(content or ()):
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                text: str = part["text"]
+                part["text"] = text + _CONTINUE_TAG
+                return text
+        raise ChatTemplateError("The last message has no text that could be continued.")
+
+
+def _cut_after_final(text: str, final: str) -> str:
+    tag = _CONTINUE_TAG.strip()
+    at = text.rfind(tag)
+    if at == -1 or final.strip() not in text:
+        raise ChatTemplateError("The chat template drops the last message; it cannot be continued.")
+    if text.startswith(_CONTINUE_TAG, at):
+        return text[:at]
+    # The template trims its messages: then so is the open one.
+    return text[:at].rstrip()

@@ -1,0 +1,91 @@
+"""Stop strings over a stream of text: what may be shown, and where it ends.
+
+Knows nothing of tokens. A stop string that spans several pieces is found, no part of it is ever
+given out, and text is held back only while it could still be the beginning of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StopResult(NamedTuple):
+    """Text that may be shown now, and the stop string that ended it, if any."""
+
+    text: str
+    matched: str | None
+
+
+class StopStrings:
+    """Cuts a stream of text before the first stop string.
+
+    The match that *begins* first wins; of those that begin at the same place, the one that is
+    complete first, then the one given first. Empty stop strings are ignored.
+    """
+
+    __slots__ = ("_done", "_held", "_stops")
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stops = tuple(string for string in stop if string)
+        self._held = ""
+        self._done = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has been found."""
+        return self._done
+
+    def push(self, text: str) -> StopResult:
+        """Take the next piece of text.
+
+        Returns:
+            What is certain not to be part of a stop string. After a match the text is everything
+            before it that was not given out yet, and further pieces are swallowed.
+        """
+        if not self._stops:
+            return StopResult(text, None)
+        if self._done:
+            return StopResult("", None)
+        whole = self._held + text
+        start, matched = self._first_match(whole)
+        keep_from = self._first_open(whole)
+        if matched is not None and start <= keep_from:
+            self._done = True
+            self._held = ""
+            return StopResult(whole[:start], matched)
+        # NOTE: a complete match behind an open one has to wait: the open one begins earlier.
+        self._held = whole[keep_from:]
+        return StopResult(whole[:keep_from], None)
+
+    def flush(self) -> StopResult:
+        """The end of the stream: give out what was held back, unless a match was waiting."""
+        held, self._held = self._held, ""
+        start, matched = self._first_match(held)
+        if matched is not None:
+            self._done = True
+            return StopResult(held[:start], matched)
+        return StopResult(held, None)
+
+    def _first_match(self, text: str) -> tuple[int, str | None]:
+        best, matched = len(text), None
+        for stop in self._stops:
+            # A match that begins at `best` may still be the shorter one.
+            found = text.find(stop, 0, best + len(stop))
+            if found == -1:
+                continue
+            if matched is None or found < best or len(stop) < len(matched):
+                best, matched = found, stop
+        return best, matched
+
+    def _first_open(self, text: str) -> int:
+        """Where the longest suffix that begins (but does not complete) a stop string starts."""
+        first = len(text)
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1), first)
+            while start != -1:
+                if stop.startswith(text[start:]):
+                    first = start
+                    break
+                start = text.find(stop[0], start + 1, first)
+        return first

@@ -1,0 +1,132 @@
+"""The model's own tokenizer, without transformers.
+
+Token-exact with `AutoTokenizer` of the same folder. Streams are decoded by
+`parrot_engine.text.detokenizer`, chats rendered by `parrot_engine.text.chat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from parrot_engine.text.assets import TextAssets, TextAssetsError
+from parrot_engine.text.chat import ChatTemplate
+from parrot_engine.text.pieces import TokenPieces, read_plan
+
+
+class Tokenizer:
+    """Text to token ids and back. Immutable after construction; safe to use from threads."""
+
+    def __init__(self, assets: TextAssets) -> None:
+        """Build the pipeline; takes up to a second for a vocabulary of 150,000.
+
+        Raises:
+            TextAssetsError: the serialised pipeline is not valid.
+        """
+        try:
+            backend = Backend.from_str(assets.tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise TextAssetsError(f"The serialised tokenizer is not valid: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = assets.split_special_tokens
+        self.assets = assets
+        self.chat = ChatTemplate(assets.chat_template, assets.special_tokens)
+        self.pieces = TokenPieces(backend, read_plan(assets.tokenizer_json))
+        self._backend = backend
+        self._size = backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's logits may be wider."""
+        return self._size
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the beginning-of-text token."""
+        return self.special_token_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the tokenizer's end-of-text token.
+
+        A generation may end with others too: see `EngineInfo.eos_token_ids`.
+        """
+        return self.special_token_id("eos_token")
+
+    @property
+    def model_max_length(self) -> int | None:
+        """The longest input that the tokenizer's configuration names."""
+        return self.assets.model_max_length
+
+    def special_token_id(self, name: str) -> int | None:
+        """Id of a named token (`bos_token`, `pad_token`, …); None where the model has none."""
+        text = self.assets.special_tokens.get(name)
+        return None if text is None else self.token_id(text)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its vocabulary entry."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written in the text count as such.
+
+        Releases the GIL: long texts may be encoded in a thread. Half a surrogate pair, which is no
+        text, becomes U+FFFD.
+        """
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError:
+            clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            encoding = self._backend.encode(clean, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary contribute nothing."""
+        known = [token_id for token_id in ids if 0 <= token_id < 2**32]
+        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, which need not be whole characters."""
+        piece = self.pieces.get(token_id)
+        if piece is None:
+            return b""
+        if isinstance(piece, int):
+            return bytes([piece])
+        return piece if isinstance(piece, bytes) else piece.encode()
+
+    def token_text(self, token_id: int) -> str:
+        r"""One token as OpenAI's log-probabilities show it: its text, or `bytes:\xe2\x80`."""
+        raw = self.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode` skips this token."""
+        return self.pieces.is_special(token_id)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a chat; see `ChatTemplate.render`.
+
+        The template writes its own special tokens: encode with `add_special_tokens=False`.
+
+        Raises:
+            ChatTemplateError: no template, or one that refuses this chat.
+        """
+        return self.chat.render(
+            messages, add_generation_prompt=add_generation_prompt, template=template, **kwargs
+        )
