@@ -1,0 +1,48 @@
+"""The bound on calls in work, and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from parrot_gateway.core.gate import CallGate
+from parrot_gateway.exceptions import DrainingError, OverloadedError
+
+
+async def test_refuses_over_the_limit_and_recovers() -> None:
+    gate = CallGate(limit=2)
+    gate.enter()
+    gate.enter()
+    with pytest.raises(OverloadedError) as caught:
+        gate.enter()
+    assert caught.value.status == 503
+    assert caught.value.retry_after_s is not None
+    gate.leave()
+    gate.enter()
+    assert (gate.running, gate.accepted, gate.refused) == (2, 3, 1)
+
+
+async def test_drain_waits_for_running_calls() -> None:
+    gate = CallGate(limit=2)
+    gate.enter()
+    drain = asyncio.create_task(gate.drain(30))
+    await asyncio.sleep(0)  # lets the drain begin
+    assert gate.draining
+    with pytest.raises(DrainingError) as caught:
+        gate.enter()
+    assert (b"retry-after", b"5") in caught.value.headers()
+    assert not drain.done()
+    gate.leave()
+    assert await drain is True
+
+
+async def test_drain_ends_in_bounded_time() -> None:
+    gate = CallGate(limit=1)
+    gate.enter()
+    assert await gate.drain(0.01) is False
+    assert gate.running == 1
+
+
+async def test_drain_of_an_idle_gate_is_immediate() -> None:
+    assert await CallGate(limit=1).drain(0.01) is True
