@@ -1,0 +1,84 @@
+"""The description of the hot routes for `/openapi.json`, made from the very types they decode.
+
+FastAPI describes its own routes; those that bypass it are added here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from parrot_gateway.api.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+#: Path, summary, body, and whether it can stream.
+_ROUTES: tuple[tuple[str, str, type, bool], ...] = (
+    ("/v1/completions", "Create a completion", CompletionBody, True),
+    ("/v1/chat/completions", "Create a chat completion", ChatBody, True),
+    ("/tokenize", "Tokenize a prompt or a chat", TokenizeBody, False),
+    ("/detokenize", "Turn token ids into text", DetokenizeBody, False),
+)
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def describe_hot_routes(app: FastAPI) -> None:
+    """Make `app.openapi()` tell of the routes that do not go through FastAPI."""
+    own = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_hot_routes(own())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
+    bodies = [body for _, _, body, _ in _ROUTES]
+    references, components = msgspec.json.schema_components(
+        bodies, ref_template="#/components/schemas/{name}"
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= components | {"Error": _ERROR}
+    for (path, summary, _, streams), reference in zip(_ROUTES, references, strict=True):
+        answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+        if streams:
+            answers["text/event-stream"] = {"schema": {"type": "string"}}
+        document["paths"][path] = {
+            "post": {
+                "tags": ["calls"],
+                "summary": summary,
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": reference}},
+                },
+                "responses": {
+                    "200": {"description": "The answer", "content": answers},
+                    "4XX": _error("The request cannot be honoured"),
+                    "5XX": _error("The gateway or an engine failed"),
+                },
+            }
+        }
+    return document
+
+
+def _error(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
