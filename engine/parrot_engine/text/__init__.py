@@ -1,4 +1,7 @@
-"""Text and tokens: tokenizer, incremental detokenizer, stop strings, chat templates. No torch."""
+"""Text and tokens: tokenizer, incremental detokenizer, stop strings, chat templates. No torch.
+
+Importing it loads nothing but the standard library; `tokenizers` and `jinja2` follow on first use.
+"""
 
 from __future__ import annotations
 

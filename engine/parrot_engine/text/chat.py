@@ -1,20 +1,13 @@
 """Chat templates: messages to prompt text, as `apply_chat_template` of transformers 5 renders them.
 
-Templates come with checkpoints, from strangers: they run in jinja2's immutable sandbox and see
+Templates come with checkpoints, from strangers: they run in `parrot_engine.text.sandbox` and see
 nothing but plain JSON values. Tokenizing is not done here.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
-
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 #: A message's reasoning goes by these names; the first is what templates read.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -24,88 +17,6 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 class ChatTemplateError(ValueError):
     """A chat that the template refuses, a template that fails, or a model that has none."""
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's part for training; here it only renders."""
-
-    tags = {"generation"}  # noqa: RUF012  jinja2 declares it this way
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Dict:
-    """`dict` for templates, without the type's own attributes."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """`namespace` for templates, refusing names that begin with an underscore."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, args = args[0], args[1:]
-        attributes = dict(*args, **kwargs)
-        for name in attributes:
-            _check_attribute(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_attribute(name)
-        super().__setitem__(name, value)
-
-
-def _check_attribute(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes HTML characters.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-@lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["dict"] = _Dict()
-    environment.globals["namespace"] = _Namespace
-    return environment
-
-
-@lru_cache(maxsize=64)
-def _compile(source: str) -> jinja2.Template:
-    try:
-        return _environment().from_string(source)
-    except jinja2.TemplateError as error:
-        raise ChatTemplateError(f"The chat template is not valid: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -187,8 +98,13 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "continue_final_message and add_generation_prompt exclude each other."
             )
+        from parrot_engine.text.sandbox import compile_template
+
         source = self._choose(template, with_tools=tools is not None)
-        compiled = _compile(source)
+        try:
+            compiled = compile_template(source)
+        except Exception as error:
+            raise ChatTemplateError(f"The chat template is not valid: {error}") from error
         chat = [_message(message) for message in messages]
         final = self._open_final_message(chat) if continue_final_message else None
         variables = {**self._special_tokens, **_plain(kwargs)}

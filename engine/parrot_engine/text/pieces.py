@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tokenizers import Tokenizer as Backend
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 DecoderKind: TypeAlias = Literal["byte_level", "sentencepiece", "opaque"]
 

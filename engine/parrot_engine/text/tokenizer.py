@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
-
 from parrot_engine.text.assets import TextAssets, TextAssetsError
 from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.pieces import TokenPieces, read_plan
@@ -25,6 +23,9 @@ class Tokenizer:
         Raises:
             TextAssetsError: the serialised pipeline is not valid.
         """
+        # Imported here, so that importing the class costs the gateway nothing.
+        from tokenizers import Tokenizer as Backend
+
         try:
             backend = Backend.from_str(assets.tokenizer_json)
         except Exception as error:  # the library raises bare Exception
