@@ -1,0 +1,72 @@
+"""What the models ask of an attention back end.
+
+A step has two halves: `plan`, once, on the CPU, turns the rows of a batch into index tensors;
+`forward`, once a layer, on the device, writes the new keys and values into the paged cache and
+attends. The plan is an argument, never a global, and holds nothing about values, so that plans
+can be made while the previous step still runs.
+
+The KV cache is one tensor `[layers, 2, num_blocks, kv_heads, block_size, head_dim]`, keys at 0
+and values at 1: a (block, head) tile is contiguous. A back end sees one layer of it at a time.
+
+Does not know models, weights or tokens' meaning.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from parrot_engine.builtin.batch import BatchRow
+
+
+class AttentionShape(NamedTuple):
+    """The sizes that plans and kernels depend on; the same for all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+PlanT = TypeVar("PlanT")
+
+
+class AttentionBackend(ABC, Generic[PlanT]):
+    """Causal attention of the rows of a batch over a paged cache.
+
+    Exact at any length: a token sees the keys of its own context at its own and earlier
+    positions (the last `window` of them in a windowed layer), never padding, whatever stands in
+    unused slots or blocks of the cache, NaN included.
+    """
+
+    @abstractmethod
+    def plan(self, rows: Sequence[BatchRow]) -> PlanT:
+        """Lay out one step.
+
+        Rows are as in `StepBatch`; the tokens that `forward` gets are theirs, one row after the
+        other. Blocks that a row writes belong to it alone.
+        """
+
+    @abstractmethod
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer_kv: Tensor,
+        plan: PlanT,
+        *,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """Write K and V of the step's tokens into `layer_kv`, then attend.
+
+        `query` is `[num_tokens, num_heads, head_dim]`, `key` and `value` are
+        `[num_tokens, num_kv_heads, head_dim]`, already rotated, of one dtype with `layer_kv`
+        `[2, num_blocks, num_kv_heads, block_size, head_dim]`. `window` must be one of those that
+        the back end was made for. Query heads are grouped: head h reads KV head
+        `h // (num_heads // num_kv_heads)`. Returns `[num_tokens, num_heads * head_dim]`.
+        """

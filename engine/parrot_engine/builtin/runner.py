@@ -1,0 +1,128 @@
+"""Tensors of the builtin engine: a batch in, logits out.
+
+Owns the weights, the KV cache and the attention back end of one model on one device. Does not
+decide what runs in a step, does not allocate blocks, does not sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parrot_engine.attention.interface import AttentionBackend, AttentionShape
+from parrot_engine.attention.torch_backend import TorchAttention
+from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.generation_defaults import GenerationDefaults
+
+
+def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block's keys and values over all layers."""
+    elements: int = 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
+    return elements * int(dtype.itemsize)
+
+
+class ModelRunner:
+    """Executes step batches with one model. Not thread-safe: one thread drives it."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        defaults: GenerationDefaults,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it."""
+        config = model.config
+        self._model = model
+        self._device = device
+        #: Tokens that the head knows: the width of the logits.
+        self.vocab_size = config.vocab_size
+        self.eos_token_ids = list(defaults.eos_token_ids)
+        #: Sampling defaults of the checkpoint, by the names of `SamplingParams`.
+        self.default_sampling = dict(defaults.sampling)
+        #: Longest context in tokens.
+        self.max_position = config.max_position
+        self.architecture = config.architecture
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.device = str(device)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.kv_bytes_per_block = kv_bytes_per_block(config, block_size, dtype)
+        # NOTE: left uninitialised, so that on a CPU pages are taken as they are used; attention
+        # back ends never read a slot before it is written.
+        self._kv_cache = torch.empty(
+            (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim),
+            device=device,
+            dtype=dtype,
+        )
+        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
+        self._attention: AttentionBackend[Any] = TorchAttention(
+            shape, windows=config.windows, device=device, dtype=dtype
+        )
+
+    @property
+    def kv_cache(self) -> Tensor:
+        """`[layers, 2, num_blocks, kv_heads, block_size, head_dim]`, for inspection."""
+        return self._kv_cache
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> Tensor:
+        """Compute one step.
+
+        Block copies come first, in order; then the KV of all tokens is written. Returns float32
+        logits `[num_logit_rows, vocab_size]` on the runner's device: for each row of the batch
+        in order, none, the last token's, or all tokens'. Values that are not finite pass through
+        (the sampler reports them for their row alone).
+        """
+        self._copy_blocks(batch.copies)
+        rows = batch.rows
+        if not rows:
+            return torch.empty((0, self.vocab_size), device=self._device)
+        token_ids, positions, wanted = self._indices(rows)
+        plan = self._attention.plan(rows)
+        hidden = self._model(token_ids, positions, self._kv_cache, self._attention, plan)
+        if len(wanted) == 0:
+            return torch.empty((0, self.vocab_size), device=self._device)
+        if len(wanted) < len(hidden):
+            hidden = hidden[wanted]
+        return self._model.logits(hidden)
+
+    def _indices(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, their positions, and which of them need logits; one transfer for all."""
+        tokens = list(chain.from_iterable(row.token_ids for row in rows))
+        positions: list[int] = []
+        wanted: list[int] = []
+        for row in rows:
+            offset = len(positions)
+            positions.extend(range(row.start, row.start + len(row.token_ids)))
+            if row.logits == "last":
+                wanted.append(len(positions) - 1)
+            elif row.logits == "all":
+                wanted.extend(range(offset, len(positions)))
+        packed = torch.tensor(tokens + positions + wanted).to(self._device)
+        token_part, position_part, wanted_part = packed.split(
+            [len(tokens), len(positions), len(wanted)]
+        )
+        return token_part, position_part, wanted_part
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks in every layer, as if one after the other."""
+        if not copies:
+            return
+        # All sources are read before any target is written: a block that was itself a target
+        # earlier in the list stands for what was copied into it.
+        origin: dict[int, int] = {}
+        for source, target in copies:
+            origin[target] = origin.get(source, source)
+        targets = torch.tensor(list(origin), device=self._device)
+        sources = torch.tensor(list(origin.values()), device=self._device)
+        self._kv_cache[:, :, targets] = self._kv_cache[:, :, sources]

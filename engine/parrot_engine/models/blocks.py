@@ -1,0 +1,195 @@
+"""The parts that decoder families share, switched by the flags of `ModelConfig`.
+
+Modules hold weights and say which tensors of a checkpoint each weight is made of
+(`WeightPart`); they are created empty, on the device and in the dtype asked for, and filled by
+the loader. Tokens are flat: `[num_tokens, ...]`, no batch axis, no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parrot_engine.attention.interface import AttentionBackend
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.rope import Angles, rotate
+
+
+class Step(NamedTuple):
+    """What the layers of one step share."""
+
+    angles: Angles
+    attention: AttentionBackend[Any]
+    plan: Any
+
+
+class TensorSpec(NamedTuple):
+    """Where and as what weights live."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def empty(self, *shape: int) -> nn.Parameter:
+        """An unfilled weight."""
+        data = torch.empty(*shape, device=self.device, dtype=self.dtype)
+        return nn.Parameter(data, requires_grad=False)
+
+
+class WeightPart(NamedTuple):
+    """A tensor of the checkpoint and the part of a weight (along its first axis) it fills."""
+
+    name: str
+    target: Tensor
+
+
+class Linear(nn.Module):
+    """x W^T + b over one or several projections of the checkpoint, stacked by output.
+
+    `parts` maps each projection's name to its output size; stacking makes one matrix product of
+    q, k and v, and one of gate and up.
+    """
+
+    def __init__(
+        self, in_size: int, parts: dict[str, int], *, bias: bool, spec: TensorSpec
+    ) -> None:
+        super().__init__()
+        self.parts = parts
+        out_size = sum(parts.values())
+        self.weight = spec.empty(out_size, in_size)
+        self.bias = spec.empty(out_size) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., in_size]` to `[..., out_size]`."""
+        return F.linear(x, self.weight, self.bias)
+
+    def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
+        """See `weight_parts` of this module; names replace the last component of `prefix`."""
+        parent = prefix.rpartition(".")[0]
+        start = 0
+        for name, size in self.parts.items():
+            path = f"{parent}.{name}" if parent else name
+            yield WeightPart(f"{path}.weight", self.weight[start : start + size])
+            if self.bias is not None:
+                yield WeightPart(f"{path}.bias", self.bias[start : start + size])
+            start += size
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm with a learned scale (arXiv 1910.07467), over the last axis."""
+
+    def __init__(self, size: int, eps: float, spec: TensorSpec) -> None:
+        super().__init__()
+        self.weight = spec.empty(size)
+        self._shape = (size,)
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`; accumulates in float32."""
+        return F.rms_norm(x, self._shape, self.weight, self._eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: fused qkv, optional biases, optional norm of q and k heads."""
+
+    def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
+        super().__init__()
+        self._num_heads, self._num_kv_heads = config.num_heads, config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._window = config.windows[layer]
+        self._scale = config.head_dim**-0.5
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self.qkv_proj = Linear(
+            config.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=config.qkv_bias,
+            spec=spec,
+        )
+        self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, spec=spec)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
+
+    def forward(self, hidden: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
+        """`[num_tokens, hidden_size]` to the same; the new K and V go to `layer_kv`."""
+        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
+        rotated_heads = self._num_heads + self._num_kv_heads
+        query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
+        if self.q_norm is not None and self.k_norm is not None:
+            query = self.q_norm(query_key[:, : self._num_heads])
+            key = self.k_norm(query_key[:, self._num_heads :])
+            query_key = torch.cat((query, key), dim=1)
+        # One rotation for q and k: half the calls.
+        query_key = rotate(query_key, step.angles)
+        attended = step.attention.forward(
+            query_key[:, : self._num_heads],
+            query_key[:, self._num_heads :],
+            value,
+            layer_kv,
+            step.plan,
+            window=self._window,
+            scale=self._scale,
+        )
+        out: Tensor = self.o_proj(attended)
+        return out
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), with gate and up fused (arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        size = config.intermediate_size
+        self.gate_up_proj = Linear(
+            config.hidden_size,
+            {"gate_proj": size, "up_proj": size},
+            bias=config.mlp_bias,
+            spec=spec,
+        )
+        self.down_proj = Linear(
+            size, {"down_proj": config.hidden_size}, bias=config.mlp_bias, spec=spec
+        )
+        self._activation = config.activation
+        self._size = size
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[num_tokens, hidden_size]` to the same."""
+        gate_up = self.gate_up_proj(hidden)
+        gate, up = gate_up[:, : self._size], gate_up[:, self._size :]
+        if self._activation == "silu":
+            activated = F.silu(gate)
+        else:
+            approximate = "tanh" if self._activation == "gelu_tanh" else "none"
+            activated = F.gelu(gate, approximate=approximate)
+        out: Tensor = self.down_proj(activated.mul_(up))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm residual layer: attention, then MLP."""
+
+    def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
+        self.self_attn = Attention(config, layer, spec)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
+        self.mlp = GatedMLP(config, spec)
+
+    def forward(self, hidden: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
+        """`[num_tokens, hidden_size]` to the same."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), layer_kv, step)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+def weight_parts(module: nn.Module) -> Iterator[WeightPart]:
+    """Every weight of a module tree with the checkpoint's name for it, tied ones once."""
+    for path, child in module.named_modules():
+        if isinstance(child, Linear):
+            yield from child.weight_parts(path)
+        else:
+            for name, parameter in child.named_parameters(prefix=path, recurse=False):
+                yield WeightPart(name, parameter)

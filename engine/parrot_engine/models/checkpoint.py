@@ -1,0 +1,118 @@
+"""Reading a checkpoint directory: JSON files and memory-mapped safetensors.
+
+Knows files, not models. Only safetensors: formats that can execute code when read are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from parrot_engine.exceptions import CheckpointError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; `CheckpointError` when it is absent or holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path.name} of the checkpoint: {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} of the checkpoint is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} of the checkpoint must hold a JSON object")
+    return value
+
+
+def read_optional_json(path: Path) -> dict[str, Any] | None:
+    """As `read_json`; None when there is no such file."""
+    return read_json(path) if path.exists() else None
+
+
+class TensorFiles:
+    """The tensors of a checkpoint by name, over one or several memory-mapped files.
+
+    A context manager: tensors must not be used after it is left.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open all files of `directory`; `CheckpointError` when there are none, or broken ones."""
+        self._files: dict[str, Any] = {}
+        self._stack = ExitStack()
+        try:
+            for file_name, listed in _shards(directory).items():
+                self._open(directory / file_name, listed)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._files.keys()
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first tensor, e.g. `bfloat16`."""
+        first = next(iter(self._files))
+        return str(self.tensor(first).dtype).removeprefix("torch.")
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name`, a view of its file where the platform allows it."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def _open(self, path: Path, listed: set[str] | None) -> None:
+        try:
+            file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot open {path.name} of the checkpoint: {error}") from error
+        names = set(file.keys())
+        missing = sorted((listed or set()) - names)
+        if missing:
+            raise CheckpointError(f"{path.name} lacks tensors that the index lists: {missing}")
+        for name in names:
+            self._files[name] = file
+
+
+def _shards(directory: Path) -> dict[str, set[str] | None]:
+    """File names of the shards and the tensors that the index claims for each."""
+    if (directory / _INDEX).exists():
+        weight_map = read_json(directory / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{_INDEX} has no `weight_map`")
+        shards: dict[str, set[str] | None] = {}
+        for name, file_name in weight_map.items():
+            # A name in the index must not lead out of the checkpoint's directory.
+            if not isinstance(file_name, str) or Path(file_name).name != file_name:
+                raise CheckpointError(f"{_INDEX} names a file outside the checkpoint: {file_name}")
+            listed = shards.setdefault(file_name, set())
+            assert listed is not None
+            listed.add(name)
+        return shards
+    if (directory / _SINGLE).exists():
+        return {_SINGLE: None}
+    raise CheckpointError(
+        f"no {_SINGLE} and no {_INDEX} in {directory.name}; other weight formats are not read"
+    )

@@ -1,0 +1,252 @@
+"""What a checkpoint says about its model, in one normalised, typed form.
+
+Reads `config.json` in the form of transformers 5 (`rope_parameters`, `layer_types`, `dtype`) and
+in the older one (`rope_theta`, `rope_scaling`, `torch_dtype`, `use_sliding_window`), without
+transformers. Whatever would change the computation and is not understood is refused by name
+(`UnsupportedModelError`); keys that do not matter for inference are ignored, as in transformers.
+Does not read `generation_config.json` (`generation_defaults.py`) or any tensor (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
+
+RopeKind: TypeAlias = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+
+#: Names in `hidden_act` and the activation of the gated MLP that each stands for.
+ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+#: Theta where a configuration names none: what transformers 5 assumes for every family here.
+DEFAULT_ROPE_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Parameters of the rotary embedding; those of other kinds keep their defaults."""
+
+    kind: RopeKind = "default"
+    theta: float = DEFAULT_ROPE_THETA
+    factor: float = 1.0
+    #: Positions seen in pretraining, before any stretching.
+    original_max_position: int = 0
+    #: llama3
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    #: yarn and longrope; None derives it from `factor`.
+    attention_factor: float | None = None
+    #: yarn
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    #: longrope: divisors of the frequencies, one a rotated pair.
+    short_factor: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape and the switches of one decoder."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    activation: Literal["silu", "gelu", "gelu_tanh"]
+    #: Longest context in tokens that the positions allow.
+    max_position: int
+    rope: RopeConfig
+    tie_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    #: RMSNorm over each head of q and k before the rotation.
+    qk_norm: bool
+    #: For each layer the number of keys a token sees, itself included; None sees all.
+    windows: tuple[int | None, ...]
+    #: dtype of the checkpoint as `config.json` names it, e.g. `bfloat16`.
+    dtype: str | None
+
+
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The one architecture that `config.json` names.
+
+    Raises `CheckpointError` when it names none or several.
+    """
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise CheckpointError(f"config.json: `architectures` must hold one name, found {names!r}")
+    return names[0]
+
+
+def read_common(
+    raw: Mapping[str, Any],
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    windows: tuple[int | None, ...] | None = None,
+    default_kv_heads: int | None = None,
+    default_head_dim: int | None = None,
+    default_max_position: int,
+) -> ModelConfig:
+    """The configuration of a family from what all families share, plus the family's switches.
+
+    `default_*` stand in for keys that are absent, as the family's class in transformers does.
+    Raises `CheckpointError` for missing or impossible values, `UnsupportedModelError` for
+    features that are not understood.
+    """
+    architecture = architecture_of(raw)
+    if raw.get("quantization_config") is not None:
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(f"quantization {method!r}", architecture=architecture)
+    hidden_size = _positive(raw, "hidden_size")
+    num_layers = _positive(raw, "num_hidden_layers")
+    num_heads = _positive(raw, "num_attention_heads")
+    num_kv_heads = raw.get("num_key_value_heads", default_kv_heads) or num_heads
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"config.json: {num_heads} attention heads are no multiple of {num_kv_heads} KV heads"
+        )
+    head_dim = raw.get("head_dim", default_head_dim) or hidden_size // num_heads
+    if head_dim % 2:
+        raise UnsupportedModelError(f"odd head_dim {head_dim}", architecture=architecture)
+    activation = raw.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedModelError(f"activation {activation!r}", architecture=architecture)
+    max_position = int(raw.get("max_position_embeddings") or default_max_position)
+    rope = read_rope(raw, architecture, max_position, head_dim)
+    dtype = raw.get("dtype") or raw.get("torch_dtype")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_positive(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_positive(raw, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        activation=ACTIVATIONS[activation],
+        max_position=_usable_positions(rope, max_position),
+        rope=rope,
+        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        windows=windows if windows is not None else (None,) * num_layers,
+        dtype=dtype if isinstance(dtype, str) else None,
+    )
+
+
+def read_rope(
+    raw: Mapping[str, Any], architecture: str, max_position: int, head_dim: int
+) -> RopeConfig:
+    """The rotary parameters, from the new keys or the old ones.
+
+    Priorities are those of `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` and
+    `standardize_rope_params` in transformers 5.
+    """
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise UnsupportedModelError("rope parameters per layer type", architecture=architecture)
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise UnsupportedModelError(f"rope type {kind!r}", architecture=architecture)
+    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1, 1.0):
+        raise UnsupportedModelError(
+            f"partial rotary embedding (partial_rotary_factor={partial})",
+            architecture=architecture,
+        )
+    theta = given.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA
+    # A value beside the rope parameters wins over the one among them, as in transformers.
+    original = raw.get("original_max_position_embeddings") or given.get(
+        "original_max_position_embeddings", max_position
+    )
+    factor = given.get("factor")
+    if factor is None:
+        if kind in ("linear", "dynamic", "llama3"):
+            raise CheckpointError(f"config.json: rope type {kind!r} needs a `factor`")
+        factor = max_position / original
+    short_factor = tuple(float(value) for value in given.get("short_factor") or ())
+    if kind == "longrope" and len(short_factor) != head_dim // 2:
+        raise CheckpointError(
+            f"config.json: longrope needs {head_dim // 2} short factors, found {len(short_factor)}"
+        )
+    attention_factor = given.get("attention_factor")
+    return RopeConfig(
+        kind=cast(RopeKind, kind),
+        theta=float(theta),
+        factor=float(factor),
+        original_max_position=int(original),
+        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+        attention_factor=None if attention_factor is None else float(attention_factor),
+        beta_fast=float(given.get("beta_fast") or 32),
+        beta_slow=float(given.get("beta_slow") or 1),
+        mscale=given.get("mscale"),
+        mscale_all_dim=given.get("mscale_all_dim"),
+        truncate=bool(given.get("truncate", True)),
+        short_factor=short_factor,
+    )
+
+
+def windows_by_layer(raw: Mapping[str, Any], *, default_window: int) -> tuple[int | None, ...]:
+    """Windows of families with `use_sliding_window`, `max_window_layers` and `layer_types`.
+
+    Without `layer_types`, layers from `max_window_layers` on are the windowed ones.
+    """
+    num_layers = _positive(raw, "num_hidden_layers")
+    window = raw.get("sliding_window", default_window) if raw.get("use_sliding_window") else None
+    layer_types = raw.get("layer_types")
+    if layer_types is None:
+        first = raw.get("max_window_layers", 28)
+        return tuple(window if index >= first else None for index in range(num_layers))
+    if len(layer_types) != num_layers:
+        raise CheckpointError(
+            f"config.json: {len(layer_types)} layer types for {num_layers} layers"
+        )
+    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise UnsupportedModelError(f"layer type {unknown[0]!r}", architecture=architecture_of(raw))
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _usable_positions(rope: RopeConfig, max_position: int) -> int:
+    """Positions whose rotation depends on nothing but the position itself.
+
+    NOTE: `dynamic` and `longrope` change all frequencies once a sequence outgrows a limit, which
+    would invalidate the keys that are already cached (transformers keeps the stale ones). Up to
+    that limit both are fixed, so contexts end there.
+    """
+    if rope.kind == "longrope":
+        return min(max_position, rope.original_max_position)
+    if rope.kind == "yarn":
+        return max(max_position, int(rope.original_max_position * rope.factor))
+    return max_position
+
+
+def _positive(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    if not isinstance(value, int) or value <= 0:
+        raise CheckpointError(f"config.json: `{key}` must be a positive integer, found {value!r}")
+    return value

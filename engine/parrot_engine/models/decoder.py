@@ -1,0 +1,82 @@
+"""A pre-norm decoder-only transformer, assembled from the shared blocks.
+
+Maps token ids and positions to hidden states, and hidden states to logits; knows nothing of
+sequences, blocks or sampling. The names of its parts are those of the checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parrot_engine.attention.interface import AttentionBackend
+from parrot_engine.models.blocks import DecoderLayer, Linear, RMSNorm, Step, TensorSpec
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.rope import Rotary
+
+
+class Embedding(nn.Module):
+    """Token embedding, one row a token id."""
+
+    def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.weight = spec.empty(config.vocab_size, config.hidden_size)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """`[num_tokens]` to `[num_tokens, hidden_size]`."""
+        return F.embedding(token_ids, self.weight)
+
+
+class DecoderBody(nn.Module):
+    """Embedding, layers and final norm: `model.*` in a checkpoint."""
+
+    def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config, spec)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, spec) for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, spec)
+
+
+class Decoder(nn.Module):
+    """A causal language model; its head is the embedding where the two are tied."""
+
+    def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DecoderBody(config, spec)
+        self.lm_head = (
+            None
+            if config.tie_embeddings
+            else Linear(config.hidden_size, {"lm_head": config.vocab_size}, bias=False, spec=spec)
+        )
+        self._rotary = Rotary(config.rope, config.head_dim, spec.device)
+        self._dtype = spec.dtype
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: Tensor,
+        attention: AttentionBackend[Any],
+        plan: Any,
+    ) -> Tensor:
+        """Hidden states `[num_tokens, hidden_size]` before the final norm.
+
+        `token_ids` and `positions` are `[num_tokens]`, row after row of the batch that `plan`
+        was made for; `kv_cache` is as in `attention.interface` and is written to.
+        """
+        step = Step(self._rotary.angles(positions, self._dtype), attention, plan)
+        hidden: Tensor = self.model.embed_tokens(token_ids)
+        for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
+            hidden = layer(hidden, layer_kv, step)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, vocab_size]` in float32 for hidden states of `forward`."""
+        hidden = self.model.norm(hidden)
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight).float()

@@ -1,0 +1,39 @@
+"""The table of model families: the one place that a new family is registered in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from parrot_engine.exceptions import UnsupportedModelError
+from parrot_engine.models import llama, mistral, qwen2, qwen3
+from parrot_engine.models.blocks import TensorSpec
+from parrot_engine.models.config import ModelConfig, architecture_of
+from parrot_engine.models.decoder import Decoder
+
+
+class Family(NamedTuple):
+    """How to read a family's configuration and how to build its model."""
+
+    read_config: Callable[[Mapping[str, Any]], ModelConfig]
+    build: Callable[[ModelConfig, TensorSpec], Decoder] = Decoder
+
+
+#: By the name in `architectures` of `config.json`.
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(llama.read_config),
+    "MistralForCausalLM": Family(mistral.read_config),
+    "Qwen2ForCausalLM": Family(qwen2.read_config),
+    "Qwen3ForCausalLM": Family(qwen3.read_config),
+}
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    """The family of a `config.json`.
+
+    Raises `UnsupportedModelError` for an architecture that is not in the table.
+    """
+    architecture = architecture_of(raw)
+    if architecture not in FAMILIES:
+        raise UnsupportedModelError(f"architecture {architecture!r}")
+    return FAMILIES[architecture]

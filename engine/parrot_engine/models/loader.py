@@ -1,0 +1,176 @@
+"""From a checkpoint directory to a model that runs.
+
+Chooses device and dtype, builds the family's model with empty weights, fills them from the
+checkpoint's memory-mapped tensors (fusing and converting on the way), and sizes the KV cache.
+Does not download anything and does not read the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from parrot_engine.builtin.memory import free_memory_bytes
+from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
+from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
+from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
+from parrot_engine.models.blocks import TensorSpec, weight_parts
+from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.families import family_of
+from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
+
+#: Called after each tensor with (tensors loaded, tensors in all).
+Progress: TypeAlias = Callable[[int, int], None]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class LoadedModel(NamedTuple):
+    """A model with its weights, and what its checkpoint says about generating."""
+
+    model: Decoder
+    defaults: GenerationDefaults
+    spec: TensorSpec
+
+
+def load_runner(
+    path: Path, settings: BuiltinSettings, progress: Progress | None = None
+) -> ModelRunner:
+    """Load the checkpoint in directory `path` and make a runner with a KV cache.
+
+    Sets torch's thread count for the process when the device is the CPU.
+
+    Raises:
+        UnsupportedModelError: the model is not one that this engine knows how to run.
+        CheckpointError: files are missing, broken, or do not fit the configuration.
+        SettingsError: device, dtype or cache size cannot be had.
+    """
+    device = resolve_device(settings.device)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.num_threads)
+    model, defaults, spec = load_model(path, device, settings.dtype, progress)
+    per_block = kv_bytes_per_block(model.config, settings.block_size, spec.dtype)
+    return ModelRunner(
+        model,
+        defaults,
+        num_blocks=kv_blocks(
+            settings,
+            bytes_per_block=per_block,
+            max_position=model.config.max_position,
+            free_bytes=free_memory_bytes(device),
+        ),
+        block_size=settings.block_size,
+        device=device,
+        dtype=spec.dtype,
+    )
+
+
+def load_model(
+    path: Path, device: torch.device, dtype: str, progress: Progress | None = None
+) -> LoadedModel:
+    """Build the model of a checkpoint and load its weights; errors as `load_runner`."""
+    raw = read_json(path / "config.json")
+    family = family_of(raw)
+    config = family.read_config(raw)
+    defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
+    with TensorFiles(path) as files:
+        spec = TensorSpec(device, resolve_dtype(dtype, config.dtype or files.dtype, device))
+        model = family.build(config, spec)
+        load_weights(model, files, progress)
+    return LoadedModel(model.eval(), defaults, spec)
+
+
+@torch.inference_mode()
+def load_weights(model: nn.Module, files: TensorFiles, progress: Progress | None = None) -> None:
+    """Fill every weight of `model` from the checkpoint, converting to the model's dtype.
+
+    Raises `CheckpointError` naming tensors that are missing, left over, or of another shape.
+    """
+    parts = list(weight_parts(model))
+    wanted = {part.name for part in parts}
+    present = set(files.names)
+    missing = sorted(wanted - present)
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {_listing(missing)}")
+    unexpected = sorted(name for name in present - wanted if not _is_redundant(name))
+    if unexpected:
+        raise CheckpointError(
+            f"the checkpoint holds tensors that the model has no place for: {_listing(unexpected)}"
+        )
+    for count, (name, target) in enumerate(parts, start=1):
+        tensor = files.tensor(name)
+        if tensor.shape != target.shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(tensor.shape)}, "
+                f"the configuration asks for {list(target.shape)}"
+            )
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            raise UnsupportedModelError(f"weights stored as {tensor.dtype} ({name})")
+        target.copy_(tensor)
+        if progress is not None:
+            progress(count, len(parts))
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device of a setting; `auto` takes a GPU where there is one.
+
+    Raises `SettingsError` for a device that this machine or this engine does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError("device", f"{name!r} is no device") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise SettingsError("device", f"{name!r} is not supported; use cpu or cuda")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise SettingsError("device", f"{name!r} asks for a GPU that torch does not see")
+    return torch.device("cuda", index)
+
+
+def resolve_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype of weights, activations and KV for a setting.
+
+    `auto` is the checkpoint's own dtype on a GPU. On a CPU it is bfloat16 for a bfloat16
+    checkpoint where the processor multiplies bfloat16 natively, else float32.
+    """
+    if name != "auto":
+        if name not in _DTYPES:
+            raise SettingsError("dtype", f"{name!r} is none of auto, {', '.join(_DTYPES)}")
+        return _DTYPES[name]
+    stored = _DTYPES.get(checkpoint_dtype, torch.float32)
+    if device.type == "cuda" or (stored is torch.bfloat16 and has_fast_bfloat16()):
+        return stored
+    return torch.float32
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 matrix instructions (AMX or avx512_bf16)."""
+    # NOTE: private names, absent on some platforms; without them float32 is the safe answer.
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
+
+
+def _is_redundant(name: str) -> bool:
+    """Tensors that old checkpoints store although they follow from the configuration."""
+    # `lm_head.weight` is left over only where the head is tied to the embedding.
+    return name == "lm_head.weight" or name.endswith(".rotary_emb.inv_freq")
+
+
+def _listing(names: Iterable[str], limit: int = 8) -> str:
+    names = list(names)
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -1,0 +1,131 @@
+"""Rotary position embedding: the frequencies of each kind, and the rotation.
+
+Formulas and their order of operations are those of `modeling_rope_utils.py` in transformers 5,
+so that float32 results agree to the last few bits. Angles are computed for the positions of a
+step, not looked up: no table to size, no limit on the position.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parrot_engine.models.config import RopeConfig
+
+
+class Angles(NamedTuple):
+    """cos and sin of one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Frequencies(NamedTuple):
+    """Inverse frequencies `[head_dim / 2]` in float32 and the factor on cos and sin."""
+
+    inverse: Tensor
+    attention_factor: float
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
+    """The rotation speeds of one kind of rope, on the CPU.
+
+    For `dynamic` and `longrope` those valid up to `ModelConfig.max_position` (see there).
+    Sources: RoFormer (arXiv 2104.09864), linear and dynamic NTK scaling as in transformers,
+    YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753), Llama 3.1's reference code.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    default = 1.0 / (rope.theta**exponents)
+    if rope.kind in ("default", "dynamic"):
+        return Frequencies(default, 1.0)
+    if rope.kind == "linear":
+        return Frequencies(default / rope.factor, 1.0)
+    if rope.kind == "llama3":
+        return Frequencies(_llama3(rope, default), 1.0)
+    if rope.kind == "yarn":
+        return Frequencies(_yarn(rope, exponents), _yarn_attention_factor(rope))
+    short = torch.tensor(rope.short_factor, dtype=torch.float32)
+    return Frequencies(1.0 / (short * rope.theta**exponents), _longrope_attention_factor(rope))
+
+
+class Rotary:
+    """Turns positions into angles, and rotates heads by them."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
+        inverse, self._attention_factor = frequencies(rope, head_dim)
+        self._inverse = inverse.to(device)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
+        """Angles for `positions` `[num_tokens]`; computed in float32, returned in `dtype`."""
+        angle = positions[:, None].float() * self._inverse
+        cos, sin = angle.cos(), angle.sin()
+        if self._attention_factor != 1.0:
+            cos, sin = cos * self._attention_factor, sin * self._attention_factor
+        return Angles(cos.to(dtype)[:, None], sin.to(dtype)[:, None])
+
+
+def rotate(heads: Tensor, angles: Angles) -> Tensor:
+    """Rotate `heads` `[num_tokens, heads, head_dim]`; element i pairs with i + head_dim / 2."""
+    cos, sin = angles
+    half = heads.shape[-1] // 2
+    first, second = heads[..., :half], heads[..., half:]
+    rotated = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin)
+    return rotated
+
+
+def _llama3(rope: RopeConfig, default: Tensor) -> Tensor:
+    wavelength = 2 * math.pi / default
+    low_wavelength = rope.original_max_position / rope.low_freq_factor
+    high_wavelength = rope.original_max_position / rope.high_freq_factor
+    scaled = torch.where(wavelength > low_wavelength, default / rope.factor, default)
+    smooth = (rope.original_max_position / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    smoothed = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    medium = (wavelength >= high_wavelength) & (wavelength <= low_wavelength)
+    return torch.where(medium, smoothed, scaled)
+
+
+def _yarn(rope: RopeConfig, exponents: Tensor) -> Tensor:
+    dim = 2 * len(exponents)
+
+    def correction(rotations: float) -> float:
+        """The dimension that turns `rotations` times over the original length."""
+        turns = rope.original_max_position / (rotations * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = correction(rope.beta_fast), correction(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    speeds = rope.theta**exponents
+    keep = 1 - ramp
+    return (1.0 / (rope.factor * speeds)) * (1 - keep) + (1.0 / speeds) * keep
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def mscale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
