@@ -1,0 +1,285 @@
+"""`POST /v1/chat/completions` for models of our own engines.
+
+The model's chat template renders the whole chat, which is tokenized whole. What such a model
+cannot do (tools, structured output, audio, images) is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+
+from parrot_gateway.api.answers import ChunkWriter, Envelope, chat_logprobs, encode, usage_dict
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.messages import render_chat
+from parrot_gateway.api.shapes import ChatBody
+from parrot_gateway.api.sse import stream_generation
+from parrot_gateway.api.validation import (
+    check_choice,
+    check_context,
+    check_range,
+    check_response_format,
+    check_sampling,
+    decode,
+    refuse,
+    sampling_of,
+)
+from parrot_gateway.core.collect import Outcome, collect
+from parrot_gateway.core.generation import Generation, GenerationEngine
+from parrot_gateway.core.prompts import prompts_of_texts
+from parrot_gateway.core.request import GenerationRequest, Prompt, PromptFilled, Update
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.settings import ServerSettings
+
+MAX_TOP_LOGPROBS = 20
+MAX_METADATA = 16
+
+_DECODER = msgspec.json.Decoder(ChatBody)
+
+_REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+
+
+async def handle_chat(
+    exchange: Exchange,
+    engine: GenerationEngine,
+    requested_model: str,
+    body: bytes,
+    server: ServerSettings,
+    *,
+    salt: str = "",
+) -> None:
+    """Answer one call; arguments, errors and cancellation as in `handle_completions`."""
+    request = decode(body, _DECODER)
+    _check(request, engine)
+    exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+    prompt = await _prompt(request, engine)
+    asked = _generation_request(request, engine, prompt, salt)
+    generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
+    answer = _Answer(request, engine, requested_model, asked)
+    if request.stream:
+        await stream_generation(
+            exchange,
+            generation,
+            keep_alive_s=server.keep_alive_s,
+            opening=answer.opening(),
+            encode=answer.events,
+            closing=lambda: answer.writer.usage(generation.state.usage),
+        )
+        return
+    with generation:
+        outcome = (await collect(generation, 1, asked.best_of))[0]
+    content = answer.whole(outcome) | {"usage": usage_dict(generation.state.usage)}
+    await exchange.respond(200, encode(content))
+
+
+def _check(request: ChatBody, engine: GenerationEngine) -> None:
+    """Everything that can be said before rendering."""
+    check_range("max_tokens", request.max_tokens, 1)
+    check_range("max_completion_tokens", request.max_completion_tokens, 1)
+    check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequestError(
+            "Invalid value for 'top_logprobs': 'logprobs' must be true if this parameter is used.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    check_sampling(request, engine.info)
+    check_response_format(request.response_format)
+    _check_tools(request)
+    _check_modalities(request.modalities)
+    check_choice("reasoning_effort", request.reasoning_effort, _REASONING_EFFORTS)
+    check_choice("service_tier", request.service_tier, _SERVICE_TIERS)
+    _check_verbosity(request.verbosity)
+    refuse(
+        request,
+        ("audio", "prediction", "web_search_options", "moderation", "store", "documents",
+         "chat_template", "echo"),
+        "is not supported with this model",
+    )  # fmt: skip
+    if request.metadata is not None and len(request.metadata) > MAX_METADATA:
+        raise InvalidRequestError(
+            f"Invalid 'metadata': {len(request.metadata)} pairs, at most {MAX_METADATA} are "
+            "allowed.",
+            param="metadata",
+            code="object_above_max_properties",
+        )
+
+
+def _check_tools(request: ChatBody) -> None:
+    """Tools pass only where the caller says that none may be called."""
+    if request.tool_choice in (None, "auto", "none") and request.function_call in (
+        None,
+        "auto",
+        "none",
+    ):
+        if request.tool_choice != "none":
+            refuse(request, ("tools",), "is not supported with this model")
+        if request.function_call != "none":
+            refuse(request, ("functions",), "is not supported with this model")
+        return
+    name = "tool_choice" if request.tool_choice not in (None, "auto", "none") else "function_call"
+    raise UnsupportedError(
+        f"Unsupported value: '{name}' other than 'none' is not supported with this model.",
+        param=name,
+        code="unsupported_value",
+    )
+
+
+def _check_modalities(modalities: Any) -> None:
+    if modalities is None or modalities == ["text"]:
+        return
+    if not isinstance(modalities, list):
+        raise InvalidRequestError(
+            "Invalid type for 'modalities': expected an array of strings.",
+            param="modalities",
+            code="invalid_type",
+        )
+    raise UnsupportedError(
+        "Unsupported value: 'modalities' other than ['text'] are not supported with this model.",
+        param="modalities",
+        code="unsupported_value",
+    )
+
+
+def _check_verbosity(verbosity: Any) -> None:
+    if verbosity in (None, "medium"):
+        return
+    if not isinstance(verbosity, str):
+        raise InvalidRequestError(
+            "Invalid type for 'verbosity': expected a string.",
+            param="verbosity",
+            code="invalid_type",
+        )
+    check_choice("verbosity", verbosity, ("low", "medium", "high"))
+    raise UnsupportedError(
+        f"Unsupported value: 'verbosity' does not support '{verbosity}' with this model; only "
+        "'medium' is.",
+        param="verbosity",
+        code="unsupported_value",
+    )
+
+
+async def _prompt(request: ChatBody, engine: GenerationEngine) -> Prompt:
+    text = render_chat(engine.tokenizer, request)
+    prompts = await prompts_of_texts(
+        engine.tokenizer,
+        engine.info,
+        [text],
+        add_special_tokens=bool(request.add_special_tokens),
+    )
+    if not prompts[0].token_ids:
+        raise InvalidRequestError(
+            "Invalid 'messages': they make an empty prompt.", param="messages", code="invalid_value"
+        )
+    return prompts[0]
+
+
+def _generation_request(
+    request: ChatBody, engine: GenerationEngine, prompt: Prompt, salt: str
+) -> GenerationRequest:
+    limit = engine.info.max_context_tokens
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    length = len(prompt.token_ids)
+    check_context(limit, length, max_tokens, param="messages", noun="messages")
+    if max_tokens is None:
+        max_tokens = limit - length
+    n = request.n or 1
+    return GenerationRequest(
+        [prompt],
+        sampling_of(
+            request,
+            engine.info,
+            max_tokens=max_tokens,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        ),
+        n=n,
+        best_of=n,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        salt=salt,
+    )
+
+
+class _Answer:
+    """The shapes of one call's answer."""
+
+    def __init__(
+        self,
+        request: ChatBody,
+        engine: GenerationEngine,
+        model: str,
+        asked: GenerationRequest,
+    ) -> None:
+        self._request = request
+        self._tokenizer = engine.tokenizer
+        self._asked = asked
+        self._envelope = Envelope("chatcmpl", engine.info, model)
+        # The tier that served the call, told to those who asked for one.
+        self._extra = {} if request.service_tier is None else {"service_tier": "default"}
+        options = request.stream_options
+        self.writer = ChunkWriter(
+            self._envelope.chunk_head("chat.completion.chunk", self._extra),
+            include_usage=options is not None and bool(options.include_usage),
+        )
+        self._heads = [b'{"index":%d,"delta":' % index for index in range(asked.n)]
+
+    def opening(self) -> bytes:
+        """The role of every choice, in order: clients count on that order."""
+        return b"".join(
+            self.writer.event(
+                head + b'{"role":"assistant","content":"","refusal":null},'
+                b'"logprobs":null,"finish_reason":null}'
+            )
+            for head in self._heads
+        )
+
+    def events(self, update: Update) -> bytes:
+        """One update as events: its text, then the reason why it was the last."""
+        if isinstance(update, PromptFilled):
+            return b""
+        head, events = self._heads[update.choice], b""
+        wants_ids = self._request.return_token_ids and update.token_ids
+        if update.text or update.tokens or wants_ids:
+            logprobs = b"null"
+            if self._request.logprobs:
+                logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))
+            events = self.writer.event(
+                b'%s{"content":%s},"logprobs":%s,"finish_reason":null%s}'
+                % (
+                    head,
+                    encode(update.text),
+                    logprobs,
+                    b',"token_ids":' + encode(update.token_ids) if wants_ids else b"",
+                )
+            )
+        if update.finish_reason is not None:
+            events += self.writer.event(
+                b'%s{},"logprobs":null,"finish_reason":"%s"}'
+                % (head, update.finish_reason.encode())
+            )
+        return events
+
+    def whole(self, outcome: Outcome) -> dict[str, Any]:
+        """The answer that is not streamed, but for its usage."""
+        choices: list[dict[str, Any]] = []
+        for index, candidate in enumerate(outcome.candidates):
+            choice: dict[str, Any] = {
+                "index": index,
+                "message": {"role": "assistant", "content": candidate.text, "refusal": None},
+                "logprobs": chat_logprobs(self._tokenizer, candidate.tokens)
+                if self._request.logprobs
+                else None,
+                "finish_reason": candidate.finish_reason,
+            }
+            if self._request.return_token_ids:
+                choice["token_ids"] = candidate.token_ids
+            choices.append(choice)
+        answer = {"object": "chat.completion", **self._envelope.fields, **self._extra}
+        answer["choices"] = choices
+        if self._request.return_token_ids:
+            answer["prompt_token_ids"] = self._asked.prompts[0].token_ids
+        return answer

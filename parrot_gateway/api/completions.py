@@ -1,0 +1,337 @@
+"""`POST /v1/completions` for models of our own engines.
+
+All four forms of a prompt, batched in order: choice `prompt * n + j` is the j-th of its prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+from parrot_engine.text import Tokenizer
+
+from parrot_gateway.api.answers import (
+    ChunkWriter,
+    Envelope,
+    completion_logprobs,
+    echoed_logprobs,
+    encode,
+    joined,
+    usage_dict,
+)
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.shapes import CompletionBody, Prompts
+from parrot_gateway.api.sse import stream_generation
+from parrot_gateway.api.validation import (
+    check_context,
+    check_range,
+    check_response_format,
+    check_sampling,
+    check_token_ids,
+    decode,
+    refuse,
+    sampling_of,
+)
+from parrot_gateway.core.collect import Outcome, collect
+from parrot_gateway.core.generation import Generation, GenerationEngine
+from parrot_gateway.core.prompts import prompts_of_texts, start_token
+from parrot_gateway.core.request import (
+    GenerationRequest,
+    Prompt,
+    PromptFilled,
+    Update,
+)
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.settings import ServerSettings
+
+#: OpenAI's default.
+DEFAULT_MAX_TOKENS = 16
+MAX_BEST_OF = 20
+MAX_LOGPROBS = 5
+#: Prompts of one call, and candidates of all of them together.
+MAX_PROMPTS = 2048
+MAX_CANDIDATES = 4096
+
+_DECODER = msgspec.json.Decoder(CompletionBody)
+
+
+async def handle_completions(
+    exchange: Exchange,
+    engine: GenerationEngine,
+    requested_model: str,
+    body: bytes,
+    server: ServerSettings,
+    *,
+    salt: str = "",
+) -> None:
+    """Answer one call.
+
+    A client that goes away cancels it: the current task is cancelled, and the engine's contexts
+    are freed on the way out.
+
+    Args:
+        exchange: its body has been read, and is `body`.
+        engine: where the call runs.
+        requested_model: answered as `model`, whatever the engine calls it.
+        body: JSON.
+        server: deadlines.
+        salt: prefixes are shared only under the same one.
+
+    Raises:
+        GatewayError: nothing has been sent yet; a stream's later failures are told in band.
+    """
+    request = decode(body, _DECODER)
+    _check(request, engine)
+    exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+    prompts = await _prompts(request, engine)
+    asked = _generation_request(request, engine, prompts, salt)
+    generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
+    answer = _Answer(request, engine, requested_model, asked)
+    if request.stream:
+        await stream_generation(
+            exchange,
+            generation,
+            keep_alive_s=server.keep_alive_s,
+            opening=b"",
+            encode=answer.events,
+            closing=lambda: answer.writer.usage(generation.state.usage),
+        )
+        return
+    with generation:
+        outcomes = await collect(generation, len(prompts), asked.best_of)
+    content = answer.whole(outcomes) | {"usage": usage_dict(generation.state.usage)}
+    await exchange.respond(200, encode(content))
+
+
+def _check(request: CompletionBody, engine: GenerationEngine) -> None:
+    """Everything that can be said before tokenizing."""
+    check_range("max_tokens", request.max_tokens, 0)
+    check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_range("best_of", request.best_of, 0, MAX_BEST_OF)
+    check_sampling(request, engine.info)
+    refuse(request, ("suffix",), "is not supported with this model")
+    check_response_format(request.response_format)
+    # The specification's minimum of 0 can only mean "not given".
+    if request.best_of:
+        n = request.n or 1
+        if request.best_of < n:
+            raise InvalidRequestError(
+                f"Invalid 'best_of': expected a value >= 'n' ({n}), but got {request.best_of} "
+                "instead.",
+                param="best_of",
+                code="invalid_value",
+            )
+        if request.stream and request.best_of > n:
+            raise InvalidRequestError(
+                "Invalid 'best_of': results cannot be streamed when 'best_of' is greater than 'n'.",
+                param="best_of",
+                code="invalid_value",
+            )
+
+
+async def _prompts(request: CompletionBody, engine: GenerationEngine) -> list[Prompt]:
+    """The prompts as tokens, in order.
+
+    Raises:
+        InvalidRequestError: mixed forms, nothing at all, or ids outside the vocabulary.
+    """
+    prompt = request.prompt
+    if prompt is None:
+        start = start_token(engine.tokenizer, engine.info)
+        prompts = [Prompt([] if start is None else [start], "")]
+    elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
+        texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
+        _check_count(len(texts))
+        prompts = await prompts_of_texts(
+            engine.tokenizer,
+            engine.info,
+            texts,
+            add_special_tokens=request.add_special_tokens is not False,
+        )
+    else:
+        lists = _token_lists(prompt)
+        _check_count(len(lists))
+        for ids in lists:
+            check_token_ids("prompt", ids, engine.info.vocab_size)
+        prompts = [Prompt(ids) for ids in lists]
+    if any(not item.token_ids for item in prompts):
+        raise InvalidRequestError(
+            "Invalid 'prompt': a prompt without tokens cannot be continued.",
+            param="prompt",
+            code="invalid_value",
+        )
+    return prompts
+
+
+def _token_lists(prompt: Prompts) -> list[list[int]]:
+    if all(isinstance(item, int) for item in prompt):
+        return [cast(list[int], prompt)]
+    if all(isinstance(item, list) for item in prompt):
+        return cast(list[list[int]], prompt)
+    raise InvalidRequestError(
+        "Invalid type for 'prompt': expected a string, an array of strings, an array of token "
+        "ids, or an array of such arrays, but got an array of mixed types instead.",
+        param="prompt",
+        code="invalid_type",
+    )
+
+
+def _check_count(count: int) -> None:
+    if count == 0:
+        raise InvalidRequestError(
+            "Invalid 'prompt': empty array. Expected an array with minimum length 1, but got an "
+            "empty array instead.",
+            param="prompt",
+            code="empty_array",
+        )
+    if count > MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"Invalid 'prompt': array too long. Expected an array with maximum length "
+            f"{MAX_PROMPTS}, but got an array with length {count} instead.",
+            param="prompt",
+            code="array_above_max_length",
+        )
+
+
+def _generation_request(
+    request: CompletionBody, engine: GenerationEngine, prompts: list[Prompt], salt: str
+) -> GenerationRequest:
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    for prompt in prompts:
+        check_context(
+            engine.info.max_context_tokens,
+            len(prompt.token_ids),
+            max_tokens,
+            param="prompt",
+            noun="prompt",
+        )
+    n = request.n or 1
+    best_of = request.best_of or n
+    if len(prompts) * best_of > MAX_CANDIDATES:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts with {best_of} candidates each are more than the "
+            f"{MAX_CANDIDATES} that one call may have.",
+            param="best_of" if request.best_of else "n",
+            code="invalid_value",
+        )
+    return GenerationRequest(
+        prompts,
+        sampling_of(request, engine.info, max_tokens=max_tokens, logprobs=request.logprobs),
+        n=n,
+        best_of=best_of,
+        prompt_logprobs=request.logprobs if request.echo else None,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        salt=salt,
+    )
+
+
+class _Answer:
+    """The shapes of one call's answer."""
+
+    def __init__(
+        self,
+        request: CompletionBody,
+        engine: GenerationEngine,
+        model: str,
+        asked: GenerationRequest,
+    ) -> None:
+        self._request = request
+        self._tokenizer: Tokenizer = engine.tokenizer
+        self._asked = asked
+        self._envelope = Envelope("cmpl", engine.info, model)
+        options = request.stream_options
+        self.writer = ChunkWriter(
+            self._envelope.chunk_head("text_completion"),
+            include_usage=options is not None and bool(options.include_usage),
+        )
+        self._echoes = [self._echo(prompt) for prompt in asked.prompts] if request.echo else None
+        self._heads = [
+            b'{"index":%d,"text":' % index for index in range(len(asked.prompts) * asked.n)
+        ]
+
+    def _echo(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self._tokenizer.decode(
+            prompt.token_ids, skip_special_tokens=self._asked.skip_special_tokens
+        )
+
+    def events(self, update: Update) -> bytes:
+        """One update as events; empty when there is nothing to show."""
+        if isinstance(update, PromptFilled):
+            return self._prompt_events(update)
+        wants_ids = bool(self._request.return_token_ids)
+        shown = update.text or update.tokens or (wants_ids and update.token_ids)
+        if not shown and update.finish_reason is None:
+            return b""
+        logprobs = b"null"
+        if self._request.logprobs is not None:
+            start = 0 if self._echoes is None else len(self._echoes[update.prompt])
+            logprobs = encode(completion_logprobs(self._tokenizer, update.tokens, start))
+        return self.writer.event(
+            self._choice(
+                update.prompt * self._asked.n + update.choice,
+                update.text,
+                logprobs,
+                update.finish_reason,
+                b',"token_ids":' + encode(update.token_ids) if wants_ids else b"",
+            )
+        )
+
+    def _prompt_events(self, update: PromptFilled) -> bytes:
+        """The echo of a prompt, once for each of its choices; the end of what only was filled."""
+        ends = self._asked.sampling.max_tokens == 0
+        if self._echoes is None and not ends:
+            return b""
+        text = "" if self._echoes is None else self._echoes[update.prompt]
+        logprobs = b"null"
+        if self._request.logprobs is not None:
+            logprobs = encode(self._prompt_logprobs(update))
+        first = update.prompt * self._asked.n
+        finish_reason = "length" if ends else None
+        return b"".join(
+            self.writer.event(self._choice(index, text, logprobs, finish_reason, b""))
+            for index in range(first, first + self._asked.n)
+        )
+
+    def _choice(
+        self, index: int, text: str, logprobs: bytes, finish_reason: str | None, extra: bytes
+    ) -> bytes:
+        reason = b"null" if finish_reason is None else b'"%s"' % finish_reason.encode()
+        return b'%s%s,"logprobs":%s,"finish_reason":%s%s}' % (
+            self._heads[index],
+            encode(text),
+            logprobs,
+            reason,
+            extra,
+        )
+
+    def _prompt_logprobs(self, update: PromptFilled) -> dict[str, list[Any]]:
+        if update.logprobs is None:
+            return completion_logprobs(self._tokenizer, ())
+        token_ids = self._asked.prompts[update.prompt].token_ids
+        return echoed_logprobs(self._tokenizer, token_ids, update.logprobs)
+
+    def whole(self, outcomes: list[Outcome]) -> dict[str, Any]:
+        """The answer that is not streamed, but for its usage."""
+        choices: list[dict[str, Any]] = []
+        for prompt, outcome in enumerate(outcomes):
+            echo = "" if self._echoes is None else self._echoes[prompt]
+            for candidate in outcome.candidates:
+                logprobs = None
+                if self._request.logprobs is not None:
+                    logprobs = completion_logprobs(self._tokenizer, candidate.tokens, len(echo))
+                    if self._echoes is not None and outcome.filled is not None:
+                        logprobs = joined(self._prompt_logprobs(outcome.filled), logprobs)
+                choice: dict[str, Any] = {
+                    "index": len(choices),
+                    "text": echo + candidate.text,
+                    "logprobs": logprobs,
+                    "finish_reason": candidate.finish_reason,
+                }
+                if self._request.return_token_ids:
+                    choice["token_ids"] = candidate.token_ids
+                    choice["prompt_token_ids"] = self._asked.prompts[prompt].token_ids
+                choices.append(choice)
+        return {"object": "text_completion", **self._envelope.fields, "choices": choices}

@@ -1,0 +1,76 @@
+"""`POST /tokenize` and `POST /detokenize`, with the field names of vLLM.
+
+A prompt is tokenized as `/v1/completions` would, a chat as `/v1/chat/completions` would. No engine
+is asked: the tokenizer lives in the gateway.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from parrot_gateway.api.answers import encode
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.messages import render_chat
+from parrot_gateway.api.shapes import DetokenizeBody, TokenizeBody
+from parrot_gateway.api.validation import check_token_ids, decode, missing_parameter
+from parrot_gateway.core.generation import GenerationEngine
+from parrot_gateway.core.prompts import tokenize
+from parrot_gateway.exceptions import InvalidRequestError
+
+_TOKENIZE = msgspec.json.Decoder(TokenizeBody)
+_DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def handle_tokenize(exchange: Exchange, engine: GenerationEngine, body: bytes) -> None:
+    """Answer `{count, max_model_len, tokens, token_strs}`.
+
+    Args:
+        exchange: its body has been read, and is `body`.
+        engine: whose tokenizer is asked.
+        body: `prompt` or `messages`.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+    """
+    request = decode(body, _TOKENIZE)
+    if request.prompt is not None and request.messages is not None:
+        raise InvalidRequestError(
+            "Give either 'prompt' or 'messages', not both.", param="messages", code="invalid_value"
+        )
+    if request.prompt is not None:
+        text, special = request.prompt, request.add_special_tokens is not False
+    elif request.messages is not None:
+        text, special = render_chat(engine.tokenizer, request), bool(request.add_special_tokens)
+    else:
+        raise missing_parameter("prompt")
+    ids = (await tokenize(engine.tokenizer, [text], add_special_tokens=special))[0]
+    strings = None
+    if request.return_token_strs:
+        strings = [engine.tokenizer.token_text(token_id) for token_id in ids]
+    await exchange.respond(
+        200,
+        encode(
+            {
+                "count": len(ids),
+                "max_model_len": engine.info.max_context_tokens,
+                "tokens": ids,
+                "token_strs": strings,
+            }
+        ),
+    )
+
+
+async def handle_detokenize(exchange: Exchange, engine: GenerationEngine, body: bytes) -> None:
+    """Answer `{prompt}`: the text of `tokens`, special ones included unless told otherwise.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+    """
+    request = decode(body, _DETOKENIZE)
+    if request.tokens is None:
+        raise missing_parameter("tokens")
+    check_token_ids("tokens", request.tokens, engine.info.vocab_size)
+    text = engine.tokenizer.decode(
+        request.tokens, skip_special_tokens=bool(request.skip_special_tokens)
+    )
+    await exchange.respond(200, encode({"prompt": text}))

@@ -1,0 +1,359 @@
+"""Decodes request bodies and checks them, with errors worded as OpenAI's.
+
+Everything raised here is a 400 that names the field in `param`. Which fields exist is in `shapes`;
+what they become is decided by the handlers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from parrot_engine.protocol import EngineInfo, SamplingParams
+
+from parrot_gateway.api.shapes import SamplingFields
+from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, UnsupportedError
+
+MAX_N = 128
+MAX_STOP_STRINGS = 4
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+
+_Body = TypeVar("_Body")
+
+_TYPE_ERROR = re.compile(r"Expected `(?P<wanted>.+)`, got `(?P<got>.+)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>.+)`", re.DOTALL)
+_TYPE_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
+    """The body as a typed object.
+
+    Raises:
+        InvalidRequestError: not JSON, or a field of a wrong type.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+    except RecursionError:
+        raise InvalidRequestError("The JSON body of your request is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = "it is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InvalidRequestError(
+            f"We could not parse the JSON body of your request: {reason}."
+        ) from None
+
+
+def _explain(message: str) -> InvalidRequestError:
+    """msgspec's `… - at `$.messages[0].role`` in OpenAI's words."""
+    text, _, path = message.partition(" - at `")
+    field = path.removesuffix("`").removeprefix("$").removeprefix(".").removesuffix("[...]") or None
+    mismatch, missing = _TYPE_ERROR.fullmatch(text), _MISSING.fullmatch(text)
+    if missing is not None:
+        name = f"{field}.{missing['field']}" if field else missing["field"]
+        return missing_parameter(name)
+    if field is None:
+        return InvalidRequestError("The JSON body of your request has to be an object.")
+    if mismatch is not None:
+        wanted = [part for part in mismatch["wanted"].split(" | ") if part != "null"]
+        return InvalidRequestError(
+            f"Invalid type for '{field}': expected {_one_of(wanted)}, but got "
+            f"{_TYPE_NAMES.get(mismatch['got'], mismatch['got'])} instead.",
+            param=field,
+            code="invalid_type",
+        )
+    return InvalidRequestError(f"Invalid '{field}': {text}.", param=field, code="invalid_value")
+
+
+def _one_of(kinds: list[str]) -> str:
+    return " or ".join(_TYPE_NAMES.get(kind, kind) for kind in kinds)
+
+
+def missing_parameter(name: str) -> InvalidRequestError:
+    """The error for a required field that is not there."""
+    return InvalidRequestError(
+        f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+    )
+
+
+def check_range(
+    name: str, value: float | None, low: float | None = None, high: float | None = None
+) -> None:
+    """Refuse a number outside `low`..`high`, both allowed; None is the field left out.
+
+    Raises:
+        InvalidRequestError: it is outside.
+    """
+    if value is None:
+        return
+    kind = "integer" if isinstance(value, int) else "decimal"
+    if low is not None and not value >= low:
+        raise InvalidRequestError(
+            f"Invalid '{name}': {kind} below minimum value. Expected a value >= {low}, but got "
+            f"{_shown(value)} instead.",
+            param=name,
+            code=f"{kind}_below_min_value",
+        )
+    if high is not None and not value <= high:
+        raise InvalidRequestError(
+            f"Invalid '{name}': {kind} above maximum value. Expected a value <= {high}, but got "
+            f"{_shown(value)} instead.",
+            param=name,
+            code=f"{kind}_above_max_value",
+        )
+
+
+def _shown(value: float) -> str:
+    # NOTE: str() of an integer of thousands of digits raises.
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number of more than 18 digits"
+    return str(value)
+
+
+def check_choice(name: str, value: str | None, allowed: Iterable[str]) -> None:
+    """Refuse a word that is not one of `allowed`.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    if value is not None and value not in allowed:
+        raise InvalidRequestError(
+            f"Invalid value: '{value[:64]}'. Supported values are: "
+            + ", ".join(f"'{word}'" for word in allowed)
+            + ".",
+            param=name,
+            code="invalid_value",
+        )
+
+
+def refuse(body: Any, names: Iterable[str], why: str) -> None:
+    """Refuse fields that would change the answer in a way not offered here.
+
+    Null, false and empty values ask for nothing and pass.
+
+    Raises:
+        UnsupportedError: naming the first field that asks for something.
+    """
+    for name in names:
+        value = getattr(body, name)
+        if value is None or value is False or value in ("", [], {}):
+            continue
+        raise UnsupportedError(f"Unsupported parameter: '{name}' {why}.", param=name)
+
+
+def check_response_format(value: Any) -> None:
+    """Refuse everything but text.
+
+    Raises:
+        UnsupportedError: JSON was asked for.
+        InvalidRequestError: it is no response format at all.
+    """
+    if value is None:
+        return
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return
+    if kind in ("json_object", "json_schema", "structural_tag", "grammar"):
+        raise UnsupportedError(
+            f"Unsupported value: 'response_format' of type '{kind}' is not supported with this "
+            "model; only 'text' is.",
+            param="response_format",
+            code="unsupported_value",
+        )
+    raise InvalidRequestError(
+        "Invalid 'response_format': expected an object whose 'type' is 'text'.",
+        param="response_format",
+        code="invalid_value",
+    )
+
+
+#: Other servers' extensions that change the output and are not offered here.
+_EXTENSIONS = (
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "include_stop_str_in_output",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "structured_outputs",
+    "use_beam_search",
+)
+
+
+def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+    """Check all that completions and chat have in common.
+
+    Raises:
+        InvalidRequestError: naming the first field at fault.
+    """
+    check_range("frequency_penalty", body.frequency_penalty, -2, 2)
+    check_range("presence_penalty", body.presence_penalty, -2, 2)
+    check_range("temperature", body.temperature, 0, 2)
+    check_range("top_p", body.top_p, 0, 1)
+    check_range("n", body.n, 1, MAX_N)
+    check_range("seed", body.seed, -(2**63), 2**63 - 1)
+    check_range("min_p", body.min_p, 0, 1)
+    check_range("top_k", body.top_k, -1, 2**31 - 1)
+    check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
+    check_range("min_tokens", body.min_tokens, 0, 2**31 - 1)
+    refuse(body, _EXTENSIONS, "is not supported with this model")
+    _check_stop(body.stop)
+    check_token_ids("stop_token_ids", body.stop_token_ids, info.vocab_size)
+    if body.stop_token_ids is not None and len(body.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise _too_long("stop_token_ids", MAX_STOP_TOKEN_IDS, len(body.stop_token_ids))
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
+
+
+def _check_stop(stop: str | list[str] | None) -> None:
+    if stop is None or isinstance(stop, str):
+        return
+    if len(stop) > MAX_STOP_STRINGS:
+        raise _too_long("stop", MAX_STOP_STRINGS, len(stop))
+
+
+def _too_long(name: str, limit: int, length: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Invalid '{name}': array too long. Expected an array with maximum length {limit}, but "
+        f"got an array with length {length} instead.",
+        param=name,
+        code="array_above_max_length",
+    )
+
+
+def check_token_ids(name: str, token_ids: Sequence[int] | None, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        InvalidRequestError: naming the field and the id.
+    """
+    if not token_ids:
+        return
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"Invalid '{name}': {_shown(token_id)} is not a token id of this model, whose "
+                f"vocabulary has {vocab_size} tokens.",
+                param=name,
+                code="invalid_value",
+            )
+
+
+def logit_bias_of(value: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    """`logit_bias` with numbers as keys.
+
+    Raises:
+        InvalidRequestError: a key that is no token id of this model, or a bias outside -100..100.
+    """
+    if not value:
+        return None
+    if len(value) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            f"Invalid 'logit_bias': {len(value)} tokens, at most {MAX_LOGIT_BIAS} are allowed.",
+            param="logit_bias",
+            code="object_above_max_properties",
+        )
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 18):
+            raise InvalidRequestError(
+                f"Invalid key in 'logit_bias': '{key[:32]}'. Keys are token ids, written as "
+                "strings.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        check_token_ids("logit_bias", (int(key),), vocab_size)
+        check_range("logit_bias", bias, -100, 100)
+        biases[int(key)] = bias
+    return biases
+
+
+def sampling_of(
+    body: SamplingFields, info: EngineInfo, *, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """The engine's parameters for a checked body.
+
+    What the caller leaves open is taken from the checkpoint's generation config, as its makers
+    recommend, and else from OpenAI's defaults.
+
+    Raises:
+        InvalidRequestError: `logit_bias`, or `min_tokens` above `max_tokens`.
+    """
+    if body.min_tokens is not None and body.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"Invalid 'min_tokens': {body.min_tokens} is more than the {max_tokens} tokens that "
+            "may be generated.",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    recommended = info.default_sampling
+
+    def chosen(value: float | None, name: str, default: float) -> float:
+        return value if value is not None else float(recommended.get(name, default))
+
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=chosen(body.temperature, "temperature", 1.0),
+        top_p=chosen(body.top_p, "top_p", 1.0),
+        # vLLM's -1 is our 0: off.
+        top_k=max(0, int(chosen(body.top_k, "top_k", 0))),
+        min_p=chosen(body.min_p, "min_p", 0.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=chosen(body.repetition_penalty, "repetition_penalty", 1.0),
+        logit_bias=logit_bias_of(body.logit_bias, info.vocab_size),
+        seed=body.seed,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        logprobs=logprobs,
+        stop=tuple(text for text in stop if text),
+    )
+
+
+def check_context(
+    limit: int, prompt: int, completion: int | None, *, param: str, noun: str
+) -> None:
+    """Refuse what does not fit the model's context.
+
+    Args:
+        limit: the model's, in tokens.
+        prompt: tokens of the prompt.
+        completion: tokens that may be generated; None for as many as fit, but one at least.
+        param: the field that holds the prompt.
+        noun: what the prompt is called: `messages` or `prompt`.
+
+    Raises:
+        ContextLengthError: it does not fit.
+    """
+    if completion is None:
+        if prompt + 1 > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, your {noun} "
+                f"resulted in {prompt} tokens. Please reduce the length of the {noun}.",
+                param=param,
+            )
+        return
+    if prompt + completion > limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{_shown(prompt + completion)} tokens ({prompt} in the {noun}, {_shown(completion)} "
+            f"in the completion). Please reduce the length of the {noun} or completion.",
+            param=param,
+        )

@@ -1,0 +1,62 @@
+"""Waits for the whole of a call: what an answer that is not streamed is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from parrot_engine.protocol import FinishReason
+
+from parrot_gateway.core.generation import Generation
+from parrot_gateway.core.request import PromptFilled, TextToken
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One candidate, joined from its deltas."""
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    #: A call that generates nothing ends by its length.
+    finish_reason: FinishReason = "length"
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one prompt."""
+
+    #: The answered candidates, best first.
+    candidates: list[Candidate]
+    filled: PromptFilled | None = None
+
+
+async def collect(generation: Generation, prompts: int, best_of: int) -> list[Outcome]:
+    """Run an entered generation to its end; one outcome a prompt.
+
+    Raises:
+        GatewayError: as `Generation.next`.
+    """
+    outcomes = [Outcome([Candidate() for _ in range(best_of)]) for _ in range(prompts)]
+    while not generation.state.done:
+        update = await generation.next()
+        if update is None:
+            continue
+        outcome = outcomes[update.prompt]
+        if isinstance(update, PromptFilled):
+            outcome.filled = update
+            continue
+        candidate = outcome.candidates[update.choice]
+        if update.text:
+            candidate.pieces.append(update.text)
+        candidate.tokens += update.tokens
+        candidate.token_ids += update.token_ids
+        if update.finish_reason is not None:
+            candidate.finish_reason = update.finish_reason
+    for prompt, outcome in enumerate(outcomes):
+        outcome.candidates = [outcome.candidates[i] for i in generation.state.ranking(prompt)]
+    return outcomes

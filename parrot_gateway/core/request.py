@@ -1,0 +1,103 @@
+"""What a call asks of an engine, and what comes back of it: plain values, no HTTP, no waiting."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One tokenized prompt."""
+
+    token_ids: list[int]
+    #: As the caller wrote it; None when token ids were given.
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One call: every prompt gets `best_of` candidates, of which `n` are answered."""
+
+    prompts: Sequence[Prompt]
+    #: `max_tokens` 0 fills the prompts and generates nothing. `stop` is applied here, not by the
+    #: engine.
+    sampling: SamplingParams
+    n: int = 1
+    best_of: int = 1
+    #: Alternatives per prompt token to report; None reports nothing.
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    #: Prefixes are shared only under the same salt.
+    salt: str = ""
+    priority: int = 0
+
+
+class TextToken(NamedTuple):
+    """A token's log-probability and where its text begins.
+
+    The offset counts characters from the beginning of the choice's text. A token that completes
+    no character begins where the character will.
+    """
+
+    logprobs: TokenLogprobs
+    offset: int
+    #: The end-of-text or stop id that ended the candidate; not part of its text.
+    is_end: bool = False
+
+
+class PromptFilled(NamedTuple):
+    """A prompt is in the engine's memory."""
+
+    prompt: int
+    cached_tokens: int
+    #: One entry a token when asked for; None for the first.
+    logprobs: list[TokenLogprobs | None] | None
+
+
+class ChoiceDelta(NamedTuple):
+    """What one engine step added to one candidate."""
+
+    prompt: int
+    #: Number of the candidate within its prompt, from 0.
+    choice: int
+    text: str
+    #: Tokens whose text became visible, when log-probabilities were asked for.
+    tokens: list[TextToken]
+    #: Every id generated in this step up to the end of the candidate.
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+Update: TypeAlias = PromptFilled | ChoiceDelta
+
+
+class Usage(NamedTuple):
+    """Tokens of a call, counted from real token ids.
+
+    A prompt counts once, however many candidates it has. Every generated id of every candidate
+    counts, including the end-of-text id that ended it and the ids of a stop string up to the one
+    that completed it. Of the prompt, `cached_tokens` were found in the prefix cache.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+def choice_seed(seed: int | None, choice: int) -> int | None:
+    """The seed of one candidate: reproducible, and different for each.
+
+    The first keeps the caller's seed, so that `n` does not change it. The others are hashed
+    instead of counted up: else candidate 1 of seed 7 would repeat candidate 0 of seed 8.
+    """
+    if seed is None:
+        return None
+    if choice == 0:
+        return seed & (2**63 - 1)
+    digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
