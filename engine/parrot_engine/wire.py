@@ -1,0 +1,239 @@
+"""Messages between an engine and a gateway, and their encoding on the link.
+
+One binary WebSocket frame is one message: a MessagePack array that begins with the message's tag.
+Primitives and events travel the same way inside their messages. Decoding is strict: an unknown
+tag, a missing or surplus field, or a value of another type is a `WireError`, and whoever gets one
+closes the link. What the numbers mean is checked by the engine, not here.
+
+    engine -> gateway   Register, Events, Heartbeat, Goodbye
+    gateway -> engine   Registered, Refused, Submit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import attrgetter, or_
+from types import GenericAlias
+from typing import Any, TypeAlias, cast, get_type_hints
+
+import msgspec
+
+from parrot_engine.protocol import (
+    PROTOCOL_VERSION,
+    EngineInfo,
+    EngineStats,
+    Event,
+    Failed,
+    Fill,
+    Filled,
+    FreeContext,
+    Generate,
+    Generated,
+    Primitive,
+)
+from parrot_engine.text.assets import TextAssets
+
+#: Largest message in bytes. A tokenizer of 250,000 entries takes about 20 MB.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+
+class WireError(ValueError):
+    """A message that is malformed, from the wrong side, or too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The engine's first message: what it is."""
+
+    #: The engine's own name, for operators: `host:pid` unless given.
+    name: str
+    info: EngineInfo
+    text: TextAssets
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The gateway's answer: the engine is part of it now."""
+
+    engine_id: str
+    #: Send a heartbeat this often; three missing ones end the link.
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The gateway's other answer, followed by the end of the link."""
+
+    reason: str
+    #: Whether trying again later can help.
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Primitives for the engine, in order."""
+
+    primitives: list[Primitive]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What one engine step brought about, for all of its contexts."""
+
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The engine is alive, and stands like this."""
+
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The engine takes no new contexts, finishes those it has, and then leaves."""
+
+    reason: str
+
+
+FromEngine: TypeAlias = Register | Events | Heartbeat | Goodbye
+FromGateway: TypeAlias = Registered | Refused | Submit
+Message: TypeAlias = FromEngine | FromGateway
+
+_PRIMITIVES: tuple[type, ...] = (Fill, Generate, FreeContext)
+_EVENTS: tuple[type, ...] = (Filled, Generated, Failed)
+_FROM_ENGINE: tuple[type, ...] = (Register, Events, Heartbeat, Goodbye)
+_FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit)
+
+
+def _tag(index: int, group: tuple[type, ...]) -> int:
+    """Tags of a group are its positions; messages of the two sides do not overlap."""
+    return index + (len(_FROM_ENGINE) if group is _FROM_GATEWAY else 0)
+
+
+def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = [item.name for item in fields(cls)]
+    if len(names) == 1:
+        only = attrgetter(names[0])
+        return lambda value: (only(value),)
+    return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
+
+
+_FIELDS: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
+    cls: (_tag(index, group), _getter(cls))
+    for group in (_PRIMITIVES, _EVENTS, _FROM_ENGINE, _FROM_GATEWAY)
+    for index, cls in enumerate(group)
+}
+
+
+def _mirrors(group: tuple[type, ...], inner: dict[type, Any] | None = None) -> dict[type, type]:
+    """A tagged array struct for each class, the form that msgspec can tell apart in a union.
+
+    Fields with defaults stay required: both ends speak the same protocol version, so a short
+    array is a mistake and not an older peer.
+    """
+    made: dict[type, type] = {}
+    for index, cls in enumerate(group):
+        hints = get_type_hints(cls)
+        definition = [(item.name, (inner or {}).get(cls, hints[item.name])) for item in fields(cls)]
+        struct = msgspec.defstruct(
+            f"_{cls.__name__}",
+            definition,
+            array_like=True,
+            tag=_tag(index, group),
+            forbid_unknown_fields=True,
+        )
+        made[struct] = cls
+    return made
+
+
+def _union(structs: Iterable[type]) -> Any:
+    return reduce(or_, structs)
+
+
+def _list_of(structs: Iterable[type]) -> Any:
+    return GenericAlias(list, (_union(structs),))
+
+
+_PRIMITIVE_STRUCTS = _mirrors(_PRIMITIVES)
+_EVENT_STRUCTS = _mirrors(_EVENTS)
+_ENGINE_STRUCTS = _mirrors(_FROM_ENGINE, {Events: _list_of(_EVENT_STRUCTS)})
+_GATEWAY_STRUCTS = _mirrors(_FROM_GATEWAY, {Submit: _list_of(_PRIMITIVE_STRUCTS)})
+
+_CLASSES: dict[type, type] = {
+    **_PRIMITIVE_STRUCTS,
+    **_EVENT_STRUCTS,
+    **_ENGINE_STRUCTS,
+    **_GATEWAY_STRUCTS,
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_engine_decoder = msgspec.msgpack.Decoder(_union(_ENGINE_STRUCTS))
+_gateway_decoder = msgspec.msgpack.Decoder(_union(_GATEWAY_STRUCTS))
+
+
+def encode(message: Message) -> bytes:
+    """One message as bytes.
+
+    Raises:
+        WireError: it is larger than `MAX_MESSAGE_BYTES`, or holds a value that has no encoding.
+    """
+    try:
+        data = _encoder.encode(_plain(message))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"a {type(message).__name__} cannot be encoded: {error}") from error
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(
+            f"a {type(message).__name__} of {len(data)} bytes is larger than the link's "
+            f"limit of {MAX_MESSAGE_BYTES}"
+        )
+    return data
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    """A message that came from an engine.
+
+    Raises:
+        WireError: it is malformed, too large, or not one that engines send.
+    """
+    return cast("FromEngine", _decode(data, _engine_decoder))
+
+
+def decode_from_gateway(data: bytes) -> FromGateway:
+    """A message that came from a gateway.
+
+    Raises:
+        WireError: it is malformed, too large, or not one that gateways send.
+    """
+    return cast("FromGateway", _decode(data, _gateway_decoder))
+
+
+def _plain(value: Any) -> tuple[Any, ...]:
+    tag, get = _FIELDS[type(value)]
+    if type(value) is Events:
+        return (tag, [_plain(event) for event in value.events])
+    if type(value) is Submit:
+        return (tag, [_plain(primitive) for primitive in value.primitives])
+    return (tag, *get(value))
+
+
+def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
+    try:
+        struct = decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"malformed message: {error}") from error
+    values = msgspec.structs.astuple(struct)
+    cls = _CLASSES[type(struct)]
+    if cls is Events or cls is Submit:
+        values = ([_restore(item) for item in values[0]],)
+    return cls(*values)
+
+
+def _restore(struct: Any) -> Any:
+    return _CLASSES[type(struct)](*msgspec.structs.astuple(struct))
