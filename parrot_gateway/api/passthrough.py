@@ -1,0 +1,311 @@
+"""Calls that an upstream answers: bytes in, bytes out.
+
+What the caller sent goes on unchanged (but for the model's name and our own `parrot` field) and so
+does what comes back, status, errors and event streams included. Only a failure in mid-stream adds
+something: an error event, because clients take a stream that just ends for a success. No semantic
+features, no retries and no connections here (`engines/upstream.py`).
+
+No keep-alive comments are put into a silent upstream's stream: its bytes pass as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+
+from parrot_gateway.api.event_tail import EventTail, dialect_of
+from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers
+from parrot_gateway.engines.upstream import Upstream, UpstreamResponse
+from parrot_gateway.engines.usage import usage_of_body
+from parrot_gateway.exceptions import (
+    DeadlineError,
+    GatewayError,
+    InvalidRequestError,
+    OverloadedError,
+    UpstreamError,
+)
+
+#: Answers a call with another model (the upstream's `fallback`) on the same exchange.
+Fallback: TypeAlias = Callable[[str], Awaitable[None]]
+
+#: Routes whose answers are looked into for usage, and whose broken streams get an error event.
+_ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
+_MULTIPART_MODEL = re.compile(
+    rb'content-disposition: *form-data; *name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n'
+    rb"([^\r\n]{1,256})\r\n",
+    re.IGNORECASE,
+)
+
+
+class _Envelope(msgspec.Struct):
+    model: str | None = None
+
+
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+async def forward(
+    exchange: Exchange,
+    upstream: Upstream,
+    *,
+    model: str | None,
+    requested_model: str | None,
+    path: str,
+    body: bytes,
+    stream: bool = False,
+    timeout_s: float | None = None,
+    fallback: Fallback | None = None,
+) -> None:
+    """Let `upstream` answer this exchange. Call after the request body has been read.
+
+    Ends the watch for a disconnect itself. When the client goes away, in whatever phase, the
+    upstream's request is aborted.
+
+    Args:
+        exchange: not answered yet.
+        upstream: where to.
+        model: the name that the upstream knows.
+        requested_model: the name that the body holds.
+        path: the route (`/v1/…`), which decides how streams end.
+        body: as received.
+        stream: the caller asked for an event stream. The upstream's content type decides what is
+            sent; this only tells an unexpected answer.
+        timeout_s: the whole call ends after this time with a `DeadlineError`.
+        fallback: called instead of answering when the upstream has `fallback` set and cannot
+            answer, while nothing has been sent.
+
+    Raises:
+        GatewayError: nothing has been sent yet; the caller answers with it.
+        UpstreamError: also when a body that is no event stream broke off half sent: the
+            connection must be cut, for nothing else tells the client.
+        ClientDisconnected: the client went away.
+    """
+    await _Relay(exchange, upstream, path, stream).run(
+        rewrite(body, None if model == requested_model else model), timeout_s, fallback
+    )
+
+
+async def forward_any(
+    exchange: Exchange,
+    upstream: Upstream,
+    *,
+    body: bytes,
+    model: str | None = None,
+    requested_model: str | None = None,
+    timeout_s: float | None = None,
+    fallback: Fallback | None = None,
+) -> None:
+    """`forward` for any other route, method and content type under `/v1/`.
+
+    Only a JSON body is rewritten; see `model_of` for what routes a body.
+
+    Raises:
+        InvalidRequestError: the model's name would have to be changed in a body that is not JSON.
+        GatewayError, UpstreamError, ClientDisconnected: as `forward`.
+    """
+    content_type = (exchange.header(b"content-type") or b"").lower()
+    if content_type.startswith(b"application/json"):
+        body = rewrite(body, None if model == requested_model else model)
+    elif model != requested_model:
+        raise InvalidRequestError(
+            f"'{requested_model}' is another name of '{model}', which can only be replaced in a "
+            f"JSON body: name '{model}' itself.",
+            param="model",
+        )
+    await _Relay(exchange, upstream, exchange.path, False).run(body, timeout_s, fallback)
+
+
+def model_of(exchange: Exchange, body: bytes) -> str | None:
+    """The model that a request for one of the other routes names, if any.
+
+    A JSON body's `model`, or the form field `model` of a multipart body.
+
+    Raises:
+        InvalidRequestError: the body says it is JSON and is not, or `model` is no string.
+    """
+    content_type = exchange.header(b"content-type") or b""
+    lowered = content_type.lower()
+    if lowered.startswith(b"application/json") and body:
+        try:
+            return _envelope_decoder.decode(body).model
+        except msgspec.ValidationError:
+            if not body.lstrip().startswith(b"{"):
+                return None
+            raise InvalidRequestError("'model' must be a string.", param="model") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"The body is not valid JSON: {error}") from None
+    if lowered.startswith(b"multipart/form-data"):
+        match = _MULTIPART_MODEL.search(body)
+        if match is not None:
+            return match[1].decode("utf-8", "replace").strip()
+    return None
+
+
+def rewrite(body: bytes, model: str | None) -> bytes:
+    """`body` with another `model` (unless None) and without `parrot`; the very same object when
+    there is nothing to change. The values of all other fields keep their bytes.
+
+    Raises:
+        InvalidRequestError: the body has to be changed and is no JSON object.
+    """
+    if model is None and b'"parrot"' not in body:
+        return body
+    try:
+        fields = _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The body is not a JSON object: {error}") from None
+    if fields.pop("parrot", None) is None and model is None:
+        return body
+    if model is not None:
+        fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+class _Relay:
+    """One call on its way through."""
+
+    __slots__ = ("_accounted", "_events", "_exchange", "_path", "_stream", "_upstream")
+
+    def __init__(self, exchange: Exchange, upstream: Upstream, path: str, stream: bool) -> None:
+        self._exchange = exchange
+        self._upstream = upstream
+        self._path = path
+        self._stream = stream
+        self._accounted = path.endswith(_ACCOUNTED)
+        self._events: EventTail | None = None
+
+    async def run(self, body: bytes, timeout_s: float | None, fallback: Fallback | None) -> None:
+        exchange = self._exchange
+        task = asyncio.current_task()
+        assert task is not None
+        exchange.cancel_on_disconnect(task)
+        other = self._upstream.settings.fallback if fallback is not None else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                answered = await self._answer(body, other)
+        except asyncio.CancelledError:
+            if exchange.disconnected:
+                task.uncancel()
+                raise ClientDisconnected from None
+            raise
+        except TimeoutError:
+            error = DeadlineError(f"The call took longer than {timeout_s:g} s.")
+            await self._fail(error)
+            return
+        finally:
+            exchange.finish()
+        if not answered and fallback is not None and other is not None:
+            await fallback(other)
+
+    async def _answer(self, body: bytes, other: str | None) -> bool:
+        """Answer the exchange; False when nothing was sent because `other` shall answer."""
+        exchange, upstream = self._exchange, self._upstream
+        scope = exchange.scope
+        try:
+            response = await upstream.request(
+                exchange.method,
+                scope.get("raw_path") or exchange.path,
+                scope.get("query_string", b""),
+                scope["headers"],
+                body,
+                patience_s=_patience(exchange),
+                readable=self._accounted,
+            )
+        except (UpstreamError, OverloadedError):
+            if other is not None:
+                return False
+            raise
+        try:
+            if other is not None and (response.exhausted or response.status >= 500):
+                return False
+            await self._pass_on(response)
+        finally:
+            response.close()
+        return True
+
+    async def _pass_on(self, response: UpstreamResponse) -> None:
+        upstream, exchange = self._upstream, self._exchange
+        headers = response.headers
+        headers.append((b"x-parrot-engine", upstream.name.encode()))
+        if response.exhausted:
+            headers = [item for item in headers if item[0] != b"x-should-retry"]
+            headers.append((b"x-should-retry", b"false"))
+        succeeded = response.status < 400
+        if response.content_type == "text/event-stream" and not response.encoded:
+            self._events = events = EventTail(dialect_of(self._path))
+            await self._pass_events(response, headers, events)
+            if succeeded and self._accounted:
+                upstream.usage.add(events.usage())
+            return
+        if response.at_eof and exchange.method != "HEAD":
+            if succeeded and self._accounted:
+                upstream.usage.add(None if response.encoded else usage_of_body(response.first))
+            await exchange.respond(response.status, response.first, headers)
+            return
+        if response.announced_length is not None:
+            headers.append((b"content-length", str(response.announced_length).encode()))
+        await exchange.start_stream(response.status, headers, response.first)
+        while not response.at_eof:
+            chunk = await response.read()
+            if chunk:
+                await exchange.write(chunk)
+        await exchange.end_stream()
+        if succeeded and self._accounted:
+            upstream.usage.add(None)
+
+    async def _pass_events(
+        self, response: UpstreamResponse, headers: Headers, events: EventTail
+    ) -> None:
+        exchange = self._exchange
+        if not any(name == b"x-accel-buffering" for name, _ in headers):
+            headers.append((b"x-accel-buffering", b"no"))
+        ready = events.feed(response.first)
+        last = b""
+        try:
+            while not response.at_eof:
+                if ready:
+                    if exchange.responded:
+                        await exchange.write(ready)
+                    else:
+                        await exchange.start_stream(response.status, headers, ready)
+                ready = events.feed(await response.read())
+            last = events.end(
+                UpstreamError(
+                    f"The upstream '{self._upstream.name}' ended its stream before the answer "
+                    "was complete."
+                )
+            )
+        except UpstreamError as error:
+            if not exchange.responded:
+                raise
+            ready, last = b"", events.fail(error)
+        if not exchange.responded:
+            await exchange.start_stream(response.status, headers, ready)
+            ready = b""
+        # NOTE: the end of the stream in the same write as its last bytes, so that clients find
+        # the connection ready for their next request.
+        await exchange.end_stream(ready + last)
+
+    async def _fail(self, error: GatewayError) -> None:
+        if not self._exchange.responded:
+            raise error
+        if self._events is None:
+            raise UpstreamError(error.message)
+        await self._exchange.end_stream(self._events.fail(error))
+
+
+def _patience(exchange: Exchange) -> float | None:
+    """How long the OpenAI client says that it waits for bytes."""
+    text = exchange.header(b"x-stainless-read-timeout")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < 1e6 else None

@@ -1,0 +1,555 @@
+"""An upstream: an OpenAI-compatible server that calls are passed on to.
+
+Owns the connection pool, the bound on calls in flight, retries, the circuit breaker and the list
+of models. Passes bytes; knows neither JSON bodies nor event streams. Redirects are not followed
+(one could carry the operator's key to another host): they go to the client as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import random
+import time
+import urllib.request
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from multidict import CIMultiDict
+from yarl import URL
+
+from parrot_gateway.engines.breaker import CircuitBreaker, Permit
+from parrot_gateway.engines.proxy_headers import RequestHeaders, response_headers
+from parrot_gateway.engines.retry import RetryPolicy
+from parrot_gateway.engines.slots import QueueFullError, Slots
+from parrot_gateway.engines.usage import UsageTotals
+from parrot_gateway.exceptions import (
+    GatewayError,
+    OverloadedError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from parrot_gateway.settings import UpstreamSettings, read_secret
+
+logger = logging.getLogger(__name__)
+
+#: Answers up to this size are read whole before anything is passed on, so that a failure in their
+#: middle can still be retried or reported; the rest of a longer one is streamed.
+WHOLE_BODY_LIMIT = 4 * 1024 * 1024
+#: The list of models is asked for again after this time.
+REFRESH_S = 60.0
+#: Time for one answer to `GET /models`.
+DISCOVERY_TIMEOUT_S = 10.0
+#: Waits between attempts to reach an upstream that is down: doubling between these.
+DISCOVERY_BACKOFF_S = (0.25, 15.0)
+#: aiohttp warns that it may block on byte bodies above 1 MiB and takes file objects instead.
+_LARGE_BODY = 1024 * 1024
+_MAX_CACHED_URLS = 512
+
+
+class _Broken(Exception):
+    """One try failed before anything was passed on."""
+
+    def __init__(self, error: UpstreamError, *, retry: bool, at_once: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.retry = retry
+        #: The connection may just have been an idle one that the upstream had closed.
+        self.at_once = at_once
+
+
+class UpstreamResponse:
+    """An answer whose status, headers and first bytes are there.
+
+    Attributes:
+        status: of the upstream.
+        headers: those that go on to the client, names in lower case.
+        content_type: lower case, without parameters.
+        first: first bytes of the body; all of it when `at_eof`.
+        encoded: the body is compressed.
+        exhausted: the status asked for a retry and the retries are used up.
+    """
+
+    __slots__ = (
+        "_inner",
+        "_permit",
+        "_upstream",
+        "content_type",
+        "encoded",
+        "exhausted",
+        "first",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, upstream: Upstream, inner: aiohttp.ClientResponse) -> None:
+        self._upstream = upstream
+        self._inner = inner
+        self._permit: Permit | None = None
+        self.status = inner.status
+        self.headers = response_headers(inner.raw_headers)
+        content_type = inner.headers.get("content-type", "")
+        self.content_type = content_type.partition(";")[0].strip().lower()
+        self.encoded = inner.headers.get("content-encoding", "identity").lower() != "identity"
+        self.first = b""
+        self.exhausted = False
+
+    @property
+    def at_eof(self) -> bool:
+        """Whether the whole body has been read."""
+        return self._inner.content.at_eof()
+
+    @property
+    def announced_length(self) -> int | None:
+        """The upstream's `Content-Length`."""
+        return self._inner.content_length
+
+    @property
+    def hints(self) -> Mapping[str, str]:
+        """The upstream's own headers, by name in any case: when to retry is in them."""
+        return self._inner.headers
+
+    async def read(self) -> bytes:
+        """The next bytes, as they come; empty at the end.
+
+        Raises:
+            UpstreamError: the body broke off or stalled.
+        """
+        try:
+            return await self._inner.content.readany()
+        except (aiohttp.ClientError, OSError) as cause:
+            broken = self._upstream.explain(cause, "broke off in the middle of its answer")
+            self._upstream.note_failure(self._permit)
+            raise broken.error from None
+
+    async def read_first(self) -> None:
+        """Fill `first`: the whole body of a document, the first bytes of a stream."""
+        content = self._inner.content
+        length = self._inner.content_length
+        if length is None:
+            is_whole = self.content_type == "application/json"
+        else:
+            is_whole = length <= WHOLE_BODY_LIMIT and self.content_type != "text/event-stream"
+        self.first = await content.readany()
+        if not is_whole or content.at_eof():
+            return
+        chunks, size = [self.first], len(self.first)
+        while size < WHOLE_BODY_LIMIT and not content.at_eof():
+            chunk = await content.readany()
+            chunks.append(chunk)
+            size += len(chunk)
+        self.first = b"".join(chunks)
+
+    def close(self) -> None:
+        """Let go of the call. A body that was not read to its end is aborted at the upstream."""
+        upstream = self._upstream
+        if self._permit is not None:
+            self._permit = None
+            upstream.slots.release()
+        if not self._inner.content.at_eof():
+            self._inner.close()
+
+    def admit(self, permit: Permit) -> None:
+        """From now on the response owns its slot (and gives it back in `close`)."""
+        self._permit = permit
+
+    def discard(self) -> None:
+        """Drop an answer that is going to be retried."""
+        if not self._inner.content.at_eof():
+            self._inner.close()
+
+
+class Upstream:
+    """One upstream server.
+
+    Args:
+        settings: as checked.
+        secret: its key; by default the one that the settings refer to.
+        gateway_has_key: callers send the gateway's own key, which must not leave it.
+    """
+
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        secret: str | None = None,
+        *,
+        gateway_has_key: bool = True,
+    ) -> None:
+        reference = settings.key_reference()
+        if secret is None and reference is not None:
+            secret = read_secret(reference)
+        forward = settings.forward_authorization
+        if forward is None:
+            forward = secret is None and not gateway_has_key
+        self.settings = settings
+        #: Tokens and calls since the start.
+        self.usage = UsageTotals()
+        #: Calls in flight and in line.
+        self.slots = Slots(settings.max_concurrency, settings.max_waiting)
+        #: Tries after the first, and tries that failed, since the start.
+        self.retries = 0
+        self.failures = 0
+        self._base = URL(settings.url)
+        self._headers = RequestHeaders(secret, forward_credentials=forward)
+        self._policy = RetryPolicy(
+            settings.max_retries, settings.backoff_s, settings.max_backoff_s
+        )
+        self._breaker = CircuitBreaker(
+            failures=settings.breaker_failures,
+            window_s=settings.breaker_window_s,
+            open_s=settings.breaker_open_s,
+            successes=settings.breaker_successes,
+        )
+        self._urls: dict[tuple[bytes, bytes], URL] = {}
+        self._random = random.Random()  # noqa: S311 - jitter, not a secret
+        self._session: aiohttp.ClientSession | None = None
+        self._discovery: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._models: tuple[str, ...] = ()
+        self._names: frozenset[str] = frozenset()
+        if isinstance(settings.models, list):
+            self._list(settings.models)
+
+    # -- what it serves ---------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The operator's name for it."""
+        return self.settings.name
+
+    def serves(self, model: str) -> bool:
+        """Whether it lists this model."""
+        return model in self._names
+
+    def serves_any(self) -> bool:
+        """Whether it takes every name."""
+        return self.settings.models == "*"
+
+    def models(self) -> tuple[str, ...]:
+        """The models it lists; empty until it was reached when it has to be asked."""
+        return self._models
+
+    @property
+    def ready(self) -> bool:
+        """Whether its models are known. It may still be failing: see `describe`."""
+        return self._ready.is_set()
+
+    # -- lifetime ---------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the connection pool and begin to ask for the models; does not wait for them."""
+        proxy = _proxy_for(self._base)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=self.settings.connect_timeout_s,
+                sock_read=self.settings.read_timeout_s,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            proxy=proxy,
+        )
+        if self.settings.models is None:
+            self._discovery = asyncio.create_task(
+                self._keep_discovering(), name=f"discover-{self.name}"
+            )
+        else:
+            self._ready.set()
+
+    async def wait_ready(self) -> None:
+        """Return once the models are known; an upstream that is down is asked again and again."""
+        await self._ready.wait()
+
+    async def close(self) -> None:
+        """Abort what is in flight and close all connections."""
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.gather(self._discovery, return_exceptions=True)
+            self._discovery = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def describe(self) -> dict[str, Any]:
+        """State and counters as plain types, for `/health`. No keys, no user names."""
+        now = asyncio.get_running_loop().time()
+        return {
+            "name": self.name,
+            "url": str(self._base.with_user(None)),
+            "ready": self.ready,
+            "models": len(self._models),
+            "breaker": self._breaker.state(now),
+            "breaker_openings": self._breaker.openings,
+            "running": self.slots.held,
+            "waiting": self.slots.waiting,
+            "retries": self.retries,
+            "failures": self.failures,
+            "usage": self.usage.to_dict(),
+        }
+
+    # -- one call ---------------------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        path: str | bytes,
+        query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        patience_s: float | None = None,
+        readable: bool = True,
+    ) -> UpstreamResponse:
+        """Send one request and return its answer once the first bytes of the body are there.
+
+        Retries what may be retried; so far nothing has been passed on. The caller closes the
+        response in every case. A cancellation aborts the request at the upstream.
+
+        Args:
+            method: `POST`, …
+            path: as the client sent it (`/v1/…`, percent-encoded).
+            query: raw query string.
+            headers: the client's, names in lower case.
+            body: sent as it is.
+            patience_s: how long the client will wait for a first byte: no wait in line and no
+                retry goes beyond it.
+            readable: ask for an uncompressed answer.
+
+        Raises:
+            OverloadedError: too many calls wait already, or the breaker is open.
+            UpstreamError: it could not be reached or broke off, after all retries.
+            UpstreamTimeoutError: it was silent for `read_timeout_s`.
+        """
+        limit_s = self.settings.read_timeout_s
+        if patience_s is not None:
+            limit_s = min(limit_s, patience_s)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        url = self._url(path if isinstance(path, bytes) else path.encode(), query)
+        outgoing = self._headers.build(headers, readable=readable)
+        if not self.slots.acquire_nowait():
+            await self._wait_in_line(limit_s)
+        try:
+            return await self._try_until_answered(method, url, outgoing, body, deadline)
+        except BaseException:
+            self.slots.release()
+            raise
+
+    async def _wait_in_line(self, limit_s: float) -> None:
+        try:
+            await self.slots.acquire(limit_s)
+        except QueueFullError:
+            raise OverloadedError(
+                f"{self.slots.waiting} calls wait for the upstream '{self.name}' already. "
+                "Try again later."
+            ) from None
+        except TimeoutError:
+            raise OverloadedError(
+                f"The upstream '{self.name}' had no room within {limit_s:g} s. Try again later."
+            ) from None
+
+    async def _try_until_answered(
+        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes, deadline: float
+    ) -> UpstreamResponse:
+        loop = asyncio.get_running_loop()
+        retry = 0
+        while True:
+            permit = self._breaker.acquire(loop.time())
+            if permit is None:
+                raise self._unavailable(loop.time())
+            try:
+                response = await self._try_once(method, url, headers, body)
+            except _Broken as broken:
+                self.note_failure(permit)
+                if not broken.retry or retry >= self._policy.max_retries:
+                    raise broken.error from None
+                delay = 0.0
+                if not broken.at_once or retry > 0:
+                    delay = self._policy.backoff(retry, self._random.random())
+                if self._must_stop(delay, deadline):
+                    raise broken.error from None
+            except BaseException:
+                self._breaker.abandon(permit)
+                raise
+            else:
+                status = response.status
+                if status >= 500:
+                    self.note_failure(permit)
+                else:
+                    self._breaker.success(permit)
+                response.admit(permit)
+                if status < 400 or not self._policy.wants_retry(status, response.hints):
+                    return response
+                wait = self._policy.delay(
+                    retry, response.hints, self._random.random(), time.time()
+                )
+                if wait is None or self._must_stop(wait, deadline):
+                    response.exhausted = 0 < retry >= self._policy.max_retries
+                    return response
+                response.discard()
+                delay = wait
+            self.retries += 1
+            retry += 1
+            if delay > 0:
+                await asyncio.sleep(delay)
+
+    async def _try_once(
+        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes
+    ) -> UpstreamResponse:
+        session = self._session
+        if session is None:
+            raise _Broken(UpstreamError(f"The upstream '{self.name}' is closed."), retry=False)
+        data = body if len(body) < _LARGE_BODY else io.BytesIO(body)
+        try:
+            inner = await session.request(
+                method, url, data=data or None, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError, ValueError) as cause:
+            raise self.explain(cause, "closed the connection without an answer") from None
+        response = UpstreamResponse(self, inner)
+        try:
+            await response.read_first()
+        except (aiohttp.ClientError, OSError) as cause:
+            inner.close()
+            raise self.explain(cause, "broke off before its answer was complete") from None
+        except BaseException:
+            inner.close()
+            raise
+        if not response.first and response.content_type == "text/event-stream":
+            raise _Broken(
+                UpstreamError(f"The upstream '{self.name}' ended its stream before it began."),
+                retry=True,
+            )
+        return response
+
+    # -- failures ---------------------------------------------------------------------------
+
+    def explain(self, cause: BaseException, otherwise: str) -> _Broken:
+        """What a failure of the connection means to the client. Names no address."""
+        upstream = f"The upstream '{self.name}'"
+        logger.debug("%s: %r", self.name, cause)
+        if isinstance(cause, aiohttp.ConnectionTimeoutError):
+            seconds = self.settings.connect_timeout_s
+            return _Broken(
+                UpstreamTimeoutError(f"{upstream} did not accept a connection in {seconds:g} s."),
+                retry=True,
+            )
+        if isinstance(cause, TimeoutError):
+            seconds = self.settings.read_timeout_s
+            # NOTE: not retried: the first try may still be at work after all this time.
+            return _Broken(
+                UpstreamTimeoutError(f"{upstream} was silent for {seconds:g} s."), retry=False
+            )
+        if isinstance(cause, aiohttp.ClientConnectorError):
+            reason = cause.os_error.strerror or "no connection"
+            return _Broken(
+                UpstreamError(
+                    f"{upstream} cannot be reached ({reason}). Check that it is running and its "
+                    "address in the gateway's settings."
+                ),
+                retry=True,
+            )
+        if isinstance(cause, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
+            return _Broken(
+                UpstreamError(f"{upstream} did not answer in HTTP that can be understood."),
+                retry=False,
+            )
+        return _Broken(UpstreamError(f"{upstream} {otherwise}."), retry=True, at_once=True)
+
+    def note_failure(self, permit: Permit | None) -> None:
+        """Count a failure, also for the breaker."""
+        self.failures += 1
+        if permit is not None:
+            self._breaker.failure(permit, asyncio.get_running_loop().time())
+
+    def _must_stop(self, delay: float, deadline: float) -> bool:
+        now = asyncio.get_running_loop().time()
+        return now + delay >= deadline or self._breaker.state(now) == "open"
+
+    def _unavailable(self, now: float) -> GatewayError:
+        wait = max(1.0, self._breaker.retry_after_s(now))
+        return OverloadedError(
+            f"The upstream '{self.name}' has been failing and is left alone for now. "
+            f"Try again in {wait:.0f} s.",
+            code="upstream_unavailable",
+            retry_after_s=round(wait, 1),
+        )
+
+    def _url(self, path: bytes, query: bytes) -> URL:
+        key = (path, query)
+        url = self._urls.get(key)
+        if url is None:
+            if len(self._urls) >= _MAX_CACHED_URLS:
+                self._urls.clear()
+            rest = path.removeprefix(b"/v1").decode("latin-1")
+            suffix = f"?{query.decode('latin-1')}" if query else ""
+            url = self._urls[key] = URL(f"{self.settings.url}{rest}{suffix}", encoded=True)
+        return url
+
+    # -- discovery --------------------------------------------------------------------------
+
+    async def _keep_discovering(self) -> None:
+        shortest, longest = DISCOVERY_BACKOFF_S
+        backoff, complained = shortest, False
+        while True:
+            try:
+                names = await self._ask_for_models()
+            except (GatewayError, TimeoutError) as error:
+                if not complained:
+                    reason = error.message if isinstance(error, GatewayError) else "no answer"
+                    logger.warning("models of upstream '%s': %s Trying on.", self.name, reason)
+                    complained = True
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, longest)
+                continue
+            self._list(names)
+            self._ready.set()
+            backoff, complained = shortest, False
+            await asyncio.sleep(REFRESH_S)
+
+    async def _ask_for_models(self) -> list[str]:
+        headers = self._headers.build([(b"accept", b"application/json")], readable=True)
+        url = self._url(b"/v1/models", b"")
+        async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
+            try:
+                response = await self._try_once("GET", url, headers, b"")
+            except _Broken as broken:
+                raise broken.error from None
+        response.discard()
+        if response.status != 200:
+            raise UpstreamError(
+                f"GET /models answered {response.status}: it can be told which models there are "
+                "with the setting upstreams.models."
+            )
+        try:
+            return [model.id for model in _model_list_decoder.decode(response.first).data]
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise UpstreamError("GET /models did not answer with a list of models.") from None
+
+    def _list(self, names: Iterable[str]) -> None:
+        self._models = tuple(dict.fromkeys(names))
+        self._names = frozenset(self._models)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+_model_list_decoder = msgspec.json.Decoder(_ModelList)
+
+
+def _proxy_for(url: URL) -> str | None:
+    """The proxy that the environment (`HTTPS_PROXY`, `NO_PROXY`, …) asks for, read once."""
+    host = url.host or ""
+    if urllib.request.proxy_bypass(host) or host in ("localhost", "127.0.0.1", "::1"):
+        return None
+    return urllib.request.getproxies().get(url.scheme)
