@@ -50,7 +50,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
             "/tokenize": routes.tokenize,
             "/detokenize": routes.detokenize,
         },
-        passthrough=routes.passthrough if gateway.upstreams else None,
+        passthrough=routes.passthrough,
         quiet=quiet,  # type: ignore[arg-type]
         quiet_v1=knows_path,
         keys=keys,

@@ -115,7 +115,7 @@ def serve(
         if alias:
             flags["aliases"] = dict(_pair(item, "--alias", "ALIAS=MODEL") for item in alias)
         settings = load_settings(flags, config)
-        if not settings.models and not settings.upstreams:
+        if not (settings.models or settings.upstreams or settings.engines.join_key):
             settings = load_settings({**flags, "models": [{"model": DEMO_MODEL}]}, config)
         _log_to_stderr(settings.server.log_level)
 
@@ -188,11 +188,15 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         names += [f"{name}  (upstream {upstream.name})" for name in upstream.models()]
         if upstream.serves_any():
             names.append(f"any other name  (upstream {upstream.name})")
+        elif not upstream.ready:
+            names.append(f"(upstream {upstream.name} does not answer yet)")
     first = next(iter(gateway.engine_models()), None)
     for upstream in gateway.upstreams.values():
         first = first or next(iter(upstream.models()), None)
-    key = ' -H "Authorization: Bearer $PARROT_API_KEY"' if api_key_of(gateway.settings) else ""
-    body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
+    reference = gateway.settings.server.api_key or "env:PARROT_API_KEY"
+    variable = reference.removeprefix("env:")
+    key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
+    body = f'{{"model": "{first or "MODEL"}", "prompt": "Once upon a time", "max_tokens": 60}}'
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
         "",

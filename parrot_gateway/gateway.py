@@ -25,6 +25,9 @@ from parrot_gateway.settings import Settings, read_secret
 
 logger = logging.getLogger(__name__)
 
+#: How long the start waits for an upstream that does not answer.
+UPSTREAM_PATIENCE_S = 3.0
+
 
 class Gateway:
     """Everything behind the HTTP surface.
@@ -88,11 +91,18 @@ class Gateway:
             await self.supervisor.start(join_url, self.own_join_key)
 
     async def wait_ready(self) -> None:
-        """Return once each configured model is served, or has failed."""
+        """Return once each configured model is served or has failed, and each upstream has
+        answered or had `UPSTREAM_PATIENCE_S` to do so."""
         await asyncio.gather(
             self.supervisor.wait_ready(),
-            *(upstream.wait_ready() for upstream in self.upstreams.values()),
+            *(_wait_briefly(upstream) for upstream in self.upstreams.values()),
         )
+
+    def can_serve(self) -> bool:
+        """Whether there is anything to serve, now or once an upstream or an engine turns up."""
+        if self.upstreams or self.remote_join_key is not None:
+            return True
+        return len(self.failures()) < len(self.supervisor.models())
 
     def join_keys(self) -> list[str]:
         """Keys with which engines may join."""
@@ -131,3 +141,11 @@ class Gateway:
             "engine_processes": self.supervisor.describe(),
             "upstreams": [upstream.describe() for upstream in self.upstreams.values()],
         }
+
+
+async def _wait_briefly(upstream: Upstream) -> None:
+    try:
+        async with asyncio.timeout(UPSTREAM_PATIENCE_S):
+            await upstream.wait_ready()
+    except TimeoutError:
+        logger.warning("upstream '%s' does not answer yet; its calls will be tried", upstream.name)

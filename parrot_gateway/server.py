@@ -105,6 +105,8 @@ def run_server(
     )
     server = DrainingServer(config, gateway)
 
+    status = 0
+
     async def main() -> None:
         ready = asyncio.create_task(announce_when_ready(), name="announce")
         try:
@@ -113,19 +115,22 @@ def run_server(
             ready.cancel()
 
     async def announce_when_ready() -> None:
+        nonlocal status
         await gateway.wait_ready()
-        if gateway.is_ready():
+        if gateway.gate.draining:
+            return
+        if gateway.can_serve():
             announce(gateway, f"{root}/v1", time.perf_counter() - started)
-        elif not gateway.gate.draining:
-            for name, reason in gateway.failures().items():
-                report(f"{name}: {reason}")
-            report("Nothing can be served; stopping.")
-            gateway.gate.draining = True
-            server.should_exit = True
+            return
+        for name, reason in gateway.failures().items():
+            report(f"{name}: {reason}")
+        report("Nothing can be served; stopping.")
+        status = 1
+        server.should_exit = True
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
-    return 0 if server.started and not gateway.failures() else 1
+    return status if server.started else 1
 
 
 def _bind(host: str, port: int) -> socket.socket:

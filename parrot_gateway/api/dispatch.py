@@ -36,8 +36,7 @@ class Dispatcher:
 
     Args:
         hot: handlers by exact path, all of them POST.
-        passthrough: takes paths under `/v1/` that nothing else knows; None when there is no
-            upstream.
+        passthrough: takes paths under `/v1/` that nothing else knows.
         quiet: the FastAPI application with all other routes.
         quiet_v1: whether FastAPI knows a path under `/v1/`.
         keys: checks the caller's key.
@@ -48,7 +47,7 @@ class Dispatcher:
         self,
         *,
         hot: dict[str, Handler],
-        passthrough: Handler | None,
+        passthrough: Handler,
         quiet: ASGIApp,
         quiet_v1: Callable[[str], bool],
         keys: KeyCheck,

@@ -1,0 +1,164 @@
+"""From a call's `model` to whoever answers it: engines of our own, or an upstream.
+
+Reads `model` and `stream` only; the handlers it hands over to decode the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.passthrough import Fallback, forward, forward_any, model_of
+from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.exceptions import NotFoundError, UnsupportedError
+from parrot_gateway.gateway import Gateway
+
+
+class _Head(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+
+#: Answers a call on an engine: exchange, engine, requested model, body.
+EngineHandler: TypeAlias = Callable[[Exchange, RemoteEngine, str, bytes], Awaitable[None]]
+
+
+class CallRoutes:
+    """The handlers of the hot paths."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._server = gateway.settings.server
+
+    async def completions(self, exchange: Exchange) -> None:
+        """`POST /v1/completions`."""
+        await self._call(exchange, self._complete)
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        """`POST /v1/chat/completions`."""
+        await self._call(exchange, self._chat)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """`POST /tokenize`: models of our own engines only."""
+        from parrot_gateway.api.tokenize import handle_tokenize
+
+        body = await exchange.body(self._server.max_body_bytes)
+        await handle_tokenize(exchange, self._own_engine(body), body)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """`POST /detokenize`: models of our own engines only."""
+        from parrot_gateway.api.tokenize import handle_detokenize
+
+        body = await exchange.body(self._server.max_body_bytes)
+        await handle_detokenize(exchange, self._own_engine(body), body)
+
+    async def passthrough(self, exchange: Exchange) -> None:
+        """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
+        first upstream when it names none."""
+        upstreams = self._gateway.upstreams
+        if not upstreams:
+            raise NotFoundError(
+                f"Unknown route: {exchange.method} {exchange.path}.", code="unknown_route"
+            )
+        body = await exchange.body(self._server.max_body_bytes)
+        name = model_of(exchange, body)
+        timeout_s = self._server.call_timeout_s
+        if name is None:
+            first = next(iter(upstreams.values()))
+            await forward_any(exchange, first, body=body, timeout_s=timeout_s)
+            return
+        target = self._gateway.resolve(name)
+        if isinstance(target, EngineTarget):
+            raise UnsupportedError(
+                f"The model '{name}' is run by this gateway's own engine, which does not offer "
+                f"{exchange.path}.",
+                param="model",
+                code="unsupported_route",
+            )
+        await forward_any(
+            exchange,
+            upstreams[target.upstream],
+            body=body,
+            model=target.model,
+            requested_model=name,
+            timeout_s=timeout_s,
+        )
+
+    async def _call(self, exchange: Exchange, handler: EngineHandler) -> None:
+        body = await exchange.body(self._server.max_body_bytes)
+        head = decode(body, _head_decoder)
+        if not head.model:
+            raise missing_parameter("model")
+        await self._answer(exchange, handler, head, head.model, body, frozenset())
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        handler: EngineHandler,
+        head: _Head,
+        model: str,
+        body: bytes,
+        tried: frozenset[str],
+    ) -> None:
+        """Answer with `model`; `tried` are the upstreams that could not, so fallbacks end."""
+        requested = head.model or model
+        target = self._gateway.resolve(model)
+        if isinstance(target, EngineTarget):
+            await handler(exchange, self._gateway.place(target.model), requested, body)
+            return
+
+        async def fall_back(other: str) -> None:
+            await self._answer(exchange, handler, head, other, body, tried | {target.upstream})
+
+        fallback: Fallback | None = None if target.upstream in tried else fall_back
+        await forward(
+            exchange,
+            self._gateway.upstreams[target.upstream],
+            model=target.model,
+            requested_model=requested,
+            path=exchange.path,
+            body=body,
+            stream=bool(head.stream),
+            timeout_s=self._server.call_timeout_s,
+            fallback=fallback,
+        )
+
+    async def _complete(
+        self, exchange: Exchange, engine: RemoteEngine, model: str, body: bytes
+    ) -> None:
+        # Imported here because it loads the tokenizer's library, which a gateway that only
+        # passes calls on does not need.
+        from parrot_gateway.api.completions import handle_completions
+
+        await handle_completions(exchange, engine, model, body, self._server)
+
+    async def _chat(
+        self, exchange: Exchange, engine: RemoteEngine, model: str, body: bytes
+    ) -> None:
+        from parrot_gateway.api.chat import handle_chat
+
+        await handle_chat(exchange, engine, model, body, self._server)
+
+    def _own_engine(self, body: bytes) -> RemoteEngine:
+        """The engine of the model that `body` names, or of the only model there is."""
+        name = decode(body, _head_decoder).model
+        if name is None:
+            models = self._gateway.engine_models()
+            if len(models) != 1:
+                raise missing_parameter("model")
+            return self._gateway.place(models[0])
+        target = self._gateway.resolve(name)
+        if not isinstance(target, EngineTarget):
+            raise UnsupportedError(
+                f"The model '{name}' belongs to the upstream '{target.upstream}', whose tokenizer "
+                "this gateway does not have.",
+                param="model",
+            )
+        return self._gateway.place(target.model)
