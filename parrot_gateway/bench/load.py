@@ -1,0 +1,320 @@
+"""A load generator that is not the bottleneck: raw asyncio and httptools, in a process of its own.
+
+    python -m parrot_gateway.bench.load < plan.json > result.json
+
+`run_load` starts that process. Each of `concurrency` connections sends its next request as soon as
+the last answer is complete (a closed loop). Parses no JSON; a chunk
+is one `data:` event. A request fails by its status, by a broken connection, or by an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from asyncio.subprocess import PIPE
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+
+class LoadPlan(msgspec.Struct, frozen=True):
+    """What to send."""
+
+    #: Base URL, ending in `/v1`.
+    url: str
+    body: str
+    path: str = "/chat/completions"
+    method: str = "POST"
+    headers: dict[str, str] = {}
+    concurrency: int = 1
+    #: Measured requests over all connections, or as many as fit in `duration_s`.
+    requests: int = 0
+    duration_s: float = 0.0
+    #: Requests over all connections that are sent first and not measured.
+    warmup: int = 0
+    #: Chunks further apart than this count as a stall.
+    stall_ms: float = 100.0
+    #: Whole run; what is unanswered then has failed.
+    timeout_s: float = 120.0
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Percentiles of some times, in milliseconds."""
+
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Spread:
+        """The percentiles (nearest rank); zeros when there are no values."""
+        if not seconds:
+            return cls()
+        ordered = sorted(seconds)
+
+        def rank(share: float) -> float:
+            return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000
+
+        return cls(rank(0.5), rank(0.9), rank(0.99), ordered[-1] * 1000)
+
+
+class LoadResult(msgspec.Struct, frozen=True):
+    """What came back."""
+
+    requests: int
+    errors: int
+    seconds: float
+    requests_per_s: float
+    latency_ms: Spread
+    #: To the first byte of the body.
+    ttft_ms: Spread
+    chunks: int
+    chunks_per_s: float
+    #: Gaps between chunks of one stream, as they arrived.
+    gap_ms: Spread
+    #: Gaps longer than the plan's `stall_ms`, and the streams that had one.
+    stalls: int
+    stalled_streams: int
+    bytes: int
+    #: Processor time of the load generator: near `seconds`, it was the bottleneck.
+    cpu_s: float
+    first_error: str = ""
+
+
+class _Run:
+    """Shared by the connections of one run."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self.plan = plan
+        self.left = plan.requests
+        self.ends_at = 0.0
+        self.latencies: list[float] = []
+        self.ttfts: list[float] = []
+        self.gaps: list[float] = []
+        self.stalled_streams = 0
+        self.errors = 0
+        self.chunks = 0
+        self.bytes = 0
+        self.first_error = ""
+
+    def take(self) -> bool:
+        """Whether another request shall be sent."""
+        if self.ends_at:
+            return time.perf_counter() < self.ends_at
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        return True
+
+    def fail(self, reason: str) -> None:
+        self.errors += 1
+        self.first_error = self.first_error or reason
+
+
+class _Client(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, run: _Run, request: bytes) -> None:
+        self._run = run
+        self._request = request
+        self._transport: asyncio.Transport
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._busy = False
+        self._started = self._first = self._last = 0.0
+        self._stalled = False
+        self._events = 0
+        self._failed = ""
+        self._parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def drive(self) -> None:
+        """Send requests until the run has none left."""
+        self._next()
+        await self._finished
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._busy:
+            self._run.fail(f"connection lost: {exc!r}")
+        if not self._finished.done():
+            self._finished.set_result(None)
+
+    def close(self) -> None:
+        """Cut the connection."""
+        self._busy = False
+        self._transport.abort()
+
+    def _next(self) -> None:
+        if not self._run.take():
+            self._busy = False
+            if not self._finished.done():
+                self._finished.set_result(None)
+            self._transport.close()
+            return
+        self._busy = True
+        self._first = self._last = 0.0
+        self._events = 0
+        self._stalled = False
+        self._failed = ""
+        self._parser = httptools.HttpResponseParser(self)
+        self._started = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._run.bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._failed = self._failed or f"not HTTP: {error}"
+            self._transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        now = time.perf_counter()
+        run = self._run
+        if not self._first:
+            self._first = now
+        elif now != self._last:
+            gap = now - self._last
+            run.gaps.append(gap)
+            if gap * 1000 > run.plan.stall_ms:
+                self._stalled = True
+        self._last = now
+        self._events += body.count(b"data:")
+        if b'"error":' in body:
+            self._failed = self._failed or body[:200].decode("utf-8", "replace")
+
+    def on_message_complete(self) -> None:
+        now = time.perf_counter()
+        run = self._run
+        status = self._parser.get_status_code()
+        if status >= 400:
+            self._failed = f"status {status}: {self._failed}"
+        if self._failed:
+            run.fail(self._failed)
+        else:
+            run.latencies.append(now - self._started)
+            run.ttfts.append(self._first - self._started)
+            run.chunks += self._events
+            run.stalled_streams += self._stalled
+        # NOTE: not from inside the parser's callback: a new parser replaces this one.
+        asyncio.get_running_loop().call_soon(self._next)
+
+
+async def drive(plan: LoadPlan) -> LoadResult:
+    """Put the load on from this very process (see `run_load` for one of its own)."""
+    if plan.warmup:
+        warmup = msgspec.structs.replace(plan, requests=plan.warmup, duration_s=0.0, warmup=0)
+        await _drive(warmup)
+    return await _drive(plan)
+
+
+async def _drive(plan: LoadPlan) -> LoadResult:
+    loop = asyncio.get_running_loop()
+    run = _Run(plan)
+    parts = urlsplit(plan.url)
+    request = _request_bytes(plan)
+    port = parts.port or 80
+    clients = []
+    for _ in range(plan.concurrency):
+        _, client = await loop.create_connection(
+            lambda: _Client(run, request), parts.hostname, port
+        )
+        clients.append(client)
+    cpu = time.process_time()
+    started = time.perf_counter()
+    if plan.duration_s:
+        run.ends_at = started + plan.duration_s
+    tasks = [asyncio.create_task(client.drive()) for client in clients]
+    _, late = await asyncio.wait(tasks, timeout=plan.timeout_s)
+    seconds = time.perf_counter() - started
+    for task, client in zip(tasks, clients, strict=True):
+        if task in late:
+            run.fail(f"no answer within {plan.timeout_s:g} s")
+            task.cancel()
+            client.close()
+    stall_s = plan.stall_ms / 1000
+    return LoadResult(
+        requests=len(run.latencies),
+        errors=run.errors,
+        seconds=seconds,
+        requests_per_s=len(run.latencies) / seconds,
+        latency_ms=Spread.of(run.latencies),
+        ttft_ms=Spread.of(run.ttfts),
+        chunks=run.chunks,
+        chunks_per_s=run.chunks / seconds,
+        gap_ms=Spread.of(run.gaps),
+        stalls=sum(gap > stall_s for gap in run.gaps),
+        stalled_streams=run.stalled_streams,
+        bytes=run.bytes,
+        cpu_s=time.process_time() - cpu,
+        first_error=run.first_error,
+    )
+
+
+def _request_bytes(plan: LoadPlan) -> bytes:
+    parts = urlsplit(plan.url)
+    body = plan.body.encode()
+    # What an OpenAI client sends, in size and kind.
+    headers = {
+        "Host": parts.netloc,
+        "Accept-Encoding": "gzip, deflate",
+        "Connection": "keep-alive",
+        "Accept": "application/json",
+        "Content-Type": "application/json",
+        "User-Agent": "AsyncOpenAI/Python 2.54.0",
+        "X-Stainless-Lang": "python",
+        "X-Stainless-Package-Version": "2.54.0",
+        "X-Stainless-Retry-Count": "0",
+        "X-Stainless-Read-Timeout": "600",
+        "Authorization": "Bearer benchmark",
+        "Content-Length": str(len(body)),
+        **plan.headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"{plan.method} {parts.path}{plan.path} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+async def run_load(plan: LoadPlan) -> LoadResult:
+    """Put the load on from a process of its own.
+
+    Raises:
+        RuntimeError: that process failed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "parrot_gateway.bench.load", stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        output, complaint = await process.communicate(msgspec.json.encode(plan))
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        lines = complaint.decode("utf-8", "replace").strip().splitlines()
+        raise RuntimeError(f"the load generator failed: {lines[-1] if lines else 'no output'}")
+    return msgspec.json.decode(output, type=LoadResult)
+
+
+def main() -> None:
+    """Read a plan from standard input, print the result."""
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadPlan)
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    with runner:
+        result = runner.run(drive(plan))
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
