@@ -40,6 +40,8 @@ class BuiltinSettings:
     max_logprob_tokens: int = 512
     #: Contexts that have work but do not run yet; more are refused as `overloaded`.
     max_waiting: int = 1024
+    #: Contexts that exist at once, idle ones included; more are refused as `overloaded`.
+    max_contexts: int = 65_536
     #: Find the blocks of earlier contexts again by their tokens.
     prefix_caching: bool = True
     #: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU where there is one.
@@ -58,6 +60,7 @@ class BuiltinSettings:
             "max_batch_tokens",
             "max_logprob_tokens",
             "max_waiting",
+            "max_contexts",
             "num_threads",
         ):
             if getattr(self, name) < 1:

@@ -1,0 +1,321 @@
+"""What runs in a step: one token budget for decodes and chunks of prefill.
+
+A step is planned by walking over the contexts that have work in the order of their rank
+(priority, then age). A running generation takes one token of the budget; whatever is known but not
+computed yet (a prompt, or a context whose KV was dropped) takes as much of the rest as it can,
+after the share of the generations that are still to come has been set aside: a long prompt never
+stalls them. There is no prefill phase and no decode phase.
+
+Blocks go by rank as well. Who needs one that is not free takes, in this order: cached prefixes
+(least recently used leaf first), the KV of idle contexts, of waiting ones, and of running ones of
+lower rank, the lowest first; pinned contexts after all others. A context whose KV was taken keeps
+its tokens and computes them again, with the same outcome. As the walk goes down the ranks, nothing
+is ever taken from a context that already has its place in the step, and the first always gets all
+it needs: the oldest work makes progress in every step, so everything ends.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
+from parrot_engine.builtin.blocks import BlockPool
+from parrot_engine.builtin.contexts import Context, PendingGenerate
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.builtin.store import ContextStore
+
+
+class PlannedRow(NamedTuple):
+    """One row of a step, and what its outcome is for."""
+
+    context: Context
+    row: BatchRow
+    #: The Generate that gets a token from the row's last logits.
+    generate: PendingGenerate | None
+    #: Leading logits of the row that score the following tokens of a Fill.
+    num_scores: int
+
+    @property
+    def end(self) -> int:
+        """Position behind the row's last token."""
+        return self.row.start + len(self.row.token_ids)
+
+
+class StepPlan(NamedTuple):
+    """A planned step; `Batcher.finish` it once it has been executed, or failed."""
+
+    rows: list[PlannedRow]
+    batch: StepBatch
+    #: Sources of copies, kept from being used again until the step is over.
+    held: list[int]
+
+
+class Batcher:
+    """Plans steps over the contexts of a store."""
+
+    def __init__(self, store: ContextStore, pool: BlockPool, settings: BuiltinSettings) -> None:
+        self._store = store
+        self._pool = pool
+        self._block_size = settings.block_size
+        self._max_rows = settings.max_batch_size
+        self._max_tokens = settings.max_batch_tokens
+        self._max_logprob_tokens = settings.max_logprob_tokens
+        self._prefix_caching = settings.prefix_caching
+        #: Contexts whose KV was taken while they were running.
+        self.preemptions = 0
+
+    def plan(self) -> StepPlan:
+        """Choose what runs next, and give it blocks.
+
+        Contexts whose Fill turns out to be wholly cached are completed on the way, so events may
+        arise even when the plan has no rows.
+        """
+        step = _Step(self, self._store, self._pool)
+        step.walk()
+        return StepPlan(
+            step.rows, StepBatch([row.row for row in step.rows], step.copies), step.held
+        )
+
+    def computed(self, planned: PlannedRow) -> None:
+        """The tokens of a row have KV: blocks that became full can be found from now on."""
+        context, start = planned.context, planned.row.start
+        context.note_computed(planned.end)
+        if self._prefix_caching:
+            for index in range(start // self._block_size, planned.end // self._block_size):
+                table = context.block_table
+                table[index] = self._pool.register(table[index], context.digest(index))
+
+    def finish(self, plan: StepPlan) -> None:
+        """The step is over, well or not."""
+        self._pool.release_table(plan.held)
+
+    # The parts of a step that a subclass may want to change
+
+    def must_copy(self, block: int, num_held: int) -> bool:
+        """Whether a block has to be copied before its owner writes into it.
+
+        Args:
+            block: the block.
+            num_held: references that only keep it from reuse until the end of the step.
+        """
+        return self._pool.references(block) - num_held > 1
+
+
+class _Step:
+    """One walk over the ranks."""
+
+    def __init__(self, batcher: Batcher, store: ContextStore, pool: BlockPool) -> None:
+        self._batcher = batcher
+        self._store = store
+        self._pool = pool
+        self._budget = batcher._max_tokens
+        self._logprob_budget = batcher._max_logprob_tokens
+        #: Running contexts by rank; those before `_index` have had their turn.
+        self._running = sorted(store.running, key=lambda context: context.rank)
+        self._index = 0
+        #: Running contexts, not yet planned, that want a single token.
+        self._decodes = {context for context in self._running if context.num_remaining == 1}
+        self._may_admit = True
+        #: Hashes of the blocks that become full in this step.
+        self._coming: set[bytes] = set()
+        self.rows: list[PlannedRow] = []
+        self.copies: list[BlockCopy] = []
+        self.held: list[int] = []
+
+    def walk(self) -> None:
+        """Plan one row after the other, from the smallest rank on."""
+        put_back: list[Context] = []
+        while self._budget > 0:
+            running = self._running[self._index] if self._index < len(self._running) else None
+            waiting = self._store.peek_waiting() if self._may_admit else None
+            if waiting is not None and (running is None or waiting.rank < running.rank):
+                if len(self._store.running) >= self._batcher._max_rows:
+                    if running is None:
+                        break
+                    self._pause(self._running.pop())
+                    continue
+                self._store.pop_waiting()
+                if not self._admit(waiting):
+                    put_back.append(waiting)
+            elif running is not None:
+                self._index += 1
+                self._decodes.discard(running)
+                self._plan(running)
+            else:
+                break
+        for context in put_back:
+            self._store.push_waiting(context)
+
+    # Places in the batch
+
+    def _admit(self, context: Context) -> bool:
+        self._match(context)
+        if self._comes_anyway(context):
+            return False
+        if self.rows and self._index == len(self._running) and not self._fits(context):
+            # Nobody overtakes it: what gets free is for the first in the line.
+            self._may_admit = False
+            return False
+        self._store.start(context)
+        self._running.insert(self._index, context)
+        return True
+
+    def _pause(self, context: Context) -> None:
+        self._decodes.discard(context)
+        self._store.pause(context)
+
+    def _fits(self, context: Context) -> bool:
+        """Whether its known tokens fit beside those of the contexts that run already."""
+        wanted = sum(
+            max(0, other.blocks_for(len(other.token_ids)) - len(other.block_table))
+            for other in [*self._running, context]
+        )
+        # One more for a shared block that has to be copied.
+        wanted += 1 if context.block_table else 0
+        self._reclaim(wanted, context, preempt=False)
+        return self._pool.num_free >= wanted
+
+    def _comes_anyway(self, context: Context) -> bool:
+        """Whether another row of this step computes the next block that this context needs."""
+        if not self._coming:
+            return False
+        index = context.num_computed // context.block_size
+        return self._gain(context, index) > 0 and context.digest(index) in self._coming
+
+    # Tokens
+
+    def _plan(self, context: Context) -> None:
+        """Give a running context its row, if there are tokens to compute and blocks for them."""
+        self._match(context)
+        while context.num_remaining == 0:
+            self._store.settle(context)
+            if context.state != "running":
+                return
+            self._match(context)
+        start, end = context.num_computed, len(context.token_ids)
+        wanted = end - start
+        if wanted > 1:
+            # NOTE: at least one token for the first, or many generations under a small budget
+            # would keep it from ever starting.
+            wanted = min(wanted, max(self._budget - len(self._decodes), 0 if self.rows else 1))
+        fill = context.fill
+        scored = False
+        if fill is not None and fill.needs_scores:
+            first = context.first_needed()
+            if start < first:
+                wanted = min(wanted, first - start)
+            else:
+                scored = True
+                wanted = min(wanted, self._logprob_budget)
+        count = self._make_room(context, start, wanted) if wanted > 0 else 0
+        if count == 0:
+            return
+        generate = context.generate if start + count == end else None
+        if generate is not None:
+            self._store.sampling_row(context, generate)
+        need: LogitsNeed = "all" if scored else "last" if generate is not None else "none"
+        self._budget -= count
+        if scored:
+            self._logprob_budget -= count
+        self._note_coming(context, start, start + count)
+        row = BatchRow(
+            context.token_ids[start : start + count], start, list(context.block_table), need
+        )
+        num_scores = min(count, end - 1 - start) if scored else 0
+        self.rows.append(PlannedRow(context, row, generate, num_scores))
+
+    def _match(self, context: Context) -> None:
+        """Take over cached blocks that hold what the context would compute next."""
+        if not self._batcher._prefix_caching:
+            return
+        table = context.block_table
+        while True:
+            index = context.num_computed // context.block_size
+            gain = self._gain(context, index)
+            block = self._pool.find(context.digest(index)) if gain > 0 else None
+            if block is None:
+                return
+            self._pool.retain(block)
+            if index < len(table):
+                self._pool.release_table(table[index:])
+                del table[index:]
+            table.append(block)
+            context.note_found(context.num_computed, context.num_computed + gain)
+            context.num_computed += gain
+
+    def _gain(self, context: Context, index: int) -> int:
+        """Tokens that need not be computed if block `index` is found; the block is full."""
+        end = (index + 1) * context.block_size
+        if end > len(context.token_ids) or context.num_remaining == 1:
+            return 0
+        return min(end, context.first_needed()) - context.num_computed
+
+    def _note_coming(self, context: Context, start: int, end: int) -> None:
+        if self._batcher._prefix_caching and end - start > 1:
+            size = context.block_size
+            self._coming.update(map(context.digest, range(start // size, end // size)))
+
+    # Blocks
+
+    def _make_room(self, context: Context, start: int, wanted: int) -> int:
+        """Blocks of its own for tokens from `start` on; returns for how many of them."""
+        table, size = context.block_table, context.block_size
+        tail = start // size
+        copy = self._must_copy(table, tail)
+        missing = context.blocks_for(start + wanted) - len(table) + copy
+        if missing > self._pool.num_free:
+            self._reclaim(missing, context, preempt=True)
+            copy = self._must_copy(table, tail)
+        new_blocks = self._pool.num_free - copy
+        count = min(wanted, (len(table) + new_blocks) * size - start) if new_blocks >= 0 else 0
+        if count <= 0:
+            return 0
+        if copy:
+            source, table[tail] = table[tail], self._pool.allocate()
+            # The reference is kept until the step is over.
+            self.copies.append(BlockCopy(source, table[tail]))
+            self.held.append(source)
+        elif tail < len(table):
+            self._pool.withdraw(table[tail])
+        for _ in range(context.blocks_for(start + count) - len(table)):
+            table.append(self._pool.allocate())
+        return count
+
+    def _must_copy(self, table: list[int], tail: int) -> bool:
+        if tail >= len(table):
+            return False
+        return self._batcher.must_copy(table[tail], self.held.count(table[tail]))
+
+    def _reclaim(self, wanted: int, context: Context, *, preempt: bool) -> None:
+        """Take KV from others until `wanted` blocks are free, or nobody is left to take from."""
+        for pinned in (False, True):
+            idle = self._store.idle_pinned if pinned else self._store.idle
+            for other in list(idle):
+                if self._pool.num_free >= wanted:
+                    return
+                if other.block_table:
+                    self._store.drop_blocks(other)
+            behind = [
+                other
+                for other in self._store.waiting_with_blocks(pinned=pinned)
+                if other.rank > context.rank
+            ]
+            for other in sorted(behind, key=lambda other: other.rank, reverse=True):
+                if self._pool.num_free >= wanted:
+                    return
+                self._store.drop_blocks(other)
+            if not preempt:
+                return
+            for other in reversed(self._running[self._index :]):
+                if self._pool.num_free >= wanted:
+                    return
+                if other.pin == pinned:
+                    self._preempt(other)
+
+    def _preempt(self, context: Context) -> None:
+        self._running.remove(context)
+        self._pause(context)
+        self._store.drop_blocks(context)
+        self._batcher.preemptions += 1
+        # Whoever gave way does not come back within the step.
+        self._may_admit = False

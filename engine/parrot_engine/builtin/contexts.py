@@ -1,0 +1,173 @@
+"""Contexts: token sequences, the blocks that hold their KV, and the work queued on them.
+
+State of single contexts and what follows from it: what has to be computed next, from which
+position on logits are needed. Which contexts exist, and how they are forked and freed, is
+`parrot_engine.builtin.store`; what runs when is `parrot_engine.builtin.batcher`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from parrot_engine.builtin.batch import SamplingRow
+from parrot_engine.builtin.blocks import block_hash, root_hash
+from parrot_engine.protocol import SamplingParams, TokenLogprobs
+
+#: `unborn` waits for its parent to reach the fork; `waiting` has work but no place in the batch;
+#: `running` has one; `idle` has no work; `gone` was freed or failed.
+ContextState: TypeAlias = Literal["unborn", "waiting", "running", "idle", "gone"]
+
+#: Sorts work: (priority, number of the submission), smaller first.
+Rank: TypeAlias = tuple[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class PendingFill:
+    """A Fill in a context's queue."""
+
+    number: int
+    token_ids: list[int]
+    priority: int
+    prompt_logprobs: int | None
+    #: Position of its first token; None until it is at the head of the queue.
+    start: int | None = None
+    #: Tokens before this position have been computed or found at least once.
+    reached: int = 0
+    #: Tokens that were found in the prefix cache.
+    cached_tokens: int = 0
+    #: With `prompt_logprobs`: one entry per token scored so far.
+    scores: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether log-probabilities of its tokens are still missing."""
+        return self.prompt_logprobs is not None and len(self.scores) < len(self.token_ids)
+
+
+@dataclass(slots=True, eq=False)
+class PendingGenerate:
+    """A Generate in a context's queue."""
+
+    number: int
+    sampling: SamplingParams
+    priority: int
+    #: Of the random stream; drawn at submission, so that it does not depend on the batch.
+    seed: int
+    end_token_ids: frozenset[int]
+    #: Made when its first token is about to be sampled; its lists grow with the generation.
+    row: SamplingRow | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PendingFork:
+    """The point in a parent's queue at which a child begins."""
+
+    child: Context
+
+
+Pending: TypeAlias = PendingFill | PendingGenerate | PendingFork
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """One context. Positions 0 … num_computed-1 have KV in the blocks of `block_table`."""
+
+    id: int
+    salt: str
+    block_size: int
+    #: Tokens that it may hold at most.
+    max_tokens: int
+    parent: Context | None = None
+    state: ContextState = "idle"
+    #: Keep the KV as long as there is anything else to evict.
+    pin: bool = False
+    #: Freed by the caller, but still computing what a waiting fork depends on.
+    freed: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    pending: deque[Pending] = field(default_factory=deque)
+    #: Hashes of the full blocks of `token_ids`, as far as they were asked for.
+    hashes: list[bytes] = field(default_factory=list)
+    #: How it came to its state, for `ContextStateError`.
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=32))
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that are known but have no KV yet."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def rank(self) -> Rank:
+        """The rank of the primitive at the head of the queue, which must not be a fork."""
+        head = self.pending[0]
+        assert not isinstance(head, PendingFork)
+        return (head.priority, head.number)
+
+    @property
+    def fill(self) -> PendingFill | None:
+        """The Fill at the head of the queue."""
+        head = self.pending[0] if self.pending else None
+        return head if isinstance(head, PendingFill) else None
+
+    @property
+    def generate(self) -> PendingGenerate | None:
+        """The Generate that samples from the logits of the last known token, if any.
+
+        Either at the head, or right behind the Fill at the head: then no step of its own is
+        needed for the first token. Forks in between do not matter: they take no step.
+        """
+        for pending in self.pending:
+            if isinstance(pending, PendingGenerate):
+                return pending if self.has_room_for(pending) else None
+            if isinstance(pending, PendingFill) and pending is not self.pending[0]:
+                return None
+        return None
+
+    def has_room_for(self, generate: PendingGenerate) -> bool:
+        """Whether a Generate that begins now yields any token."""
+        return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
+
+    def first_needed(self) -> int:
+        """The first position that must be computed, even if its KV could be found: its logits
+        are needed. The number of tokens when none are.
+        """
+        fill = self.fill
+        if fill is not None and fill.needs_scores:
+            assert fill.start is not None
+            return max(0, fill.start + len(fill.scores) - 1)
+        return len(self.token_ids) - (1 if self.generate is not None else 0)
+
+    def digest(self, index: int) -> bytes:
+        """The hash of the full block number `index` of this context."""
+        size = self.block_size
+        while len(self.hashes) <= index:
+            number = len(self.hashes)
+            parent = self.hashes[-1] if self.hashes else root_hash(self.salt)
+            tokens = self.token_ids[number * size : (number + 1) * size]
+            self.hashes.append(block_hash(parent, tokens))
+        return self.hashes[index]
+
+    def step_back(self, position: int) -> None:
+        """Have the token at `position` computed again, if it was: its logits are needed."""
+        self.num_computed = min(self.num_computed, position)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def note_found(self, start: int, end: int) -> None:
+        """Positions start … end-1 were found in the prefix cache."""
+        fill = self.fill
+        if fill is not None:
+            fill.cached_tokens += max(0, end - max(start, fill.reached))
+            fill.reached = max(fill.reached, end)
+
+    def note_computed(self, end: int) -> None:
+        """Positions before `end` have KV."""
+        self.num_computed = end
+        fill = self.fill
+        if fill is not None:
+            fill.reached = max(fill.reached, end)

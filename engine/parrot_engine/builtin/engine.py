@@ -1,0 +1,288 @@
+"""The builtin engine: takes primitives, runs steps, gives events.
+
+Brings the parts together and holds no decision of its own: the store knows the contexts, the
+batcher chooses what runs, the runner computes, the sampler draws. A step is: take what was
+submitted, plan, execute, sample, apply.
+
+No tokenizer, no text, no thread, no network.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parrot_engine.builtin.batch import SampledToken, SamplingRow, StepBatch
+from parrot_engine.builtin.batcher import Batcher, PlannedRow, StepPlan
+from parrot_engine.builtin.blocks import BlockPool
+from parrot_engine.builtin.sampler import prompt_logprobs, sample
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.builtin.store import ContextStore
+from parrot_engine.builtin.validation import check_fill, check_generate
+from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError
+from parrot_engine.protocol import (
+    EngineInfo,
+    EngineStats,
+    Fill,
+    FreeContext,
+    Generate,
+    Primitive,
+    StepResult,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What executes batches: `parrot_engine.builtin.runner.ModelRunner`, or a double in tests."""
+
+    vocab_size: int
+    eos_token_ids: list[int]
+    #: Longest context in tokens.
+    max_position: int
+    architecture: str
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    default_sampling: dict[str, float]
+
+    def execute(self, batch: StepBatch) -> Tensor:
+        """Float32 logits `[num_logit_rows, vocab_size]`, in the order of rows and positions."""
+        ...
+
+
+class BuiltinEngine:
+    """Continuous batching over paged KV; implements `parrot_engine.protocol.Engine`.
+
+    One thread drives it. After an exception from `step` (never for a reason that lies in a
+    primitive, the model's numbers, or the runner: those become `Failed` events) the engine's state
+    is not to be trusted any more; close it.
+    """
+
+    def __init__(self, runner: Runner, settings: BuiltinSettings, *, model: str) -> None:
+        """Take a loaded runner.
+
+        Args:
+            runner: with a KV cache of `num_blocks` blocks of `settings.block_size` tokens.
+            settings: limits of batches, contexts and queues.
+            model: name under which the model is served.
+
+        Raises:
+            SettingsError: settings and runner do not match.
+        """
+        if runner.block_size != settings.block_size:
+            raise SettingsError(
+                "block_size", f"{settings.block_size}, but the runner has {runner.block_size}"
+            )
+        self._runner: Runner | None = runner
+        self._eos = frozenset(runner.eos_token_ids)
+        self._random = random.Random(settings.seed)  # noqa: S311 -- sampling, not secrets
+        self._inbox: deque[Primitive] = deque()
+        self._steps = 0
+        longest = min(runner.max_position, runner.num_blocks * runner.block_size)
+        if settings.max_context_tokens is not None:
+            longest = min(longest, settings.max_context_tokens)
+        self._pool = BlockPool(runner.num_blocks)
+        self._store = ContextStore(
+            self._pool,
+            block_size=settings.block_size,
+            max_context_tokens=longest,
+            max_waiting=settings.max_waiting,
+            max_contexts=settings.max_contexts,
+        )
+        self._batcher = self._make_batcher(settings)
+        self._info = EngineInfo(
+            model=model,
+            kind="builtin",
+            architecture=runner.architecture,
+            device=runner.device,
+            dtype=runner.dtype,
+            max_context_tokens=longest,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=list(runner.eos_token_ids),
+            num_blocks=runner.num_blocks,
+            block_size=runner.block_size,
+            max_batch_size=settings.max_batch_size,
+            max_batch_tokens=settings.max_batch_tokens,
+            default_sampling=dict(runner.default_sampling),
+        )
+
+    @classmethod
+    def load(cls, folder: Path, settings: BuiltinSettings, *, model: str) -> BuiltinEngine:
+        """An engine for the checkpoint in `folder`.
+
+        Raises:
+            ModelError: the checkpoint cannot be served.
+            SettingsError: the settings do not fit model and machine.
+        """
+        from parrot_engine.models.loader import load_runner
+
+        return cls(load_runner(folder, settings), settings, model=model)
+
+    def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
+        return Batcher(self._store, self._pool, settings)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        return self._info
+
+    def submit(self, primitives: Sequence[Primitive]) -> None:
+        """Queue primitives, in order; they are looked at in the next step."""
+        self._inbox.extend(primitives)
+
+    def step(self) -> StepResult:
+        """Run one batch; returns at once with no events when there is nothing to do."""
+        self._take_inbox()
+        if self._store.has_work:
+            plan = self._batcher.plan()
+            try:
+                if plan.rows:
+                    self._steps += 1
+                    self._execute(plan)
+                elif self._store.has_work and not self._store.events:
+                    raise EngineStateError("batcher", "there is work, but nothing was planned")
+            finally:
+                self._batcher.finish(plan)
+        return StepResult(self._store.take_events(), self._store.has_work)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment."""
+        store = self._store
+        return EngineStats(
+            running=len(store.running),
+            waiting=store.num_waiting,
+            contexts=store.num_contexts,
+            free_blocks=self._pool.num_free,
+            cached_blocks=self._pool.num_cached,
+            steps=self._steps,
+            filled_tokens=store.filled_tokens,
+            cached_tokens=store.cached_tokens,
+            generated_tokens=store.generated_tokens,
+            preemptions=self._batcher.preemptions,
+        )
+
+    def close(self) -> None:
+        """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""
+        self._runner = None
+        self._inbox.clear()
+
+    def check_integrity(self) -> None:
+        """Check all invariants of blocks and contexts; for tests, and for idle engines.
+
+        Raises:
+            EngineStateError: an invariant does not hold.
+        """
+        self._store.check_integrity()
+
+    # A step
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            primitive = self._inbox.popleft()
+            try:
+                self._take(primitive)
+            except PrimitiveError as error:
+                self._store.fail_id(primitive.context_id, error.code, error.message)
+
+    def _take(self, primitive: Primitive) -> None:
+        if isinstance(primitive, FreeContext):
+            self._store.free(primitive.context_id)
+        elif isinstance(primitive, Fill):
+            check_fill(primitive, self._info.vocab_size)
+            self._store.submit_fill(primitive)
+        elif isinstance(primitive, Generate):
+            check_generate(primitive, self._info.vocab_size)
+            params = primitive.sampling
+            # Drawn in the order of submission: batching does not change it.
+            seed = self._random.getrandbits(63) if params.seed is None else params.seed
+            ends = frozenset(params.stop_token_ids)
+            if not params.ignore_eos:
+                ends |= self._eos
+            self._store.submit_generate(primitive, seed=seed, end_token_ids=ends)
+
+    def _execute(self, plan: StepPlan) -> None:
+        if self._runner is None:
+            raise EngineStateError("engine", "step after close")
+        try:
+            logits = self._runner.execute(plan.batch)
+            tokens = self._sample(plan, logits)
+            scored = self._score(plan, logits)
+        except Exception:
+            _log.exception("A step of %d contexts failed", len(plan.rows))
+            for planned in plan.rows:
+                self._store.fail(
+                    planned.context,
+                    "engine_error",
+                    "the engine failed while computing this context; its log has the details",
+                )
+            return
+        for planned, token, valid in zip(plan.rows, tokens, scored, strict=True):
+            self._apply(planned, token, valid)
+
+    def _apply(self, planned: PlannedRow, token: SampledToken | None, valid: bool) -> None:
+        """Let the outcome of a row count."""
+        context = planned.context
+        if not valid or (token is not None and token.token_id is None):
+            self._store.fail(
+                context,
+                "numerical_error",
+                "the model's logits are not finite for this context",
+                distrust=True,
+            )
+            return
+        self._batcher.computed(planned)
+        self._store.complete_fill(context)
+        if planned.generate is not None and token is not None:
+            self._store.add_token(context, planned.generate, token)
+        self._store.settle(context)
+
+    def _sample(self, plan: StepPlan, logits: Tensor) -> list[SampledToken | None]:
+        """A token for each row that asks for one."""
+        sampled: list[SamplingRow] = []
+        positions: list[int] = []
+        position = 0
+        for planned in plan.rows:
+            position += _num_logits(planned)
+            if planned.generate is not None and planned.generate.row is not None:
+                sampled.append(planned.generate.row)
+                positions.append(position - 1)
+        if len(positions) < len(logits):
+            logits = logits[torch.tensor(positions, dtype=torch.long, device=logits.device)]
+        outcome = iter(sample(logits, sampled))
+        return [next(outcome) if row.generate is not None else None for row in plan.rows]
+
+    def _score(self, plan: StepPlan, logits: Tensor) -> list[bool]:
+        """Log-probabilities of filled tokens; whether each row's numbers are sound."""
+        valid = []
+        position = 0
+        for planned in plan.rows:
+            sound = True
+            fill = planned.context.fill
+            if planned.num_scores and fill is not None and fill.prompt_logprobs is not None:
+                first = planned.row.start + 1
+                scores = prompt_logprobs(
+                    logits[position : position + planned.num_scores],
+                    planned.context.token_ids[first : first + planned.num_scores],
+                    fill.prompt_logprobs,
+                )
+                fill.scores.extend(scores)
+                sound = not any(score.logprob != score.logprob for score in scores)
+            valid.append(sound)
+            position += _num_logits(planned)
+        return valid
+
+
+def _num_logits(planned: PlannedRow) -> int:
+    """Rows of logits that a row of the batch yields."""
+    if planned.row.logits == "all":
+        return len(planned.row.token_ids)
+    return 1 if planned.row.logits == "last" else 0

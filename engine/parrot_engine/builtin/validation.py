@@ -1,0 +1,75 @@
+"""Which parameters the builtin engine accepts; each refusal names the parameter.
+
+Knows the vocabulary, not the contexts: whether a context exists or is too long shows later.
+"""
+
+from __future__ import annotations
+
+import math
+
+from parrot_engine.exceptions import PrimitiveError
+from parrot_engine.protocol import Fill, Generate, SamplingParams
+
+#: Seeds are 64 bits, signed or not.
+_SEEDS = range(-(2**63), 2**64)
+
+
+def check_fill(fill: Fill, vocab_size: int) -> None:
+    """Refuse a Fill that cannot be executed.
+
+    Raises:
+        PrimitiveError: `invalid_request`.
+    """
+    for index, token_id in enumerate(fill.token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise _refusal(f"token_ids[{index}]", token_id, f"from 0 to {vocab_size - 1}")
+    if fill.prompt_logprobs is not None and not 0 <= fill.prompt_logprobs <= vocab_size:
+        raise _refusal("prompt_logprobs", fill.prompt_logprobs, f"from 0 to {vocab_size}")
+
+
+def check_generate(generate: Generate, vocab_size: int) -> None:
+    """Refuse a Generate that cannot be executed.
+
+    Raises:
+        PrimitiveError: `invalid_request`.
+    """
+    check_sampling(generate.sampling, vocab_size)
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse sampling parameters that are out of range or not finite.
+
+    Raises:
+        PrimitiveError: `invalid_request`.
+    """
+    for name in ("max_tokens", "min_tokens", "top_k"):
+        if getattr(params, name) < 0:
+            raise _refusal(name, getattr(params, name), "0 or more")
+    for name in ("temperature", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        if not math.isfinite(getattr(params, name)):
+            raise _refusal(name, getattr(params, name), "finite")
+    if params.temperature < 0:
+        raise _refusal("temperature", params.temperature, "0 or more")
+    if params.repetition_penalty <= 0:
+        raise _refusal("repetition_penalty", params.repetition_penalty, "more than 0")
+    # Written so that NaN fails.
+    if not 0 < params.top_p <= 1:
+        raise _refusal("top_p", params.top_p, "more than 0, at most 1")
+    if not 0 <= params.min_p <= 1:
+        raise _refusal("min_p", params.min_p, "from 0 to 1")
+    if params.logprobs is not None and not 0 <= params.logprobs <= vocab_size:
+        raise _refusal("logprobs", params.logprobs, f"from 0 to {vocab_size}")
+    if params.seed is not None and params.seed not in _SEEDS:
+        raise _refusal("seed", params.seed, "a number of 64 bits")
+    for token_id, bias in (params.logit_bias or {}).items():
+        if not 0 <= token_id < vocab_size:
+            raise _refusal("logit_bias", token_id, f"token ids from 0 to {vocab_size - 1}")
+        if math.isnan(bias) or bias == math.inf:
+            raise _refusal(f"logit_bias[{token_id}]", bias, "a number, or -inf to ban the token")
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise _refusal("stop_token_ids", token_id, f"token ids from 0 to {vocab_size - 1}")
+
+
+def _refusal(parameter: str, value: object, allowed: str) -> PrimitiveError:
+    return PrimitiveError("invalid_request", f"{parameter}: {value} is not allowed ({allowed})")
