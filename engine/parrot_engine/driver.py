@@ -1,0 +1,270 @@
+"""The one thread that drives an engine: its step loop, and the way in and out of it.
+
+Primitives come in from any thread; what each step brought about goes out through one callback.
+The link and the engine's own server share it. It knows nothing of sockets, text or models.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from parrot_engine.exceptions import ParrotEngineError
+from parrot_engine.protocol import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    Event,
+    Failed,
+    FreeContext,
+    Primitive,
+)
+
+_log = logging.getLogger(__name__)
+
+#: Takes the events of one step, in the driver's thread. Blocking here pauses the engine, which is
+#: how a slow consumer holds it back.
+StepCallback: TypeAlias = Callable[[list[Event]], None]
+
+#: Steps in a row that may raise before the engine counts as broken.
+_MAX_FAILED_STEPS = 3
+
+#: Statistics are taken at most this often while steps are running.
+_STATS_INTERVAL_S = 0.1
+
+
+class DriverStoppedError(ParrotEngineError):
+    """The driver was closed, or its engine broke down: nothing runs any more."""
+
+
+class EngineDriver:
+    """Runs an engine in a thread of its own.
+
+    Args:
+        engine: from now on touched by the driver's thread only; closed with the driver.
+        max_pending: primitives that may wait for the next step; further ones fail as
+            `overloaded`.
+        on_crash: called once, in the driver's thread, when the engine's steps keep raising. All
+            contexts have been failed by then, and no step follows.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_pending: int = 65536,
+        on_crash: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.info: EngineInfo = engine.info
+        self._engine = engine
+        self._max_pending = max_pending
+        self._on_crash = on_crash
+        self._wake = threading.Condition()
+        # Guarded by `_wake`.
+        self._pending: deque[Primitive] = deque()
+        self._refused: list[int] = []
+        self._resets: list[threading.Event] = []
+        self._callback: StepCallback | None = None
+        self._stopping = False
+        self._crashed = False
+        # Of the driver's thread; plain attributes are replaced whole, so others may read them.
+        self._contexts: set[int] = set()
+        self._failed_steps = 0
+        self._stats = engine.stats()
+        self._stats_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def attach(self, callback: StepCallback | None) -> None:
+        """Send the events of further steps here; None drops them."""
+        with self._wake:
+            self._callback = callback
+
+    def submit(self, primitives: Sequence[Primitive]) -> None:
+        """Queue primitives, in order. Never blocks; what there is no room for fails.
+
+        Raises:
+            DriverStoppedError: no step will run any more.
+        """
+        with self._wake:
+            if self._stopping or self._crashed:
+                raise DriverStoppedError("the engine has stopped")
+            room = self._max_pending - len(self._pending)
+            if len(primitives) <= room:
+                self._pending.extend(primitives)
+            else:
+                # A free is never refused: it makes room, and nobody would send it again.
+                frees = [p for p in primitives if isinstance(p, FreeContext)]
+                refused = {p.context_id for p in primitives if not isinstance(p, FreeContext)}
+                self._pending.extend(frees)
+                self._refused.extend(refused - {p.context_id for p in frees})
+            self._wake.notify()
+
+    def stats(self) -> EngineStats:
+        """How the engine stood a moment ago. Safe from any thread."""
+        return self._stats
+
+    @property
+    def num_contexts(self) -> int:
+        """Contexts that were made and not freed yet."""
+        return len(self._contexts)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the engine was given up after steps that raised."""
+        return self._crashed
+
+    def reset(self, timeout_s: float | None = None) -> bool:
+        """Free every context and drop all that is queued; blocks until that is done.
+
+        Events of the old contexts are gone when it returns: none reaches a callback attached
+        afterwards. Detach the old callback first if it may block.
+
+        Returns:
+            False when `timeout_s` ran out first; the reset still happens.
+        """
+        done = threading.Event()
+        with self._wake:
+            if self._stopping or self._crashed or not self._thread.is_alive():
+                return True
+            self._pending.clear()
+            self._refused.clear()
+            self._resets.append(done)
+            self._wake.notify()
+        return done.wait(timeout_s)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Stop after the running step and close the engine. Safe to call twice."""
+        with self._wake:
+            self._stopping = True
+            self._callback = None
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                _log.error("the engine's step did not end within %g s", timeout_s)
+                return
+        else:
+            self._engine.close()
+
+    def _run(self) -> None:
+        has_work = False
+        try:
+            while True:
+                with self._wake:
+                    while not (
+                        has_work or self._pending or self._refused or self._resets or self._stopping
+                    ):
+                        self._wake.wait()
+                    if self._stopping:
+                        return
+                    resets, self._resets = self._resets, []
+                    batch, refused = list(self._pending), self._refused
+                    self._pending.clear()
+                    self._refused = []
+                if resets:
+                    has_work = self._forget_everything()
+                    for done in resets:
+                        done.set()
+                if batch or refused or has_work:
+                    has_work = self._turn(batch, refused)
+                if self._crashed:
+                    return
+        finally:
+            with self._wake:
+                leftover, self._resets = self._resets, []
+            for done in leftover:
+                done.set()
+            self._engine.close()
+
+    def _turn(self, batch: list[Primitive], refused: list[int]) -> bool:
+        """One engine step; returns whether another one would do anything."""
+        events: list[Event] = [
+            Failed(context_id, "overloaded", "The engine's queue of primitives is full.")
+            for context_id in refused
+        ]
+        batch += [FreeContext(context_id) for context_id in refused]
+        self._note_submitted(batch)
+        crash: Exception | None = None
+        try:
+            if batch:
+                self._engine.submit(batch)
+            result = self._engine.step()
+            events += result.events
+            has_work = result.has_work
+            self._failed_steps = 0
+        except Exception as error:
+            _log.exception("an engine step failed")
+            self._failed_steps += 1
+            has_work, crash = False, error
+            message = "The engine failed while working on this; its log has the details."
+            events += [Failed(c, "engine_error", message) for c in sorted(self._contexts)]
+        for event in events:
+            if isinstance(event, Failed):
+                self._contexts.discard(event.context_id)
+        if crash is not None:
+            has_work = self._after_failure(events)
+        self._take_stats(force=not has_work)
+        self._emit(events)
+        if crash is not None and self._failed_steps >= _MAX_FAILED_STEPS:
+            with self._wake:
+                self._crashed = True
+            if self._on_crash is not None:
+                self._on_crash(crash)
+        return has_work
+
+    def _after_failure(self, events: list[Event]) -> bool:
+        """Free what was failed, so that the next step begins with a clean engine."""
+        try:
+            self._engine.submit([FreeContext(event.context_id) for event in events])
+        except Exception:
+            _log.exception("freeing the contexts of a failed step failed")
+            self._failed_steps = _MAX_FAILED_STEPS
+            return False
+        return self._failed_steps < _MAX_FAILED_STEPS
+
+    def _forget_everything(self) -> bool:
+        """Free all contexts and throw the events of that step away."""
+        frees = [FreeContext(context_id) for context_id in sorted(self._contexts)]
+        self._contexts.clear()
+        try:
+            if frees:
+                self._engine.submit(frees)
+            has_work = self._engine.step().has_work
+        except Exception:
+            _log.exception("freeing all contexts failed")
+            return False
+        self._take_stats(force=True)
+        return has_work
+
+    def _note_submitted(self, batch: Sequence[Primitive]) -> None:
+        for primitive in batch:
+            if isinstance(primitive, FreeContext):
+                self._contexts.discard(primitive.context_id)
+            else:
+                self._contexts.add(primitive.context_id)
+
+    def _take_stats(self, *, force: bool) -> None:
+        now = time.monotonic()
+        if force or now - self._stats_at >= _STATS_INTERVAL_S:
+            self._stats = self._engine.stats()
+            self._stats_at = now
+
+    def _emit(self, events: list[Event]) -> None:
+        if not events:
+            return
+        with self._wake:
+            callback = self._callback
+        if callback is None:
+            return
+        try:
+            callback(events)
+        except Exception:
+            _log.exception("the consumer of an engine's events failed")
