@@ -120,12 +120,12 @@ def read_common(
     hidden_size = _positive(raw, "hidden_size")
     num_layers = _positive(raw, "num_hidden_layers")
     num_heads = _positive(raw, "num_attention_heads")
-    num_kv_heads = raw.get("num_key_value_heads", default_kv_heads) or num_heads
+    num_kv_heads = _optional(raw, "num_key_value_heads", default_kv_heads) or num_heads
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"config.json: {num_heads} attention heads are no multiple of {num_kv_heads} KV heads"
         )
-    head_dim = raw.get("head_dim", default_head_dim) or hidden_size // num_heads
+    head_dim = _optional(raw, "head_dim", default_head_dim) or hidden_size // num_heads
     if head_dim % 2:
         raise UnsupportedModelError(f"odd head_dim {head_dim}", architecture=architecture)
     activation = raw.get("hidden_act", "silu")
@@ -166,6 +166,8 @@ def read_rope(
     `standardize_rope_params` in transformers 5.
     """
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"config.json: rope parameters must be an object, found {given!r}")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise UnsupportedModelError("rope parameters per layer type", architecture=architecture)
     kind = given.get("rope_type") or given.get("type") or "default"
@@ -216,7 +218,9 @@ def windows_by_layer(raw: Mapping[str, Any], *, default_window: int) -> tuple[in
     Without `layer_types`, layers from `max_window_layers` on are the windowed ones.
     """
     num_layers = _positive(raw, "num_hidden_layers")
-    window = raw.get("sliding_window", default_window) if raw.get("use_sliding_window") else None
+    window = None
+    if raw.get("use_sliding_window"):
+        window = _optional(raw, "sliding_window", default_window)
     layer_types = raw.get("layer_types")
     if layer_types is None:
         first = raw.get("max_window_layers", 28)
@@ -245,8 +249,28 @@ def _usable_positions(rope: RopeConfig, max_position: int) -> int:
     return max_position
 
 
+def window_of_all_layers(raw: Mapping[str, Any], *, default_window: int) -> tuple[int | None, ...]:
+    """Windows of families that have one `sliding_window` for all layers; null is none."""
+    window = _optional(raw, "sliding_window", default_window)
+    layer_types = set(raw.get("layer_types") or ())
+    if layer_types - {"full_attention" if window is None else "sliding_attention"}:
+        raise UnsupportedModelError(
+            "layer types other than what `sliding_window` says",
+            architecture=architecture_of(raw),
+        )
+    return (window,) * _positive(raw, "num_hidden_layers")
+
+
 def _positive(raw: Mapping[str, Any], key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value <= 0:
+    value = _optional(raw, key, None)
+    if value is None:
+        raise CheckpointError(f"config.json: `{key}` must be a positive integer, found none")
+    return value
+
+
+def _optional(raw: Mapping[str, Any], key: str, default: int | None) -> int | None:
+    """A positive integer or null; `default` where the key is absent."""
+    value = raw.get(key, default)
+    if value is not None and (not isinstance(value, int) or value <= 0):
         raise CheckpointError(f"config.json: `{key}` must be a positive integer, found {value!r}")
     return value

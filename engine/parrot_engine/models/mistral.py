@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parrot_engine.exceptions import UnsupportedModelError
-from parrot_engine.models.config import ModelConfig, architecture_of, read_common
+from parrot_engine.models.config import ModelConfig, read_common, window_of_all_layers
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Like Llama without biases, with one window for all layers (null: none)."""
-    window = raw.get("sliding_window", 4096)
-    layer_types = set(raw.get("layer_types") or ())
-    if layer_types - {"sliding_attention" if window is not None else "full_attention"}:
-        raise UnsupportedModelError("layer types that alternate", architecture=architecture_of(raw))
-    num_layers = raw.get("num_hidden_layers")
+    """Like Llama without biases, with one window for all layers."""
     return read_common(
         raw,
-        windows=(window,) * num_layers if isinstance(num_layers, int) else None,
+        windows=window_of_all_layers(raw, default_window=4096),
         default_kv_heads=8,
         default_max_position=131_072,
     )
