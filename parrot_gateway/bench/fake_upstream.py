@@ -372,6 +372,9 @@ class _Connection(asyncio.Protocol):
             count += 1
             if not delay and count % 64 == 0:
                 await asyncio.sleep(0)
+        if head:
+            write(head)
+            head = b""
         if not faulty:
             self._send(_LAST_CHUNK)
         elif script.fault == "drop":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import os
 import random
 import time
 import urllib.request
@@ -74,6 +75,7 @@ class UpstreamResponse:
     """
 
     __slots__ = (
+        "_closed",
         "_inner",
         "_permit",
         "_upstream",
@@ -89,6 +91,7 @@ class UpstreamResponse:
         self._upstream = upstream
         self._inner = inner
         self._permit: Permit | None = None
+        self._closed = False
         self.status = inner.status
         self.headers = response_headers(inner.raw_headers)
         content_type = inner.headers.get("content-type", "")
@@ -123,6 +126,7 @@ class UpstreamResponse:
         except (aiohttp.ClientError, OSError) as cause:
             broken = self._upstream.explain(cause, "broke off in the middle of its answer")
             self._upstream.note_failure(self._permit)
+            self._permit = None
             raise broken.error from None
 
     async def read_first(self) -> None:
@@ -145,15 +149,17 @@ class UpstreamResponse:
 
     def close(self) -> None:
         """Let go of the call. A body that was not read to its end is aborted at the upstream."""
-        upstream = self._upstream
-        if self._permit is not None:
-            self._permit = None
-            upstream.slots.release()
+        if self._closed:
+            return
+        self._closed = True
+        self._upstream.slots.release()
         if not self._inner.content.at_eof():
             self._inner.close()
+        elif self._permit is not None:
+            self._upstream.note_success(self._permit)
 
-    def admit(self, permit: Permit) -> None:
-        """From now on the response owns its slot (and gives it back in `close`)."""
+    def expect_end(self, permit: Permit) -> None:
+        """The end of the body decides whether this counts as a success."""
         self._permit = permit
 
     def discard(self) -> None:
@@ -380,9 +386,11 @@ class Upstream:
                 status = response.status
                 if status >= 500:
                     self.note_failure(permit)
-                else:
+                elif self._breaker.state(loop.time()) == "half_open":
+                    # The first byte is enough for a probe: streams can take minutes to end.
                     self._breaker.success(permit)
-                response.admit(permit)
+                else:
+                    response.expect_end(permit)
                 if status < 400 or not self._policy.wants_retry(status, response.hints):
                     return response
                 wait = self._policy.delay(
@@ -446,7 +454,10 @@ class Upstream:
                 UpstreamTimeoutError(f"{upstream} was silent for {seconds:g} s."), retry=False
             )
         if isinstance(cause, aiohttp.ClientConnectorError):
-            reason = cause.os_error.strerror or "no connection"
+            number = cause.os_error.errno
+            reason = os.strerror(number) if number and number > 0 else "no connection"
+            if isinstance(cause, aiohttp.ClientConnectorDNSError):
+                reason = "its name cannot be resolved"
             return _Broken(
                 UpstreamError(
                     f"{upstream} cannot be reached ({reason}). Check that it is running and its "
@@ -460,6 +471,10 @@ class Upstream:
                 retry=False,
             )
         return _Broken(UpstreamError(f"{upstream} {otherwise}."), retry=True, at_once=True)
+
+    def note_success(self, permit: Permit) -> None:
+        """Tell the breaker that an answer came to its end."""
+        self._breaker.success(permit)
 
     def note_failure(self, permit: Permit | None) -> None:
         """Count a failure, also for the breaker."""

@@ -1,0 +1,194 @@
+"""A scripted upstream, an `Upstream` in front of it and a server that relays, in the test's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import uvicorn
+from parrot_gateway.api.auth import KeyCheck
+from parrot_gateway.api.dispatch import Dispatcher
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.passthrough import forward, forward_any, model_of
+from parrot_gateway.bench.fake_upstream import FakeUpstream
+from parrot_gateway.core.gate import CallGate
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.settings import UpstreamSettings
+
+DEADLINE_S = 10.0
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Relay:
+    """What a test holds: the fake, the upstream client, the gateway's URL and an HTTP client."""
+
+    def __init__(self, fake: FakeUpstream, upstream: Upstream, port: int) -> None:
+        self.fake = fake
+        self.upstream = upstream
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self.http: aiohttp.ClientSession
+        #: Names that `fallback` was asked for.
+        self.fallbacks: list[str] = []
+        self.aliases: dict[str, str] = {}
+        self.timeout_s: float | None = 60.0
+        self.use_fallback = False
+
+    async def post(
+        self, path: str, body: bytes | dict[str, Any], script: str = "", **headers: str
+    ) -> Answer:
+        """One request through the gateway."""
+        return await self._send(self.url, path, body, script, headers)
+
+    async def post_direct(
+        self, path: str, body: bytes | dict[str, Any], script: str = "", **headers: str
+    ) -> Answer:
+        """The same request, straight to the fake."""
+        return await self._send(self.fake.url, path, body, script, headers)
+
+    async def _send(
+        self, url: str, path: str, body: bytes | dict[str, Any], script: str, headers: dict[str, str]
+    ) -> Answer:
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"content-type": "application/json", "x-fake": script, **named}
+        async with asyncio.timeout(DEADLINE_S):
+            async with self.http.post(url + path, data=raw, headers=sent) as response:
+                return Answer(response, await response.read())
+
+    async def open(self, path: str, body: dict[str, Any], script: str) -> asyncio.StreamWriter:
+        """Send a request on a bare connection and do not wait; closing it is a disconnect."""
+        _, writer = await self.open_both(path, body, script)
+        return writer
+
+    async def open_both(
+        self, path: str, body: dict[str, Any], script: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """As `open`, with the reader."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        raw = msgspec.json.encode(body)
+        writer.write(
+            f"POST /v1{path} HTTP/1.1\r\nhost: x\r\nx-fake: {script}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+        )
+        await writer.drain()
+        return reader, writer
+
+
+class Answer:
+    """Status, headers and body bytes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, body: bytes) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        """The body, decoded."""
+        return msgspec.json.decode(self.body)
+
+
+class _Head(msgspec.Struct):
+    model: str = "fake"
+    stream: bool = False
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return once `condition` holds; fails after a while."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def relaying(**settings: Any) -> AsyncIterator[Relay]:
+    """Everything, started; `settings` are those of the upstream."""
+    fake = FakeUpstream()
+    await fake.start()
+    chosen = {"models": "*", "backoff_s": 0.001, "max_backoff_s": 0.5, **settings}
+    gateway_has_key = chosen.pop("gateway_has_key", True)
+    upstream = Upstream(
+        UpstreamSettings(**{"name": "fake", "url": fake.url, **chosen}),
+        gateway_has_key=gateway_has_key,
+    )
+    await upstream.start()
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    relay = Relay(fake, upstream, listener.getsockname()[1])
+
+    async def fallback(model: str) -> None:
+        relay.fallbacks.append(model)
+
+    async def fall_back_on(exchange: Exchange) -> Callable[[str], Awaitable[None]]:
+        async def answer(model: str) -> None:
+            await fallback(model)
+            await exchange.respond(200, b'{"by": "fallback"}')
+
+        return answer
+
+    async def call(exchange: Exchange) -> None:
+        body = await exchange.body(1 << 26)
+        head = msgspec.json.decode(body, type=_Head)
+        await forward(
+            exchange,
+            upstream,
+            model=relay.aliases.get(head.model, head.model),
+            requested_model=head.model,
+            path=exchange.path,
+            body=body,
+            stream=head.stream,
+            timeout_s=relay.timeout_s,
+            fallback=await fall_back_on(exchange) if relay.use_fallback else None,
+        )
+
+    async def any_route(exchange: Exchange) -> None:
+        body = await exchange.body(1 << 26)
+        name = model_of(exchange, body)
+        model = None if name is None else relay.aliases.get(name, name)
+        await forward_any(exchange, upstream, body=body, model=model, requested_model=name)
+
+    async def quiet(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError(f"not expected here: {scope}")
+
+    dispatcher = Dispatcher(
+        hot={"/v1/chat/completions": call, "/v1/completions": call},
+        passthrough=any_route,
+        quiet=quiet,
+        quiet_v1=lambda path: False,
+        keys=KeyCheck(None),
+        gate=CallGate(1000),
+    )
+    config = uvicorn.Config(
+        dispatcher,  # type: ignore[arg-type]
+        log_config=None,
+        lifespan="off",
+        http="httptools",
+        access_log=False,
+        server_header=False,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve([listener]))
+    await eventually(lambda: server.started)
+    try:
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            relay.http = session
+            yield relay
+        # Whatever happened, nothing may be left in flight.
+        await eventually(lambda: upstream.slots.held == 0 and upstream.slots.waiting == 0)
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await asyncio.wait_for(serving, DEADLINE_S)
+        await upstream.close()
+        await fake.close()

@@ -1,0 +1,331 @@
+"""An upstream behind real sockets: retries, breaker, time-outs, headers, queue, discovery."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from parrot_gateway.bench.fake_upstream import FakeUpstream
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError
+from parrot_gateway.settings import UpstreamSettings
+from relaying import eventually, relaying
+
+BODY: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+STREAM = {**BODY, "stream": True}
+CHAT = "/chat/completions"
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+async def test_passing_failures_are_retried(status: int) -> None:
+    async with relaying() as relay:
+        answer = await relay.post(CHAT, BODY, f"status={status}, times=2, key=a")
+        assert answer.status == 200
+        assert "x-should-retry" not in answer.headers
+        assert len(relay.fake.requests("a")) == 3
+        assert relay.upstream.retries == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 501])
+async def test_other_statuses_pass_at_once(status: int) -> None:
+    async with relaying() as relay:
+        direct = await relay.post_direct(CHAT, BODY, f"status={status}")
+        answer = await relay.post(CHAT, BODY, f"status={status}, key=a")
+        assert (answer.status, answer.body) == (status, direct.body)
+        assert "x-should-retry" not in answer.headers
+        assert len(relay.fake.requests("a")) == 1
+
+
+async def test_exhausted_retries_pass_the_last_answer_and_tell_the_client() -> None:
+    async with relaying(max_retries=1) as relay:
+        direct = await relay.post_direct(CHAT, BODY, "status=503")
+        answer = await relay.post(CHAT, BODY, "status=503, key=a")
+        assert (answer.status, answer.body) == (503, direct.body)
+        assert answer.headers["x-should-retry"] == "false"
+        assert len(relay.fake.requests("a")) == 2
+
+
+async def test_without_retries_of_ours_the_client_keeps_its_own_rule() -> None:
+    async with relaying(max_retries=0) as relay:
+        answer = await relay.post(CHAT, BODY, "status=503, key=a")
+        assert answer.status == 503
+        assert "x-should-retry" not in answer.headers
+        assert len(relay.fake.requests("a")) == 1
+
+
+async def test_retry_after_is_honoured() -> None:
+    async with relaying() as relay:
+        answer = await relay.post(CHAT, BODY, "status=429, retry_after_ms=80, times=1, key=a")
+        assert answer.status == 200
+        first, second = relay.fake.requests("a")
+        assert second.started_at - first.started_at >= 0.08
+
+
+async def test_a_retry_after_beyond_our_patience_goes_to_the_client() -> None:
+    async with relaying(max_backoff_s=0.5) as relay:
+        answer = await relay.post(CHAT, BODY, "status=429, retry_after=2, key=a")
+        assert answer.status == 429
+        assert answer.headers["retry-after"] == "2"
+        assert "x-should-retry" not in answer.headers
+        assert len(relay.fake.requests("a")) == 1
+
+
+async def test_no_retry_goes_beyond_the_clients_own_time_limit() -> None:
+    async with relaying(backoff_s=5.0, max_backoff_s=60.0) as relay:
+        answer = await relay.post(
+            CHAT, BODY, "status=503, key=a", x_stainless_read_timeout="1.0"
+        )
+        assert answer.status == 503
+        assert len(relay.fake.requests("a")) == 1
+
+
+async def test_the_upstreams_word_on_retrying_counts() -> None:
+    async with relaying() as relay:
+        await relay.post(CHAT, BODY, "status=503, should_retry=false, key=no")
+        assert len(relay.fake.requests("no")) == 1
+        await relay.post(CHAT, BODY, "status=400, should_retry=true, key=yes")
+        assert len(relay.fake.requests("yes")) == 3
+
+
+@pytest.mark.parametrize("fault", ["reset", "drop", "half", "truncate"])
+async def test_broken_answers_are_retried_before_anything_is_passed_on(fault: str) -> None:
+    async with relaying() as relay:
+        answer = await relay.post(CHAT, BODY, f"fault={fault}, times=1, key=a, size=400")
+        assert answer.status == 200
+        assert len(relay.fake.requests("a")) == 2
+
+
+async def test_a_stream_that_breaks_before_its_first_event_is_retried() -> None:
+    async with relaying() as relay:
+        for fault in ("drop", "truncate", "eof"):
+            answer = await relay.post(CHAT, STREAM, f"fault={fault}, after=0, times=1, key={fault}")
+            assert answer.status == 200
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+            assert b"error" not in answer.body
+            assert len(relay.fake.requests(fault)) == 2
+
+
+async def test_no_connection_is_a_502_in_openais_shape() -> None:
+    async with relaying(url="http://127.0.0.1:1/v1") as relay:
+        answer = await relay.post(CHAT, BODY)
+        assert answer.status == 502
+        error = answer.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == "upstream_error"
+        assert "'fake'" in error["message"]
+        assert "127.0.0.1" not in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+        assert relay.upstream.retries == 2
+
+
+async def test_what_is_not_http_is_a_502() -> None:
+    async with relaying() as relay:
+        answer = await relay.post(CHAT, BODY, "fault=garbage, key=a")
+        assert answer.status == 502
+
+
+async def test_silence_is_a_504_and_not_retried() -> None:
+    async with relaying(read_timeout_s=0.1) as relay:
+        answer = await relay.post(CHAT, BODY, "fault=stall, key=a")
+        assert answer.status == 504
+        assert answer.json["error"]["code"] == "upstream_timeout"
+        assert len(relay.fake.requests("a")) == 1
+        await relay.fake.wait_for(key="a", ended="aborted")
+
+
+async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
+    settings = {"breaker_failures": 3, "breaker_open_s": 0.2, "breaker_successes": 1}
+    async with relaying(max_retries=0, **settings) as relay:
+        for _ in range(3):
+            assert (await relay.post(CHAT, BODY, "status=503, key=a")).status == 503
+        refused = await relay.post(CHAT, BODY, "key=b")
+        assert refused.status == 503
+        assert refused.json["error"]["code"] == "upstream_unavailable"
+        assert float(refused.headers["retry-after"]) > 0
+        assert not relay.fake.requests("b")
+        assert relay.upstream.describe()["breaker"] == "open"
+        await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
+        assert (await relay.post(CHAT, BODY, "key=c")).status == 200
+        assert relay.upstream.describe()["breaker"] == "closed"
+
+
+async def test_refusals_of_the_upstream_never_open_the_breaker() -> None:
+    async with relaying(max_retries=0, breaker_failures=1) as relay:
+        for status in (400, 401, 404, 422, 429):
+            for _ in range(3):
+                assert (await relay.post(CHAT, BODY, f"status={status}")).status == status
+        assert relay.upstream.describe()["breaker"] == "closed"
+        assert relay.upstream.describe()["breaker_openings"] == 0
+
+
+async def test_streams_that_break_in_the_middle_open_the_breaker() -> None:
+    async with relaying(breaker_failures=2) as relay:
+        for _ in range(2):
+            await relay.post(CHAT, STREAM, "fault=truncate, after=3")
+        assert relay.upstream.describe()["breaker"] == "open"
+
+
+async def test_concurrency_is_bounded_and_the_line_too() -> None:
+    async with relaying(max_concurrency=2, max_waiting=1) as relay:
+        running = [
+            asyncio.create_task(relay.post(CHAT, BODY, f"first_ms=150, key=r{n}")) for n in range(2)
+        ]
+        await eventually(lambda: relay.upstream.slots.held == 2)
+        waiting = asyncio.create_task(relay.post(CHAT, BODY, "key=w"))
+        await eventually(lambda: relay.upstream.slots.waiting == 1)
+        refused = await relay.post(CHAT, BODY, "key=x")
+        assert refused.status == 503
+        assert refused.json["error"]["code"] == "engine_overloaded"
+        assert refused.headers["retry-after"]
+        assert not relay.fake.requests("w")
+        answers = await asyncio.gather(*running, waiting)
+        assert [answer.status for answer in answers] == [200, 200, 200]
+
+
+async def test_waiting_in_line_ends_with_the_clients_patience() -> None:
+    async with relaying(max_concurrency=1) as relay:
+        running = asyncio.create_task(relay.post(CHAT, BODY, "first_ms=400, key=r"))
+        await eventually(lambda: relay.upstream.slots.held == 1)
+        answer = await relay.post(CHAT, BODY, "key=w", x_stainless_read_timeout="0.05")
+        assert answer.status == 503
+        assert (await running).status == 200
+        assert not relay.fake.requests("w")
+
+
+async def test_headers_that_pass_and_headers_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_API_KEY", "the-operators-key")
+    async with relaying() as relay:
+        answer = await relay.post(
+            CHAT, BODY, "key=a",
+            authorization="Bearer the-callers-key", x_api_key="also-the-callers",
+            openai_organization="the-callers-org", x_custom="kept", cookie="c=1",
+            x_parrot_session="s", connection="keep-alive, x-hop", x_hop="dropped",
+        )  # fmt: skip
+        sent = relay.fake.requests("a")[0].to_dict()["headers"]
+        assert sent["authorization"] == "Bearer the-operators-key"
+        assert sent["x-custom"] == "kept"
+        assert sent["host"] == f"127.0.0.1:{relay.fake.port}"
+        absent = {"x-api-key", "openai-organization", "cookie", "x-parrot-session", "x-hop"}
+        assert not absent & sent.keys()
+        assert "the-callers" not in str(sent)
+        got = answer.headers
+        assert got["x-upstream-request-id"] == "fake-req"
+        assert got["x-request-id"].startswith("req_")
+        assert len(got.getall("x-request-id")) == 1
+        assert got["x-ratelimit-remaining-requests"] == "42"
+        assert got["openai-organization"] == "fake-org"
+        assert len(got.getall("openai-processing-ms")) == 1
+        assert got["x-upstream-processing-ms"] == "7"
+        assert got["x-parrot-engine"] == "fake"
+        assert "server" not in got
+        assert "set-cookie" not in got
+
+
+async def test_the_callers_key_is_forwarded_only_where_that_is_meant() -> None:
+    given = {"authorization": "Bearer the-callers-key"}
+    async with relaying() as relay:  # the gateway has a key of its own: it must not leave
+        await relay.post(CHAT, BODY, "key=a", **given)
+        assert relay.fake.requests("a")[0].header("authorization") is None
+    async with relaying(gateway_has_key=False) as relay:
+        await relay.post(CHAT, BODY, "key=a", **given)
+        assert relay.fake.requests("a")[0].header("authorization") == "Bearer the-callers-key"
+    async with relaying(forward_authorization=True) as relay:
+        await relay.post(CHAT, BODY, "key=a", **given)
+        assert relay.fake.requests("a")[0].header("authorization") == "Bearer the-callers-key"
+
+
+async def test_keys_are_in_no_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_API_KEY", "the-operators-key")
+    async with relaying(url="http://user:password@127.0.0.1:1/v1") as relay:
+        described = str(relay.upstream.describe()) + repr(relay.upstream)
+        assert "the-operators-key" not in described
+        assert "password" not in described
+
+
+async def test_fallback_is_asked_when_the_upstream_cannot_answer() -> None:
+    async with relaying(fallback="other", breaker_failures=100) as relay:
+        relay.use_fallback = True
+        for script in ("status=503", "fault=reset", "fault=truncate"):
+            answer = await relay.post(CHAT, BODY, script)
+            assert answer.json == {"by": "fallback"}
+        assert relay.fallbacks == ["other"] * 3
+        # A refusal is an answer, and a stream that has begun cannot begin again.
+        assert (await relay.post(CHAT, BODY, "status=400")).status == 400
+        broken = await relay.post(CHAT, STREAM, "fault=truncate")
+        assert b"upstream_error" in broken.body
+        assert len(relay.fallbacks) == 3
+
+
+async def test_models_are_asked_for() -> None:
+    fake = FakeUpstream(models=("m-1", "m-2"))
+    await fake.start()
+    upstream = Upstream(UpstreamSettings(name="fake", url=fake.url))
+    assert not upstream.ready
+    assert not upstream.serves("m-1")
+    await upstream.start()
+    try:
+        await asyncio.wait_for(upstream.wait_ready(), 5)
+        assert upstream.models() == ("m-1", "m-2")
+        assert upstream.serves("m-2")
+        assert not upstream.serves("m-3")
+        assert not upstream.serves_any()
+    finally:
+        await upstream.close()
+        await fake.close()
+
+
+async def test_an_upstream_that_is_down_at_start_is_asked_again() -> None:
+    fake = FakeUpstream(models=("late",))
+    await fake.start()
+    port = fake.port
+    await fake.close()
+    upstream = Upstream(UpstreamSettings(name="fake", url=f"http://127.0.0.1:{port}/v1"))
+    await upstream.start()
+    try:
+        await eventually(lambda: upstream.failures == 0 and not upstream.ready)
+        assert upstream.models() == ()
+        fake = FakeUpstream(models=("late",))
+        await fake.start(port)
+        await asyncio.wait_for(upstream.wait_ready(), 10)
+        assert upstream.serves("late")
+    finally:
+        await upstream.close()
+        await fake.close()
+
+
+async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
+    fake = FakeUpstream()
+    await fake.start()
+    upstream = Upstream(UpstreamSettings(name="fake", url=fake.url, models="*"))
+    await upstream.start()
+    try:
+        headers = [(b"x-fake", b"fault=stall, key=a")]
+        task = asyncio.create_task(
+            upstream.request("POST", "/v1/chat/completions", b"", headers, b"{}")
+        )
+        await fake.wait_for(key="a", ended="running")
+        task.cancel()
+        await fake.wait_for(key="a", ended="aborted")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert upstream.slots.held == 0
+    finally:
+        await upstream.close()
+        await fake.close()
+
+
+async def test_errors_of_a_bare_request() -> None:
+    settings = UpstreamSettings(
+        name="fake", url="http://127.0.0.1:1/v1", models="*", max_retries=0, breaker_failures=1
+    )
+    upstream = Upstream(settings)
+    with pytest.raises(UpstreamError, match="closed"):
+        await upstream.request("GET", "/v1/files", b"", [], b"")
+    await upstream.start()
+    try:
+        with pytest.raises(OverloadedError):
+            await upstream.request("GET", "/v1/files", b"", [], b"")
+        assert issubclass(UpstreamTimeoutError, UpstreamError)
+    finally:
+        await upstream.close()
