@@ -1,4 +1,4 @@
-"""An upstream's event stream on its way to the client: passed on in whole events, never silently cut.
+"""An upstream's event stream on its way to the client: whole events, never a silent end.
 
 Pure: bytes in, bytes out. What is passed on is byte for byte what came in. Events are not parsed;
 only three things are looked for: where an event ends, whether the answer came to its end, and the

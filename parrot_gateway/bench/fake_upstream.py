@@ -146,9 +146,7 @@ class FakeUpstream:
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         """Listen; port 0 takes a free one."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Connection(self), host, port, backlog=2048
-        )
+        self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=2048)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -341,6 +339,8 @@ class _Connection(asyncio.Protocol):
             self._send(_whole(200, record.body or b"{}", content_type=content_type.encode()))
 
     def _send(self, data: bytes) -> None:
+        if self._record is not None and self._record.method == "HEAD":
+            data = data[: data.index(b"\r\n\r\n") + 4]
         self._transport.write(data)
         self._end("complete")
 
@@ -355,8 +355,8 @@ class _Connection(asyncio.Protocol):
         head = _STREAM_HEAD
         delay = script.delay_ms / 1000
         due = asyncio.get_running_loop().time()
-        count = 0
-        for event in stream_events(path, fields.model, script, wanted):
+        events = stream_events(path, fields.model, script, wanted)
+        for count, event in enumerate(events):
             if faulty and count == script.after:
                 break
             if delay and count:
@@ -369,8 +369,7 @@ class _Connection(asyncio.Protocol):
             else:
                 write(head + _chunk(event))
             head = b""
-            count += 1
-            if not delay and count % 64 == 0:
+            if not delay and count % 64 == 63:
                 await asyncio.sleep(0)
         if head:
             write(head)
@@ -410,7 +409,7 @@ _STREAM_HEAD = (
 )
 _LAST_CHUNK = b"0\r\n\r\n"
 _ERROR_BODY = (
-    b'{"error":{"message":"scripted failure","type":"server_error","param":null,"code":null}}'
+    b'{"error": {"message":"scripted failure","type":"server_error","param":null,"code":null}}'
 )
 
 
@@ -467,7 +466,7 @@ def whole_body(path: str, model: str, size: int, unicode: int = 0) -> bytes:
         )
     if path.endswith("/responses"):
         return (
-            b'{"id":"resp_fake","object":"response","created_at":1.0,"status":"completed",'
+            b'{"id": "resp_fake","object":"response","created_at":1.0,"status":"completed",'
             b'"model":%b,"output":[{"type":"message","id":"msg_fake","role":"assistant",'
             b'"status":"completed","content":[{"type":"output_text","text":%b,"annotations":[]}]}],'
             b'"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":3},'

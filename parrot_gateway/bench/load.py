@@ -224,7 +224,7 @@ async def _drive(plan: LoadPlan) -> LoadResult:
     clients = []
     for _ in range(plan.concurrency):
         _, client = await loop.create_connection(
-            lambda: _Client(run, request), parts.hostname, port
+            lambda: _Client(run, request), parts.hostname or "127.0.0.1", port
         )
         clients.append(client)
     cpu = time.process_time()

@@ -47,9 +47,7 @@ class CircuitBreaker:
         "openings",
     )
 
-    def __init__(
-        self, *, failures: int, window_s: float, open_s: float, successes: int
-    ) -> None:
+    def __init__(self, *, failures: int, window_s: float, open_s: float, successes: int) -> None:
         self._failures = failures
         self._window_s = window_s
         self._open_s = open_s

@@ -64,9 +64,7 @@ class RequestHeaders:
         if not forward_credentials:
             self._dropped = _REQUEST_DROPPED | _CREDENTIALS | _ACCOUNT
 
-    def build(
-        self, headers: Iterable[tuple[bytes, bytes]], *, readable: bool
-    ) -> CIMultiDict[str]:
+    def build(self, headers: Iterable[tuple[bytes, bytes]], *, readable: bool) -> CIMultiDict[str]:
         """The headers to send.
 
         Args:

@@ -200,9 +200,7 @@ class Upstream:
         self.failures = 0
         self._base = URL(settings.url)
         self._headers = RequestHeaders(secret, forward_credentials=forward)
-        self._policy = RetryPolicy(
-            settings.max_retries, settings.backoff_s, settings.max_backoff_s
-        )
+        self._policy = RetryPolicy(settings.max_retries, settings.backoff_s, settings.max_backoff_s)
         self._breaker = CircuitBreaker(
             failures=settings.breaker_failures,
             window_s=settings.breaker_window_s,
@@ -393,9 +391,7 @@ class Upstream:
                     response.expect_end(permit)
                 if status < 400 or not self._policy.wants_retry(status, response.hints):
                     return response
-                wait = self._policy.delay(
-                    retry, response.hints, self._random.random(), time.time()
-                )
+                wait = self._policy.delay(retry, response.hints, self._random.random(), time.time())
                 if wait is None or self._must_stop(wait, deadline):
                     response.exhausted = 0 < retry >= self._policy.max_retries
                     return response

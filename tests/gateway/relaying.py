@@ -1,4 +1,4 @@
-"""A scripted upstream, an `Upstream` in front of it and a server that relays, in the test's loop."""
+"""A scripted upstream, an `Upstream` before it and a server that relays, in the test's loop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import uvicorn
+from yarl import URL
+
 from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.api.dispatch import Dispatcher
 from parrot_gateway.api.http import Exchange
@@ -57,13 +59,20 @@ class Relay:
         return await self._send(self.fake.url, path, body, script, headers)
 
     async def _send(
-        self, url: str, path: str, body: bytes | dict[str, Any], script: str, headers: dict[str, str]
+        self,
+        url: str,
+        path: str,
+        body: bytes | dict[str, Any],
+        script: str,
+        headers: dict[str, str],
     ) -> Answer:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         sent = {"content-type": "application/json", "x-fake": script, **named}
         async with asyncio.timeout(DEADLINE_S):
-            async with self.http.post(url + path, data=raw, headers=sent) as response:
+            async with self.http.post(
+                URL(url + path, encoded=True), data=raw, headers=sent
+            ) as response:
                 return Answer(response, await response.read())
 
     async def open(self, path: str, body: dict[str, Any], script: str) -> asyncio.StreamWriter:
@@ -79,7 +88,8 @@ class Relay:
         raw = msgspec.json.encode(body)
         writer.write(
             f"POST /v1{path} HTTP/1.1\r\nhost: x\r\nx-fake: {script}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+            f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n".encode()
+            + raw
         )
         await writer.drain()
         return reader, writer
@@ -107,7 +117,7 @@ class _Head(msgspec.Struct):
 async def eventually(condition: Callable[[], bool]) -> None:
     """Return once `condition` holds; fails after a while."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)
 
 

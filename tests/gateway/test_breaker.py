@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from parrot_gateway.engines.breaker import CircuitBreaker, Permit
 from parrot_gateway.engines.retry import RetryPolicy, named_delay
 from parrot_gateway.engines.slots import QueueFullError, Slots
@@ -16,9 +17,7 @@ FAILURES, WINDOW_S, OPEN_S, SUCCESSES = 3, 10.0, 5.0, 2
 
 
 def make_breaker() -> CircuitBreaker:
-    return CircuitBreaker(
-        failures=FAILURES, window_s=WINDOW_S, open_s=OPEN_S, successes=SUCCESSES
-    )
+    return CircuitBreaker(failures=FAILURES, window_s=WINDOW_S, open_s=OPEN_S, successes=SUCCESSES)
 
 
 def take(breaker: CircuitBreaker, now: float) -> Permit:

@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from relaying import eventually, relaying
+
 from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings import UpstreamSettings
-from relaying import eventually, relaying
 
 BODY: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**BODY, "stream": True}
@@ -73,9 +74,7 @@ async def test_a_retry_after_beyond_our_patience_goes_to_the_client() -> None:
 
 async def test_no_retry_goes_beyond_the_clients_own_time_limit() -> None:
     async with relaying(backoff_s=5.0, max_backoff_s=60.0) as relay:
-        answer = await relay.post(
-            CHAT, BODY, "status=503, key=a", x_stainless_read_timeout="1.0"
-        )
+        answer = await relay.post(CHAT, BODY, "status=503, key=a", x_stainless_read_timeout="1.0")
         assert answer.status == 503
         assert len(relay.fake.requests("a")) == 1
 
