@@ -243,7 +243,8 @@ class _Answer:
             return b""
         head, events = self._heads[update.choice], b""
         wants_ids = self._request.return_token_ids and update.token_ids
-        if update.text or update.tokens or wants_ids:
+        shown = update.text or any(not token.is_end for token in update.tokens)
+        if shown or wants_ids:
             logprobs = b"null"
             if self._request.logprobs:
                 logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))

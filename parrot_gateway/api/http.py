@@ -107,8 +107,10 @@ class Exchange:
     def cancel_on_disconnect(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task` the moment the client goes away. Call after the body has been read.
 
-        `finish` ends the watch; `disconnected` tells a cancellation by this from any other.
+        `finish` ends the watch; `disconnected` tells a cancellation by this from any other. A
+        second watch takes the place of the first.
         """
+        self.finish()
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":

@@ -95,7 +95,7 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     check_choice(f"{path}.role", role, ROLES)
     if message.audio is not None:
         raise UnsupportedError(
-            "Audio in messages is not supported with this model.", param=f"{path}.audio"
+            "Unsupported parameter: 'audio' in messages is not supported with this model.", param=f"{path}.audio"
         )
     if role == "tool" and message.tool_call_id is None:
         raise missing_parameter(f"{path}.tool_call_id")

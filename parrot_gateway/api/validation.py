@@ -129,7 +129,7 @@ def check_choice(name: str, value: str | None, allowed: Iterable[str]) -> None:
     """
     if value is not None and value not in allowed:
         raise InvalidRequestError(
-            f"Invalid value: '{value[:64]}'. Supported values are: "
+            f"Invalid value for '{name}': '{value[:64]}'. Supported values are: "
             + ", ".join(f"'{word}'" for word in allowed)
             + ".",
             param=name,

@@ -1,0 +1,25 @@
+"""Fixtures of the gateway's tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, serving
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[ScriptedRemoteEngine]:
+    """An engine that says "Hello world", and after the test has nothing left of it."""
+    engine = ScriptedRemoteEngine()
+    yield engine
+    assert engine.contexts == {}, "contexts were left on the engine"
+
+
+@pytest_asyncio.fixture
+async def service(engine: ScriptedRemoteEngine) -> AsyncIterator[Service]:
+    """That engine, served."""
+    async with serving(engine) as service:
+        yield service
+        await engine.wait_for(lambda: service.gate.running == 0 or not engine.contexts)

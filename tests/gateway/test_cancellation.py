@@ -1,0 +1,138 @@
+"""A client that goes away: its contexts are freed at once, whatever the call was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from parrot_engine.protocol import FreeContext, Generated
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, read_head, serving, until
+
+PATHS = ["/v1/completions", "/v1/chat/completions"]
+
+
+def body(path: str, **fields: Any) -> bytes:
+    prompt: dict[str, Any] = {"prompt": ["Hi", "Ho"]}
+    if path.endswith("chat/completions"):
+        prompt = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
+    return json.dumps({"model": "m", "max_tokens": 100, **prompt, **fields}).encode()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_contexts_are_freed(path: str, stream: bool, steps: int) -> None:
+    """Queued (0 steps), filled (1), and generating (3)."""
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
+    async with serving(engine) as service:
+        _, writer = await service.send(path, body(path, stream=stream))
+        await engine.wait_for(lambda: len(engine.contexts) >= 2)
+        for _ in range(steps):
+            engine.step()
+        await asyncio.sleep(0)
+        writer.transport.abort()
+        await engine.wait_for(lambda: not engine.contexts)
+        assert not engine._runs
+        frees = [item for item in engine.submitted if isinstance(item, FreeContext)]
+        assert len(frees) >= 2
+        await until(lambda: not service.gate.running)
+
+
+async def test_a_polite_close_counts_too() -> None:
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
+    async with serving(engine) as service:
+        _, writer = await service.send(PATHS[0], body(PATHS[0]))
+        await engine.wait_for(lambda: len(engine.contexts) == 2)
+        writer.close()
+        await engine.wait_for(lambda: not engine.contexts)
+
+
+async def test_the_client_closes_its_stream() -> None:
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, max_context_tokens=2000)
+    async with serving(engine) as service, service.client() as client:
+        stream = await client.completions.create(
+            model="m", prompt="x", stream=True, max_tokens=1000
+        )
+        async for _ in stream:
+            engine.automatic = False
+            break
+        await stream.close()
+        await engine.wait_for(lambda: not engine.contexts)
+
+
+async def test_others_go_on(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.automatic = False
+    _, leaver = await service.send(PATHS[0], body(PATHS[0], stream=True))
+    stayer = asyncio.create_task(service.post(PATHS[0], body(PATHS[0])))
+    await engine.wait_for(lambda: len(engine.contexts) == 4)
+    engine.step()
+    engine.step()
+    leaver.transport.abort()
+    await engine.wait_for(lambda: len(engine.contexts) == 2)
+    engine.automatic = True
+    engine.step()
+    status, _, answer = await stayer
+    assert status == 200
+    assert [choice["text"] for choice in json.loads(answer)["choices"]] == ["Hello world"] * 2
+
+
+async def test_while_tokenizing(engine: ScriptedRemoteEngine) -> None:
+    """Gone before anything was submitted: nothing ever is."""
+    text = "the quick brown fox " * 40_000
+    async with serving(engine) as service:
+        _, writer = await service.send(PATHS[0], json.dumps({"prompt": text}).encode())
+        await until(lambda: service.gate.running)
+        writer.transport.abort()
+        await until(lambda: not service.gate.running)
+    assert engine.submitted == []
+
+
+async def test_events_after_the_end_are_ignored() -> None:
+    """Tokens that were on their way when a stop string was found."""
+    engine = ScriptedRemoteEngine(automatic=False)
+    engine.script = lambda prompt, sampling: engine.text("aSTOPb")
+    async with serving(engine) as service:
+        task = asyncio.create_task(
+            service.post(PATHS[0], {"model": "m", "prompt": "x", "n": 2, "stop": "STOP"})
+        )
+        await engine.wait_for(lambda: len(engine._runs) == 2)
+        first = min(engine._runs)
+        engine.step()
+        for _ in range(3):
+            engine.step()
+        # Both have stopped for the gateway's eyes only once it has read the events.
+        engine._emit(Generated(first, engine.text("late", end=False)))
+        status, _, answer = await task
+    choices = json.loads(answer)["choices"]
+    assert status == 200
+    assert [choice["text"] for choice in choices] == ["a", "a"]
+
+
+async def test_many_leavers_leave_nothing() -> None:
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
+    async with serving(engine) as service:
+        for _ in range(20):
+            writers = []
+            for _ in range(25):
+                _, writer = await service.send(PATHS[1], body(PATHS[1], stream=True))
+                writers.append(writer)
+            await engine.wait_for(lambda: len(engine.contexts) == 75, 10)
+            for writer in writers:
+                writer.transport.abort()
+            await engine.wait_for(lambda: not engine.contexts, 10)
+    assert engine._queues == {}
+
+
+async def test_headers_of_a_stream_wait_for_the_first_token() -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    async with serving(engine) as service:
+        reader, writer = await service.send(PATHS[1], body(PATHS[1], stream=True))
+        await engine.wait_for(lambda: len(engine.contexts) == 3)
+        engine.step()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read_head(reader), 0.05)
+        writer.close()
+        await engine.wait_for(lambda: not engine.contexts)

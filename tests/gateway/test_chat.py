@@ -1,0 +1,295 @@
+"""`POST /v1/chat/completions` on an engine of our own, through a socket and the real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from parrot_engine.protocol import Fill, Generate
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+async def post(service: Service, **body: Any) -> dict[str, Any]:
+    status, _, answer = await service.post(
+        "/v1/chat/completions", {"model": "m", "messages": HI, **body}
+    )
+    assert status == 200, answer
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded
+
+
+def prompt_of(engine: ScriptedRemoteEngine) -> str:
+    fills = [item for item in engine.submitted if isinstance(item, Fill)]
+    return engine.tokenizer.decode(fills[-1].token_ids, skip_special_tokens=False)
+
+
+def sampling_of(engine: ScriptedRemoteEngine) -> Any:
+    return [item for item in engine.submitted if isinstance(item, Generate)][-1].sampling
+
+
+async def test_answer_shape(service: Service) -> None:
+    async with service.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(model="any", messages=HI)  # type: ignore[arg-type]
+    answer = raw.parse()
+    assert answer.id.startswith("chatcmpl-")
+    assert (answer.object, answer.model) == ("chat.completion", "any")
+    choice = json.loads(raw.content)["choices"][0]
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hello world", "refusal": None},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+    assert answer.service_tier is None
+
+
+async def test_strict_client(service: Service) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{service.root}/v1", api_key="x", _strict_response_validation=True
+    ) as client:
+        whole = await client.chat.completions.create(model="m", messages=HI, logprobs=True)  # type: ignore[arg-type]
+        assert whole.choices[0].message.content == "Hello world"
+        stream = await client.chat.completions.create(
+            model="m",
+            messages=HI,  # type: ignore[arg-type]
+            stream=True,
+            logprobs=True,
+            top_logprobs=2,
+            stream_options={"include_usage": True},
+        )
+        assert len([chunk async for chunk in stream]) == 5
+
+
+async def test_template_is_rendered_and_tokenized_whole(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "name": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+        {"role": "function", "content": "43", "name": "f"},
+    ]  # fmt: skip
+    await post(service, messages=messages)
+    assert prompt_of(engine) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
+        "<|im_start|>assistant\nNo.<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+        "<|im_start|>tool\n42<|im_end|>\n<|im_start|>tool\n43<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    fill = next(item for item in engine.submitted if isinstance(item, Fill))
+    whole = engine.tokenizer.encode(prompt_of(engine), add_special_tokens=False)
+    assert fill.token_ids == whole
+
+
+async def test_final_message_can_be_continued(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    messages = [*HI, {"role": "assistant", "content": "I say"}]
+    await post(service, messages=messages, continue_final_message=True)
+    assert prompt_of(engine).endswith("<|im_start|>assistant\nI say")
+
+
+async def test_default_length_is_the_rest_of_the_context(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    engine.script = lambda prompt, sampling: [65] * 10_000
+    answer = await post(service)
+    usage = answer["usage"]
+    assert usage["total_tokens"] == engine.info.max_context_tokens
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_max_completion_tokens_wins(service: Service, engine: ScriptedRemoteEngine) -> None:
+    await post(service, max_tokens=9, max_completion_tokens=2)
+    assert sampling_of(engine).max_tokens == 2
+    await post(service, max_tokens=9)
+    assert sampling_of(engine).max_tokens == 9
+
+
+async def test_context_overflow(service: Service, engine: ScriptedRemoteEngine) -> None:
+    async with service.client() as client:
+        with pytest.raises(openai.BadRequestError) as too_long:
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x" * 600}]
+            )
+        with pytest.raises(openai.BadRequestError) as too_much:
+            await client.chat.completions.create(model="m", messages=HI, max_tokens=500)  # type: ignore[arg-type]
+    for caught in (too_long, too_much):
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+        assert "This model's maximum context length is 512 tokens. However," in str(caught.value)
+    assert "you requested 521 tokens (21 in the messages, 500 in the completion)" in str(
+        too_much.value
+    )
+    assert engine.submitted == []
+
+
+async def test_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.script = lambda prompt, sampling: engine.text("é!")
+    async with service.client() as client:
+        answer = await client.chat.completions.create(
+            model="m",
+            messages=HI,  # type: ignore[arg-type]
+            logprobs=True,
+            top_logprobs=3,
+        )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    # The end-of-text token is not part of the text.
+    assert b"".join(bytes(item.bytes or []) for item in logprobs.content).decode() == "é!"
+    assert [item.token for item in logprobs.content] == ["\ufffd", "\ufffd", "!"]
+    assert all(len(item.top_logprobs) == 3 for item in logprobs.content)
+    plain = await post(service, logprobs=True)
+    assert plain["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+async def test_n(service: Service, engine: ScriptedRemoteEngine) -> None:
+    answer = await post(service, n=4)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["prompt_tokens"] == 21
+    assert len([item for item in engine.submitted if isinstance(item, Fill)]) == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_stream_helper(service: Service, n: int) -> None:
+    async with (
+        service.client() as client,
+        client.chat.completions.stream(
+            model="m",
+            messages=HI,  # type: ignore[arg-type]
+            n=n,
+            logprobs=True,
+            stream_options={"include_usage": True},
+        ) as stream,
+    ):
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_completion()
+    assert kinds.count("content.done") == n
+    assert [choice.message.content for choice in final.choices] == ["Hello world"] * n
+    assert [choice.finish_reason for choice in final.choices] == ["stop"] * n
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 3 * n
+
+
+async def test_sync_client(service: Service) -> None:
+    def call() -> list[str]:
+        with service.sync_client() as client:
+            whole = client.chat.completions.create(model="m", messages=HI)  # type: ignore[arg-type]
+            stream = client.chat.completions.create(model="m", messages=HI, stream=True)  # type: ignore[arg-type]
+            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            return [whole.choices[0].message.content or "", streamed]
+
+    assert await asyncio.to_thread(call) == ["Hello world"] * 2
+
+
+class Answer(pydantic.BaseModel):
+    """A structured answer."""
+
+    value: int
+
+
+async def test_parse_fails_by_name(service: Service, engine: ScriptedRemoteEngine) -> None:
+    async with service.client() as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.parse(
+                model="m",
+                messages=HI,  # type: ignore[arg-type]
+                response_format=Answer,
+            )
+    assert (caught.value.param, caught.value.code) == ("response_format", "unsupported_value")
+    assert engine.submitted == []
+
+
+async def test_harmless_fields_are_accepted(service: Service) -> None:
+    answer = await post(
+        service,
+        tools=[],
+        tool_choice="none",
+        functions=None,
+        function_call="none",
+        response_format={"type": "text"},
+        parallel_tool_calls=True,
+        store=False,
+        metadata={"run": "1"},
+        user="u",
+        service_tier="auto",
+        reasoning_effort="low",
+        modalities=["text"],
+        verbosity="medium",
+        prompt_cache_key="k",
+        safety_identifier="s" * 128,
+        audio=None,
+        prediction=None,
+        stream_options=None,
+        logit_bias={},
+        stop=[],
+        something_new={"a": [1, None]},
+    )
+    assert answer["service_tier"] == "default"
+    assert answer["choices"][0]["message"]["content"] == "Hello world"
+
+
+async def test_tools_that_may_not_be_called(service: Service) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    answer = await post(service, tools=[tool], tool_choice="none")
+    assert answer["choices"][0]["message"]["content"] == "Hello world"
+
+
+async def test_variables_of_the_template(service: Service, engine: ScriptedRemoteEngine) -> None:
+    from parrot_engine.text import ChatTemplate
+
+    engine.tokenizer.chat = ChatTemplate(
+        "{{ messages[0].content }}|{{ reasoning_effort }}|{{ enable_thinking }}"
+    )
+    await post(service, reasoning_effort="high", chat_template_kwargs={"enable_thinking": False})
+    assert prompt_of(engine) == "Hi|high|False"
+
+
+async def test_a_template_that_refuses(service: Service, engine: ScriptedRemoteEngine) -> None:
+    from parrot_engine.text import ChatTemplate
+
+    engine.tokenizer.chat = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+    status, _, body = await service.post("/v1/chat/completions", {"model": "m", "messages": HI})
+    assert status == 400
+    error = json.loads(body)["error"]
+    assert error["param"] == "messages"
+    assert "roles must alternate" in error["message"]
+    engine.tokenizer.chat = ChatTemplate(None)
+    status, _, body = await service.post("/v1/chat/completions", {"model": "m", "messages": HI})
+    assert status == 400
+    assert b"no chat template" in body
+
+
+async def test_arguments_of_tool_calls_reach_the_template_as_objects(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    from parrot_engine.text import ChatTemplate
+
+    engine.tokenizer.chat = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.city }}")
+    call = {"id": "1", "type": "function",
+            "function": {"name": "f", "arguments": '{"city": "Oslo"}'}}  # fmt: skip
+    await post(service, messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert prompt_of(engine) == "Oslo"
+
+
+async def test_token_ids_on_request(service: Service, engine: ScriptedRemoteEngine) -> None:
+    answer = await post(service, return_token_ids=True)
+    assert answer["choices"][0]["token_ids"] == engine.text("Hello world")
+    assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]

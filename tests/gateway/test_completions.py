@@ -1,0 +1,433 @@
+"""`POST /v1/completions` on an engine of our own, through a socket and the real client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, serving
+
+
+async def post(service: Service, **body: Any) -> dict[str, Any]:
+    status, _, answer = await service.post("/v1/completions", {"model": "m", **body})
+    import json
+
+    assert status == 200, answer
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded
+
+
+def fills(engine: ScriptedRemoteEngine) -> list[Fill]:
+    return [item for item in engine.submitted if isinstance(item, Fill)]
+
+
+def generates(engine: ScriptedRemoteEngine) -> list[Generate]:
+    return [item for item in engine.submitted if isinstance(item, Generate)]
+
+
+async def test_answer_shape(service: Service) -> None:
+    async with service.client() as client:
+        raw = await client.completions.with_raw_response.create(model="any name", prompt="Hi")
+    answer = raw.parse()
+    assert answer.id.startswith("cmpl-")
+    assert (answer.object, answer.model) == ("text_completion", "any name")
+    assert answer.system_fingerprint is not None
+    assert answer.system_fingerprint.startswith("fp_")
+    choice = answer.choices[0]
+    assert (choice.index, choice.text, choice.finish_reason) == (0, "Hello world", "stop")
+    assert choice.logprobs is None
+    assert b'"logprobs":null' in raw.content
+    assert answer.usage is not None
+    # "Hello", " world" and the end-of-text token.
+    assert answer.usage.completion_tokens == 3
+    assert answer.usage.prompt_tokens == 2
+    assert answer.usage.total_tokens == 5
+    assert raw.headers["x-request-id"].startswith("req_")
+
+
+async def test_sync_client(service: Service) -> None:
+    def call() -> tuple[str, str]:
+        with service.sync_client() as client:
+            whole = client.completions.create(model="m", prompt="Hi").choices[0].text
+            stream = client.completions.create(model="m", prompt="Hi", stream=True)
+            return whole, "".join(chunk.choices[0].text for chunk in stream)
+
+    assert await asyncio.to_thread(call) == ("Hello world", "Hello world")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted"),
+    [
+        ("the fox", ["the fox"]),
+        (["the", "fox"], ["the", "fox"]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+        ([5, 6, 7], [[5, 6, 7]]),
+        (None, [[288]]),
+        ("", [[288]]),
+    ],
+)
+async def test_prompt_forms(
+    service: Service, engine: ScriptedRemoteEngine, prompt: Any, wanted: list[Any]
+) -> None:
+    assert engine.tokenizer.bos_token_id == engine.tokenizer.token_id("<|endoftext|>")
+    start = [engine.tokenizer.bos_token_id]
+    expected = [engine.tokenizer.encode(item) if isinstance(item, str) else item for item in wanted]
+    expected = [start if item == [288] else item for item in expected]
+    answer = await post(service, prompt=prompt)
+    assert [fill.token_ids for fill in fills(engine)] == expected
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, expected))
+
+
+async def test_a_missing_prompt_is_the_default_one(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    await post(service)
+    assert fills(engine)[0].token_ids == [engine.tokenizer.bos_token_id]
+
+
+async def test_batch_keeps_its_order() -> None:
+    engine = ScriptedRemoteEngine()
+
+    def script(prompt: list[int], sampling: SamplingParams) -> list[int]:
+        # Later prompts are done earlier.
+        text = engine.tokenizer.decode(prompt)
+        return engine.text(text * (6 - len(text)))
+
+    engine.script = script
+    async with serving(engine) as service:
+        answer = await post(service, prompt=["a", "bb", "ccc"], n=2, max_tokens=50)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == ["aaaaa"] * 2 + ["bbbbbbbb"] * 2 + ["ccccccccc"] * 2
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert engine.contexts == {}
+
+
+async def test_default_is_sixteen_tokens(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.script = lambda prompt, sampling: engine.text("abcdefghijklmnopqrstuvwxyz")
+    answer = await post(service, prompt="x")
+    assert answer["choices"][0]["text"] == "abcdefghijklmnop"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+async def test_n_fills_once_and_forks(service: Service, engine: ScriptedRemoteEngine) -> None:
+    answer = await post(service, prompt="Hi", n=3, seed=11)
+    assert len(fills(engine)) == 1
+    parents = {item.parent_context_id for item in generates(engine)}
+    assert parents == {fills(engine)[0].context_id}
+    seeds = [item.sampling.seed for item in generates(engine)]
+    assert seeds[0] == 11
+    assert len(set(seeds)) == 3
+    assert len(answer["choices"]) == 3
+    assert answer["usage"]["prompt_tokens"] == 2
+    assert answer["usage"]["completion_tokens"] == 9
+
+
+async def test_one_choice_runs_on_the_context_of_its_prompt(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    await post(service, prompt="Hi")
+    assert generates(engine)[0].parent_context_id is None
+    assert generates(engine)[0].context_id == fills(engine)[0].context_id
+
+
+async def test_best_of_answers_the_likeliest() -> None:
+    engine = ScriptedRemoteEngine()
+    # The double gives every token -0.5; here a candidate's own logprob tells it apart.
+    values = {3: -0.1, 1: -0.2, 0: -0.3, 2: -0.4}
+    order: list[int | None] = []
+
+    def script(prompt: list[int], sampling: SamplingParams) -> list[int]:
+        order.append(sampling.seed)
+        return engine.text(chr(ord("a") + len(order) - 1))
+
+    from parrot_engine.protocol import TokenLogprobs
+
+    def logprobs(token_id: int, top: int) -> TokenLogprobs:
+        text = engine.tokenizer.token_text(token_id)
+        return TokenLogprobs(token_id, values.get(ord(text[0]) - ord("a"), -0.0))
+
+    engine.script = script
+    engine._logprobs = logprobs  # type: ignore[method-assign]
+    async with serving(engine) as service:
+        answer = await post(service, prompt="x", n=2, best_of=4, seed=1)
+    assert [choice["text"] for choice in answer["choices"]] == ["d", "b"]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+    # All candidates count.
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+async def test_echo_with_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
+    answer = await post(service, prompt="the fox", echo=True, logprobs=2, max_tokens=2)
+    choice = answer["choices"][0]
+    assert choice["text"] == "the fox" + "Hello world"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["the", " fox", "Hello", " world"]
+    assert logprobs["token_logprobs"][0] is None
+    assert all(isinstance(value, float) for value in logprobs["token_logprobs"][1:])
+    assert logprobs["top_logprobs"][0] is None
+    for token, top in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True):
+        assert token in top
+        assert 2 <= len(top) <= 3
+    assert logprobs["text_offset"] == [0, 3, 7, 12]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_scoring(service: Service, engine: ScriptedRemoteEngine, max_tokens: int) -> None:
+    """As evaluation harnesses do it: one entry for every token of the prompt, and k more."""
+    engine.script = lambda prompt, sampling: [engine.im_end]
+    answer = await post(
+        service, prompt=[[84, 85, 86]], echo=True, logprobs=1, max_tokens=max_tokens
+    )
+    logprobs = answer["choices"][0]["logprobs"]
+    for values in logprobs.values():
+        assert len(values) == 3 + max_tokens
+    assert answer["choices"][0]["text"] == engine.tokenizer.decode([84, 85, 86])
+    assert answer["choices"][0]["finish_reason"] == ("stop" if max_tokens else "length")
+    assert answer["usage"]["completion_tokens"] == max_tokens
+    if max_tokens == 0:
+        assert generates(engine) == []
+
+
+async def test_no_tokens_without_echo(service: Service) -> None:
+    answer = await post(service, prompt="Hi", max_tokens=0, n=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["", ""]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
+
+
+async def test_echo_in_a_stream(service: Service) -> None:
+    async with service.client() as client:
+        stream = await client.completions.create(
+            model="m", prompt=["the", "fox"], echo=True, logprobs=0, stream=True, max_tokens=2
+        )
+        chunks = [chunk async for chunk in stream]
+    for index, prompt in enumerate(("the", "fox")):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in own) == prompt + "Hello world"
+        offsets: list[int] = []
+        for choice in own:
+            assert choice.logprobs is not None
+            offsets += choice.logprobs.text_offset or []
+        assert offsets[-2:] == [len(prompt), len(prompt) + 5]
+        assert own[-1].finish_reason == "length"
+
+
+async def test_scoring_in_a_stream(service: Service) -> None:
+    async with service.client() as client:
+        stream = await client.completions.create(
+            model="m", prompt="the", echo=True, logprobs=0, stream=True, max_tokens=0
+        )
+        chunks = [chunk async for chunk in stream]
+    assert [(c.choices[0].text, c.choices[0].finish_reason) for c in chunks] == [("the", "length")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["STOP", ["zz", "STOP"]])
+async def test_stop_strings_are_not_answered(
+    service: Service, engine: ScriptedRemoteEngine, stop: Any, stream: bool
+) -> None:
+    engine.script = lambda prompt, sampling: engine.text("go on, STOP and more")
+    async with service.client() as client:
+        if stream:
+            answer = await client.completions.create(
+                model="m", prompt="x", stop=stop, max_tokens=50, stream=True
+            )
+            choices = [chunk.choices[0] async for chunk in answer]
+        else:
+            choices = (
+                await client.completions.create(model="m", prompt="x", stop=stop, max_tokens=50)
+            ).choices
+    assert "".join(choice.text for choice in choices) == "go on, "
+    assert choices[-1].finish_reason == "stop"
+
+
+async def test_a_stop_string_ends_its_candidate_only(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    engine.automatic = False
+    texts = iter(["aSTOPbbbbbbbb", "cccccccccccc"])
+    engine.script = lambda prompt, sampling: engine.text(next(texts))
+    task = asyncio.create_task(post(service, prompt="x", n=2, stop="STOP", max_tokens=50))
+    await engine.wait_for(lambda: len(generates(engine)) == 2)
+    for _ in range(4):
+        engine.step()
+    # Both children and the parent; the first child is freed while the second still runs.
+    await engine.wait_for(lambda: len(engine.contexts) == 2)
+    engine.automatic = True
+    engine.step()
+    answer = await task
+    assert [choice["text"] for choice in answer["choices"]] == ["a", "cccccccccccc"]
+
+
+async def test_logprobs_end_with_the_text(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.script = lambda prompt, sampling: engine.text("ab STOP more")
+    answer = await post(service, prompt="x", stop="STOP", max_tokens=50, logprobs=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "ab "
+    assert choice["logprobs"]["tokens"] == ["a", "b", " "]
+
+
+async def test_sampling_reaches_the_engine(service: Service, engine: ScriptedRemoteEngine) -> None:
+    await post(
+        service,
+        prompt="x",
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        min_p=0.125,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"5": 100, "6": -100},
+        seed=-1,
+        stop_token_ids=[9],
+        ignore_eos=True,
+        min_tokens=2,
+        max_tokens=3,
+        logprobs=1,
+        user="somebody",
+        unheard_of={"deep": [1]},
+    )
+    assert generates(engine)[0].sampling == SamplingParams(
+        max_tokens=3,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        min_p=0.125,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        repetition_penalty=1.5,
+        logit_bias={5: 100.0, 6: -100.0},
+        seed=2**63 - 1,
+        stop_token_ids=(9,),
+        ignore_eos=True,
+        min_tokens=2,
+        logprobs=1,
+    )
+
+
+async def test_open_fields_follow_the_checkpoint(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    from dataclasses import replace
+
+    engine.info = replace(engine.info, default_sampling={"temperature": 0.6, "top_k": 20.0})
+    await post(service, prompt="x")
+    await post(service, prompt="x", temperature=0, top_k=-1)
+    first, second = (item.sampling for item in generates(engine))
+    assert (first.temperature, first.top_p, first.top_k) == (0.6, 1.0, 20)
+    assert (second.temperature, second.top_k) == (0.0, 0)
+
+
+async def test_cached_tokens(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.cached_tokens = 2
+    answer = await post(service, prompt=["abcdef", "x"])
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+async def test_usage_of_a_stream(service: Service) -> None:
+    async with service.client() as client:
+        stream = await client.completions.create(
+            model="m", prompt="Hi", stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (2, 3)
+    assert chunks[-2].choices[0].finish_reason == "stop"
+
+
+async def test_token_ids_on_request(service: Service, engine: ScriptedRemoteEngine) -> None:
+    answer = await post(service, prompt=[[5, 6]], return_token_ids=True)
+    assert answer["choices"][0]["token_ids"] == engine.text("Hello world")
+    assert answer["choices"][0]["prompt_token_ids"] == [5, 6]
+
+
+async def test_special_tokens_on_request(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.script = lambda prompt, sampling: engine.text("a<|im_start|>b")
+    assert (await post(service, prompt="x"))["choices"][0]["text"] == "ab"
+    answer = await post(service, prompt="x", skip_special_tokens=False)
+    assert answer["choices"][0]["text"] == "a<|im_start|>b"
+
+
+async def test_bytes_of_a_character_in_logprobs(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    engine.script = lambda prompt, sampling: engine.text("é!")
+    answer = await post(service, prompt="x", logprobs=0)
+    logprobs = answer["choices"][0]["logprobs"]
+    assert answer["choices"][0]["text"] == "é!"
+    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]
+    assert logprobs["text_offset"] == [0, 0, 1, 2]
+
+
+async def test_infinite_logprobs_are_the_sentinel(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    from parrot_engine.protocol import TokenLogprobs
+
+    engine._logprobs = lambda token_id, top: TokenLogprobs(token_id, float("-inf"))  # type: ignore[method-assign]
+    answer = await post(service, prompt="x", logprobs=0, max_tokens=1)
+    assert answer["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "answered"),
+    [
+        ("context_too_long", 400, "context_length_exceeded"),
+        ("invalid_request", 400, None),
+        ("numerical_error", 500, "numerical_error"),
+        ("overloaded", 503, "engine_overloaded"),
+        ("engine_error", 500, "engine_error"),
+        ("unknown_context", 500, "engine_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_before_the_first_token_are_statuses(
+    service: Service,
+    engine: ScriptedRemoteEngine,
+    code: Any,
+    status: int,
+    answered: str | None,
+    stream: bool,
+) -> None:
+    engine.script = lambda prompt, sampling: [Failed(0, code, "the engine's words")]
+    async with service.client() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.completions.create(model="m", prompt="x", stream=stream)
+    assert caught.value.status_code == status
+    assert caught.value.code == answered
+    assert caught.value.request_id is not None
+
+
+async def test_a_lost_engine(service: Service, engine: ScriptedRemoteEngine) -> None:
+    engine.lost = True
+    status, headers, _ = await service.post("/v1/completions", {"model": "m", "prompt": "x"})
+    assert status == 503
+    assert b"retry-after" in headers
+
+
+async def test_deadline() -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    async with serving(engine, call_timeout_s=0.05) as service:
+        status, headers, body = await service.post("/v1/completions", {"model": "m", "prompt": "x"})
+    assert status == 504
+    assert headers[b"x-should-retry"] == b"false"
+    assert b'"code":"timeout"' in body
+    assert engine.contexts == {}
+
+
+async def test_a_long_prompt_does_not_hold_up_others(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    text = "the quick " * 5000
+    status, _, body = await service.post("/v1/completions", {"model": "m", "prompt": text})
+    assert status == 400
+    assert b"context_length_exceeded" in body
+    assert engine.submitted == []

@@ -1,0 +1,71 @@
+"""`POST /tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service
+
+
+async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    status, _, answer = await service.post(path, body)
+    return status, json.loads(answer)
+
+
+async def test_prompt(service: Service, engine: ScriptedRemoteEngine) -> None:
+    status, answer = await post(
+        service, "/tokenize", {"prompt": "Hello 😀", "return_token_strs": True}
+    )
+    assert status == 200
+    assert answer["tokens"] == engine.tokenizer.encode("Hello 😀")
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == engine.info.max_context_tokens
+    assert answer["token_strs"][0] == "Hello"
+
+
+async def test_chat_counts_as_the_completion_does(service: Service) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    _, answer = await post(service, "/tokenize", {"messages": messages})
+    _, chat = await post(service, "/v1/chat/completions", {"model": "m", "messages": messages})
+    assert answer["count"] == chat["usage"]["prompt_tokens"]
+    assert answer["token_strs"] is None
+
+
+@pytest.mark.parametrize("text", ["Hello world", "", "\0", "a<|im_end|>b", "é😀\n"])
+async def test_round_trip(service: Service, text: str) -> None:
+    _, answer = await post(service, "/tokenize", {"prompt": text})
+    status, back = await post(service, "/detokenize", {"tokens": answer["tokens"]})
+    assert (status, back) == (200, {"prompt": text})
+
+
+async def test_special_tokens_can_be_left_out(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    tokens = engine.text("a")
+    _, answer = await post(service, "/detokenize", {"tokens": tokens, "skip_special_tokens": True})
+    assert answer == {"prompt": "a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": []}, "messages"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [1, "x"]}, "tokens[1]"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [10**30]}, "tokens"),
+        ("/detokenize", b"nonsense", None),
+    ],
+)
+async def test_bad_bodies(service: Service, path: str, body: Any, param: str | None) -> None:
+    status, answer = await post(service, path, body)
+    assert status == 400
+    assert answer["error"]["param"] == param
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
