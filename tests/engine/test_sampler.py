@@ -95,11 +95,17 @@ def _distribution(logits: Tensor, row: SamplingRow) -> Tensor:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(rows(), min_size=1, max_size=6), st.integers(0, 10_000))
-def test_equals_the_reference(batch: list[SamplingRow], seed: int) -> None:
+@given(
+    st.lists(rows(), min_size=1, max_size=6),
+    st.integers(0, 10_000),
+    st.sampled_from([1, 8, 512]),
+)
+def test_equals_the_reference(batch: list[SamplingRow], seed: int, span: int) -> None:
     logits = _logits(len(batch), seed)
     untouched = logits.clone()
-    outcomes = sample(logits, batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "_DRAW_SPAN", span)
+        outcomes = sample(logits, batch)
     assert torch.equal(logits, untouched)
     for raw, row, outcome in zip(logits, batch, outcomes, strict=True):
         token = outcome.token_id
@@ -158,6 +164,16 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     assert chi_squared < freedom + 5 * math.sqrt(2 * freedom)
 
 
+def test_no_dropped_token_is_ever_drawn() -> None:
+    # A vocabulary of several spans, most of it dropped, at many points of the unit interval.
+    logits = _logits(1, seed=6, vocab=3000).expand(4000, -1)
+    params = SamplingParams(temperature=1.5, top_k=40, top_p=0.97)
+    batch = [_row(params, seed=seed) for seed in range(4000)]
+    kept = _distribution(logits[0], batch[0]) > 0
+    drawn = {outcome.token_id for outcome in sample(logits, batch)}
+    assert drawn == set(kept.nonzero()[:, 0].tolist())
+
+
 def test_control_a_wrong_distribution_is_noticed() -> None:
     logits, draws = _logits(1, seed=5), 20_000
     batch = [_row(SamplingParams(temperature=1.1), seed=seed) for seed in range(draws)]
@@ -170,7 +186,9 @@ def test_control_a_wrong_distribution_is_noticed() -> None:
     assert chi_squared > freedom + 5 * math.sqrt(2 * freedom)
 
 
-def test_the_ends_of_the_unit_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("span", [4, 512])
+def test_the_ends_of_the_unit_interval(monkeypatch: pytest.MonkeyPatch, span: int) -> None:
+    monkeypatch.setattr(sampler, "_DRAW_SPAN", span)
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, 3], logits[0, 20] = 0.1, 0.2
     row = _row(SamplingParams())
