@@ -30,9 +30,6 @@ _log = logging.getLogger(__name__)
 #: how a slow consumer holds it back.
 StepCallback: TypeAlias = Callable[[list[Event]], None]
 
-#: Steps in a row that may raise before the engine counts as broken.
-_MAX_FAILED_STEPS = 3
-
 #: Statistics are taken at most this often while steps are running.
 _STATS_INTERVAL_S = 0.1
 
@@ -48,8 +45,9 @@ class EngineDriver:
         engine: from now on touched by the driver's thread only; closed with the driver.
         max_pending: primitives that may wait for the next step; further ones fail as
             `overloaded`.
-        on_crash: called once, in the driver's thread, when the engine's steps keep raising. All
-            contexts have been failed by then, and no step follows.
+        on_crash: called once, in the driver's thread, when a step raises: engines turn all that
+            can be expected into `Failed` events, so after an exception their state is not to be
+            trusted. All contexts have been failed by then, and no step follows.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class EngineDriver:
         self._crashed = False
         # Of the driver's thread; plain attributes are replaced whole, so others may read them.
         self._contexts: set[int] = set()
-        self._failed_steps = 0
         self._stats = engine.stats()
         self._stats_at = 0.0
         self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
@@ -118,7 +115,7 @@ class EngineDriver:
 
     @property
     def crashed(self) -> bool:
-        """Whether the engine was given up after steps that raised."""
+        """Whether the engine was given up after a step that raised."""
         return self._crashed
 
     def reset(self, timeout_s: float | None = None) -> bool:
@@ -173,7 +170,7 @@ class EngineDriver:
                     has_work = self._forget_everything()
                     for done in resets:
                         done.set()
-                if batch or refused or has_work:
+                if not self._crashed and (batch or refused or has_work):
                     has_work = self._turn(batch, refused)
                 if self._crashed:
                     return
@@ -192,43 +189,29 @@ class EngineDriver:
         ]
         batch += [FreeContext(context_id) for context_id in refused]
         self._note_submitted(batch)
-        crash: Exception | None = None
+        has_work, crash = False, None
         try:
             if batch:
                 self._engine.submit(batch)
             result = self._engine.step()
             events += result.events
             has_work = result.has_work
-            self._failed_steps = 0
+            self._take_stats(force=not has_work)
         except Exception as error:
             _log.exception("an engine step failed")
-            self._failed_steps += 1
-            has_work, crash = False, error
+            crash = error
             message = "The engine failed while working on this; its log has the details."
             events += [Failed(c, "engine_error", message) for c in sorted(self._contexts)]
         for event in events:
             if isinstance(event, Failed):
                 self._contexts.discard(event.context_id)
         if crash is not None:
-            has_work = self._after_failure(events)
-        self._take_stats(force=not has_work)
-        self._emit(events)
-        if crash is not None and self._failed_steps >= _MAX_FAILED_STEPS:
             with self._wake:
                 self._crashed = True
-            if self._on_crash is not None:
-                self._on_crash(crash)
+        self._emit(events)
+        if crash is not None and self._on_crash is not None:
+            self._on_crash(crash)
         return has_work
-
-    def _after_failure(self, events: list[Event]) -> bool:
-        """Free what was failed, so that the next step begins with a clean engine."""
-        try:
-            self._engine.submit([FreeContext(event.context_id) for event in events])
-        except Exception:
-            _log.exception("freeing the contexts of a failed step failed")
-            self._failed_steps = _MAX_FAILED_STEPS
-            return False
-        return self._failed_steps < _MAX_FAILED_STEPS
 
     def _forget_everything(self) -> bool:
         """Free all contexts and throw the events of that step away."""
@@ -238,10 +221,14 @@ class EngineDriver:
             if frees:
                 self._engine.submit(frees)
             has_work = self._engine.step().has_work
-        except Exception:
+            self._take_stats(force=True)
+        except Exception as error:
             _log.exception("freeing all contexts failed")
+            with self._wake:
+                self._crashed = True
+            if self._on_crash is not None:
+                self._on_crash(error)
             return False
-        self._take_stats(force=True)
         return has_work
 
     def _note_submitted(self, batch: Sequence[Primitive]) -> None:

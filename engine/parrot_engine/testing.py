@@ -92,6 +92,8 @@ class ScriptedEngine:
         self._before_step = before_step
         self._inbox: deque[Primitive] = deque()
         self._contexts: dict[int, _Context] = {}
+        #: Failed ids, until they are freed.
+        self._failures: dict[int, Failed] = {}
         self._steps = self._filled = self._generated = 0
         self.closed = False
 
@@ -131,6 +133,11 @@ class ScriptedEngine:
         context_id = primitive.context_id
         if isinstance(primitive, FreeContext):
             self._contexts.pop(context_id, None)
+            self._failures.pop(context_id, None)
+            return
+        if context_id in self._failures:
+            # What was on its way when the context failed is answered the same.
+            events.append(self._failures[context_id])
             return
         context = self._contexts.get(context_id)
         parent_id = primitive.parent_context_id
@@ -184,12 +191,10 @@ class ScriptedEngine:
         self, context_id: int, context: _Context, generate: Generate, events: list[Event]
     ) -> None:
         sampling = generate.sampling
-        if context.generated >= sampling.max_tokens:
+        full = len(context.token_ids) >= self.info.max_context_tokens
+        if context.generated >= sampling.max_tokens or full:
             self._finish(context)
             events.append(Generated(context_id, [], None, "length"))
-            return
-        if len(context.token_ids) >= self.info.max_context_tokens:
-            self._fail(context_id, "context_too_long", "the context is full", events)
             return
         token_id = self._script(context.token_ids)
         context.token_ids.append(token_id)
@@ -215,7 +220,9 @@ class ScriptedEngine:
 
     def _fail(self, context_id: int, code: str, message: str, events: list[Event]) -> None:
         self._contexts.pop(context_id, None)
-        events.append(Failed(context_id, code, message))  # type: ignore[arg-type]
+        failure = Failed(context_id, code, message)  # type: ignore[arg-type]
+        self._failures[context_id] = failure
+        events.append(failure)
 
     @staticmethod
     def _logprobs(token_id: int, count: int) -> TokenLogprobs:
@@ -350,18 +357,29 @@ def _failures_are_events(engine: Engine) -> None:
     info = engine.info
     unknown = run_until_idle(engine, Fill(1, [1], parent_context_id=50))
     assert _only_failure(unknown, 1).code == "unknown_context"
-    unknown = run_until_idle(engine, Generate(1, greedy(1)))
-    assert _only_failure(unknown, 1).code in ("unknown_context", "invalid_request")
-    outside = run_until_idle(engine, Fill(1, [info.vocab_size]))
+    unknown = run_until_idle(engine, FreeContext(1), Generate(1, greedy(1)))
+    assert _only_failure(unknown, 1).code == "unknown_context"
+    outside = run_until_idle(engine, FreeContext(1), Fill(1, [info.vocab_size]))
     assert _only_failure(outside, 1).code == "invalid_request"
-    long = run_until_idle(engine, Fill(1, [1] * (info.max_context_tokens + 1)))
+    again = run_until_idle(engine, Generate(1, greedy(1)))
+    assert _only_failure(again, 1).code == "invalid_request"
+    long = run_until_idle(engine, FreeContext(1), Fill(1, [1] * (info.max_context_tokens + 1)))
     assert _only_failure(long, 1).code == "context_too_long"
     run_until_idle(engine, Fill(2, [1]), Fill(3, [1]))
     doubled = run_until_idle(engine, Fill(3, [1], parent_context_id=2))
     assert _only_failure(doubled, 3).code == "invalid_request"
-    # Whatever failed is gone, and its id is free.
+    # Whatever failed is gone; freeing makes its id a new one.
+    run_until_idle(engine, FreeContext(1), FreeContext(3))
     assert len(tokens_of(run_until_idle(engine, Fill(1, [1]), Generate(1, greedy(2))), 1)) == 2
     assert len(tokens_of(run_until_idle(engine, Fill(3, [1]), Generate(3, greedy(2))), 3)) == 2
+
+
+def _a_full_context_ends_with_length(engine: Engine) -> None:
+    room = engine.info.max_context_tokens
+    events = run_until_idle(engine, Fill(1, [1] * (room - 2)), Generate(1, greedy(50)))
+    assert isinstance(events[-1], Generated)
+    assert events[-1].finish_reason == "length"
+    assert 1 <= len(tokens_of(events, 1)) <= 3
 
 
 def _a_failure_harms_nobody_else(engine: Engine) -> None:
@@ -429,6 +447,7 @@ ENGINE_CHECKS: tuple[Callable[[Engine], None], ...] = (
     _stop_ids_end_a_generation,
     _freeing_cancels,
     _failures_are_events,
+    _a_full_context_ends_with_length,
     _a_failure_harms_nobody_else,
     _logprobs_where_asked_for,
     _seeds_repeat,

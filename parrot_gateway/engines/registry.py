@@ -1,0 +1,159 @@
+"""Which engines have joined, and which models they serve.
+
+Changes are told to listeners. Lives in the event loop's thread; no I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+from parrot_engine.protocol import EngineInfo
+from parrot_engine.text import Tokenizer
+from parrot_engine.wire import Register
+
+from parrot_gateway.engines.remote import RemoteEngine
+
+Change: TypeAlias = Literal["joined", "draining", "left"]
+Listener: TypeAlias = Callable[[Change, RemoteEngine], None]
+
+
+class ServedModel(NamedTuple):
+    """A model that some engine serves now."""
+
+    id: str
+    #: Unix time at which its first engine joined.
+    created: int
+    info: EngineInfo
+
+
+class RegistrationRefused(Exception):
+    """An engine may not join; `retry` tells whether it may try again later."""
+
+    def __init__(self, reason: str, *, retry: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry = retry
+
+
+class EngineRegistry:
+    """The joined engines of a gateway.
+
+    Args:
+        max_engines: further ones are refused.
+    """
+
+    def __init__(self, *, max_engines: int) -> None:
+        self._max_engines = max_engines
+        self._engines: dict[str, RemoteEngine] = {}
+        self._listeners: list[Listener] = []
+
+    def check(self, registration: Register) -> None:
+        """Whether an engine may join.
+
+        Raises:
+            RegistrationRefused: the registry is full, or the engine's model is served with
+                another tokenizer under the same name.
+        """
+        if len(self._engines) >= self._max_engines:
+            raise RegistrationRefused(
+                f"{len(self._engines)} engines have joined, which is this gateway's limit "
+                "(setting engines.max_engines)",
+                retry=True,
+            )
+        model = registration.info.model
+        for engine in self._of_model(model):
+            if engine.text != registration.text:
+                raise RegistrationRefused(
+                    f"the model '{model}' is already served with another tokenizer or chat "
+                    "template; give this one another name",
+                    retry=False,
+                )
+
+    def shared_tokenizer(self, registration: Register) -> Tokenizer | None:
+        """The tokenizer that an engine of the same model has built already."""
+        for engine in self._of_model(registration.info.model):
+            if engine.text == registration.text:
+                return engine.tokenizer
+        return None
+
+    def add(self, registration: Register, tokenizer: Tokenizer | None = None) -> RemoteEngine:
+        """Let an engine join.
+
+        Raises:
+            RegistrationRefused: see `check`.
+        """
+        self.check(registration)
+        engine = RemoteEngine("eng_" + secrets.token_hex(8), registration, tokenizer=tokenizer)
+        self._engines[engine.id] = engine
+        self._tell("joined", engine)
+        return engine
+
+    def remove(self, engine_id: str, reason: str) -> None:
+        """An engine left or was lost: its open channels fail. Unknown ids do nothing."""
+        engine = self._engines.pop(engine_id, None)
+        if engine is not None:
+            engine.lose(reason)
+            self._tell("left", engine)
+
+    def drain(self, engine_id: str) -> None:
+        """An engine said goodbye: it finishes what it has and gets nothing new."""
+        engine = self._engines.get(engine_id)
+        if engine is not None and not engine.draining:
+            engine.draining = True
+            self._tell("draining", engine)
+
+    def get(self, engine_id: str) -> RemoteEngine | None:
+        """The engine of this id, if it is still here."""
+        return self._engines.get(engine_id)
+
+    def engines(self) -> list[RemoteEngine]:
+        """All joined engines, in the order of joining."""
+        return list(self._engines.values())
+
+    def engines_for(self, model: str) -> list[RemoteEngine]:
+        """Engines that take new work for a model."""
+        return [engine for engine in self._of_model(model) if not engine.draining]
+
+    def models(self) -> list[ServedModel]:
+        """What is served now, in the order of joining."""
+        served: dict[str, ServedModel] = {}
+        for engine in self._engines.values():
+            name = engine.info.model
+            if not engine.draining and name not in served:
+                served[name] = ServedModel(name, int(engine.joined_at), engine.info)
+        return list(served.values())
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` at each change; the result ends that."""
+        self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return unsubscribe
+
+    async def wait_for_model(self, model: str, timeout_s: float) -> bool:
+        """Whether some engine serves the model, waiting up to `timeout_s` for one to join."""
+        joined = asyncio.Event()
+        unsubscribe = self.subscribe(lambda _change, _engine: joined.set())
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.engines_for(model):
+                    await joined.wait()
+                    joined.clear()
+        except TimeoutError:
+            return False
+        finally:
+            unsubscribe()
+        return True
+
+    def _of_model(self, model: str) -> list[RemoteEngine]:
+        return [engine for engine in self._engines.values() if engine.info.model == model]
+
+    def _tell(self, change: Change, engine: RemoteEngine) -> None:
+        for listener in list(self._listeners):
+            listener(change, engine)

@@ -1,0 +1,378 @@
+"""The gateway's end of one engine: channels to its contexts, and how busy it is.
+
+`RemoteEngine` is the state of a joined engine; it does no I/O. The link (`parrot_gateway.api.link`)
+hands in what arrives and takes out what is to be sent. Which engine runs what is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from parrot_engine.protocol import (
+    EngineInfo,
+    EngineStats,
+    Event,
+    Failed,
+    Fill,
+    Filled,
+    FreeContext,
+    Primitive,
+)
+from parrot_engine.text import TextAssets, Tokenizer
+from parrot_engine.wire import Register, Submit, WireError, encode
+
+from parrot_gateway.exceptions import EngineLostError, OverloadedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+#: Bytes that may wait for the socket before new work is refused.
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+
+#: What a primitive takes on the wire, roughly: more per token than MessagePack ever needs.
+_BYTES_PER_TOKEN = 5
+_BYTES_PER_PRIMITIVE = 64
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is still to be done on one context, as far as the gateway knows."""
+
+    fills: int = 0
+    tokens: int = 0
+    generates: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.fills > 0 or self.generates > 0
+
+
+class RemoteEngine:
+    """One joined engine. Used in the event loop's thread only.
+
+    Args:
+        engine_id: unique within this gateway.
+        registration: what the engine said of itself.
+        tokenizer: that of another engine with equal text assets, to be shared.
+        max_unsent_bytes: bound of the outgoing buffer.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        registration: Register,
+        *,
+        tokenizer: Tokenizer | None = None,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+    ) -> None:
+        self.id = engine_id
+        self.name = registration.name
+        self.info: EngineInfo = registration.info
+        self.text: TextAssets = registration.text
+        self.stats = EngineStats()
+        self.joined_at = time.time()
+        #: The engine finishes what it has and takes nothing new.
+        self.draining = False
+        #: Set with something to send; the link waits on it.
+        self.has_outgoing = asyncio.Event()
+        #: Contexts with unfinished primitives.
+        self.running = 0
+        #: Tokens submitted to be filled and not reported as filled.
+        self.queued_tokens = 0
+        self._tokenizer = tokenizer
+        self._max_unsent_bytes = max_unsent_bytes
+        self._context_ids = itertools.count(1)
+        self._channels: dict[int, EngineChannel] = {}
+        self._loads: dict[int, _Load] = {}
+        self._collected: list[Primitive] = []
+        self._collected_bytes = 0
+        self._flush_scheduled = False
+        self._outgoing: deque[bytes] = deque()
+        self._outgoing_bytes = 0
+        self._lost: str | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; building it at first use takes up to a second."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.text)
+        return self._tokenizer
+
+    @property
+    def lost(self) -> bool:
+        """Whether the link is gone."""
+        return self._lost is not None
+
+    def open(self, count: int, *, salt: str = "") -> EngineChannel:
+        """A channel with `count` fresh contexts, to be used in a `with` block.
+
+        Args:
+            count: contexts, at least one.
+            salt: for every Fill that names none of its own.
+
+        Raises:
+            EngineLostError: the link is gone.
+            OverloadedError: the engine is leaving, or too much waits to be sent to it.
+        """
+        if count < 1:
+            raise ValueError("a channel has at least one context")
+        self._check_open()
+        if self.draining:
+            raise OverloadedError(f"The engine of model '{self.info.model}' is shutting down.")
+        channel = EngineChannel(self, [next(self._context_ids) for _ in range(count)], salt)
+        for context_id in channel.context_ids:
+            self._channels[context_id] = channel
+        return channel
+
+    def describe(self) -> dict[str, Any]:
+        """This engine as plain types, for `/health`."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "model": self.info.model,
+            "kind": self.info.kind,
+            "device": self.info.device,
+            "dtype": self.info.dtype,
+            "max_context_tokens": self.info.max_context_tokens,
+            "state": "lost" if self.lost else "draining" if self.draining else "ready",
+            "running": self.running,
+            "queued_tokens": self.queued_tokens,
+            "stats": self.stats.to_dict(),
+        }
+
+    # --- the link's side ---
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hand the events of one engine step to their channels. Events of freed contexts drop."""
+        for event in events:
+            channel = self._channels.get(event.context_id)
+            if channel is None:
+                continue
+            self._note_progress(event)
+            channel._push(event)
+
+    def take_outgoing(self) -> bytes | None:
+        """The next message to send; None, and `has_outgoing` cleared, when there is none."""
+        if not self._outgoing:
+            self.has_outgoing.clear()
+            return None
+        data = self._outgoing.popleft()
+        self._outgoing_bytes -= len(data)
+        return data
+
+    def lose(self, reason: str) -> None:
+        """The link is gone: everything open on this engine fails. Safe to call twice."""
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self.running = self.queued_tokens = 0
+        self._loads.clear()
+        self._collected.clear()
+        self._outgoing.clear()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel._wake()
+
+    # --- the channels' side ---
+
+    def lost_error(self) -> EngineLostError:
+        """What calls on this engine end with once it is lost."""
+        return EngineLostError(
+            f"The engine that ran this call was lost ({self._lost}); please send it again."
+        )
+
+    def _check_open(self) -> None:
+        if self._lost is not None:
+            raise self.lost_error()
+        if self._outgoing_bytes + self._collected_bytes > self._max_unsent_bytes:
+            raise OverloadedError(
+                f"The engine of model '{self.info.model}' does not take work as fast as it comes."
+            )
+
+    def _submit(self, primitives: tuple[Primitive, ...]) -> None:
+        for primitive in primitives:
+            self._note_submitted(primitive)
+            size = len(primitive.token_ids) if isinstance(primitive, Fill) else 0
+            self._collected_bytes += size * _BYTES_PER_TOKEN + _BYTES_PER_PRIMITIVE
+        self._collected += primitives
+        if not self._flush_scheduled:
+            # What is submitted within one turn of the loop travels in one message.
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        collected, self._collected = self._collected, []
+        self._collected_bytes = 0
+        if self._lost is not None or not collected:
+            return
+        try:
+            messages = [encode(Submit(collected))]
+        except WireError:
+            messages = self._encode_one_by_one(collected)
+        self._outgoing += messages
+        self._outgoing_bytes += sum(map(len, messages))
+        self.has_outgoing.set()
+
+    def _encode_one_by_one(self, primitives: list[Primitive]) -> list[bytes]:
+        """Some value does not fit the wire: only its own context fails."""
+        messages: list[bytes] = []
+        for primitive in primitives:
+            try:
+                messages.append(encode(Submit([primitive])))
+            except WireError as error:
+                message = f"The request cannot be sent to the engine: {error}"
+                self.deliver([Failed(primitive.context_id, "invalid_request", message)])
+        return messages
+
+    def _free(self, context_ids: list[int], submitted: set[int]) -> None:
+        for context_id in context_ids:
+            self._channels.pop(context_id, None)
+        if self._lost is None:
+            self._submit(tuple(FreeContext(i) for i in context_ids if i in submitted))
+
+    def _note_submitted(self, primitive: Primitive) -> None:
+        context_id = primitive.context_id
+        if isinstance(primitive, FreeContext):
+            self._forget_load(context_id)
+            return
+        load = self._loads.get(context_id)
+        if load is None:
+            load = self._loads[context_id] = _Load()
+        self.running += not load.busy
+        if isinstance(primitive, Fill):
+            load.fills += 1
+            load.tokens += len(primitive.token_ids)
+            self.queued_tokens += len(primitive.token_ids)
+        else:
+            load.generates += 1
+
+    def _note_progress(self, event: Event) -> None:
+        load = self._loads.get(event.context_id)
+        if load is None:
+            return
+        if isinstance(event, Failed):
+            self._forget_load(event.context_id)
+            return
+        if isinstance(event, Filled):
+            load.fills -= 1
+            done = min(event.num_tokens, load.tokens)
+            load.tokens -= done
+            self.queued_tokens -= done
+        elif event.finish_reason is not None:
+            load.generates -= 1
+        else:
+            return
+        if not load.busy:
+            self._forget_load(event.context_id, was_busy=True)
+
+    def _forget_load(self, context_id: int, *, was_busy: bool | None = None) -> None:
+        load = self._loads.pop(context_id, None)
+        if load is not None:
+            self.queued_tokens -= load.tokens
+            self.running -= load.busy if was_busy is None else was_busy
+
+
+class EngineChannel:
+    """The contexts of one call on one engine.
+
+    A context manager: leaving it frees every context that was used, whatever happened, a
+    cancellation included. The queue of events is bounded by what was asked for: an engine reports
+    each token once.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_engine",
+        "_events",
+        "_salt",
+        "_submitted",
+        "_waiter",
+        "context_ids",
+    )
+
+    def __init__(self, engine: RemoteEngine, context_ids: list[int], salt: str) -> None:
+        #: Fresh ids on this engine.
+        self.context_ids = context_ids
+        self._engine = engine
+        self._salt = salt
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._submitted: set[int] = set()
+        self._closed = False
+
+    def __enter__(self) -> EngineChannel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the contexts. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._events.clear()
+            self._engine._free(self.context_ids, self._submitted)
+
+    def submit(self, *primitives: Primitive) -> None:
+        """Send primitives of this channel's contexts, in order. Never blocks.
+
+        Raises:
+            EngineLostError: the link is gone.
+            OverloadedError: too much waits to be sent; nothing of this was. Frees always go.
+        """
+        if any(not isinstance(primitive, FreeContext) for primitive in primitives):
+            self._engine._check_open()
+        elif self._engine.lost:
+            raise self._engine.lost_error()
+        if self._salt:
+            primitives = tuple(
+                replace(p, salt=self._salt) if isinstance(p, Fill) and not p.salt else p
+                for p in primitives
+            )
+        for primitive in primitives:
+            if isinstance(primitive, FreeContext):
+                self._submitted.discard(primitive.context_id)
+            else:
+                self._submitted.add(primitive.context_id)
+        self._engine._submit(primitives)
+
+    async def next(self) -> Event:
+        """The next event of these contexts. A cancelled wait loses none; one waiter at a time.
+
+        Raises:
+            EngineLostError: the link is gone, and all that came before has been returned.
+        """
+        while not self._events:
+            if self._engine.lost:
+                raise self._engine.lost_error()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._events.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Events without end; break off when enough has come. Raises as `next`."""
+        while True:
+            yield await self.next()
+
+    def _push(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,308 @@
+"""The gateway's own engine processes: started, watched, started again, stopped.
+
+A process is a stranger like any other engine: it joins over the link with a key that only this
+run of the gateway knows, handed over in its environment. Nothing here speaks to it but signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from parrot_gateway.engines.registry import Change, EngineRegistry
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.settings import EngineLinkSettings, ModelSettings
+
+logger = logging.getLogger(__name__)
+
+State: TypeAlias = Literal["loading", "ready", "failed"]
+
+#: Environment variable with the join key; the engine's worker reads it.
+JOIN_KEY_VARIABLE = "PARROT_JOIN_KEY"
+
+#: Exit status of a worker for which another try is pointless (sysexits' EX_CONFIG).
+EXIT_CONFIG = 78
+
+#: A process that dies this often without having worked for a while is given up.
+_MAX_DEATHS = 3
+#: Having been ready for this long forgives earlier deaths.
+_FORGIVEN_AFTER_S = 10.0
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_KEPT_LINES = 20
+_MAX_LINE_BYTES = 16 * 1024
+
+
+@dataclass(slots=True)
+class EngineProcess:
+    """One engine process and what became of it, over all its restarts."""
+
+    model: ModelSettings
+    #: The name under which it registers: how it is known again.
+    name: str
+    state: State = "loading"
+    #: Why it failed.
+    reason: str | None = None
+    pid: int | None = None
+    restarts: int = 0
+    deaths: int = 0
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    #: Set while it is ready or failed.
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    #: When it became ready, by the event loop's clock.
+    ready_at: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """This process as plain types, for `/health`."""
+        return {
+            "model": self.model.served_name,
+            "name": self.name,
+            "state": self.state,
+            "pid": self.pid,
+            "restarts": self.restarts,
+            "reason": self.reason,
+        }
+
+
+def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
+    """The command line of an engine process; holds no secret."""
+    options = model.model_dump(mode="json", exclude={"name", "engines"})
+    options["name"] = model.served_name
+    return [
+        sys.executable,
+        "-m",
+        "parrot_engine.worker",
+        *("--options", json.dumps(options)),
+        *("--join", join_url),
+        *("--engine-name", name),
+        "--with-parent",
+    ]
+
+
+class EngineSupervisor:
+    """Keeps the configured engine processes running.
+
+    Args:
+        models: which, and how many of each.
+        registry: tells when a process has joined.
+        load_timeout_s: how long a process may take to join before it is given up.
+        command: makes the command line from model, join URL and engine name.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelSettings],
+        registry: EngineRegistry,
+        *,
+        load_timeout_s: float = EngineLinkSettings().load_timeout_s,
+        command: Callable[[ModelSettings, str, str], list[str]] = worker_command,
+    ) -> None:
+        self._registry = registry
+        self._load_timeout_s = load_timeout_s
+        self._command = command
+        self._processes = [
+            EngineProcess(model, f"{model.served_name}-{index}-{secrets.token_hex(4)}")
+            for model in models
+            for index in range(model.engines)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unsubscribe: Callable[[], None] | None = None
+
+    @property
+    def processes(self) -> list[EngineProcess]:
+        """All of them, in the order of the settings."""
+        return list(self._processes)
+
+    def models(self) -> list[str]:
+        """Names of the configured models."""
+        return list(dict.fromkeys(process.model.served_name for process in self._processes))
+
+    def state(self, model: str) -> State | None:
+        """The best state among a model's processes; None for a model that is not configured."""
+        states = {p.state for p in self._processes if p.model.served_name == model}
+        order: tuple[State, ...] = ("ready", "loading", "failed")
+        return next((state for state in order if state in states), None)
+
+    def failure(self, model: str) -> str | None:
+        """Why a model cannot be served; None while any of its processes may still come up."""
+        if self.state(model) != "failed":
+            return None
+        reasons = [p.reason for p in self._processes if p.model.served_name == model]
+        return next((reason for reason in reasons if reason), None)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """All processes as plain types, for `/health`."""
+        return [process.describe() for process in self._processes]
+
+    async def start(self, join_url: str, join_key: str) -> None:
+        """Start every process; returns before any of them is ready."""
+        self._unsubscribe = self._registry.subscribe(self._on_change)
+        self._tasks = [
+            asyncio.create_task(self._keep(process, join_url, join_key), name=process.name)
+            for process in self._processes
+        ]
+
+    async def wait_ready(self) -> None:
+        """Return once each process is ready or has failed."""
+        for process in self._processes:
+            await process.settled.wait()
+
+    async def close(self) -> None:
+        """Stop every process: SIGTERM, and SIGKILL for those that do not hear it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    def _on_change(self, change: Change, engine: RemoteEngine) -> None:
+        for process in self._processes:
+            if process.name != engine.name or process.state == "failed":
+                continue
+            if change == "joined":
+                process.state = "ready"
+                process.ready_at = asyncio.get_running_loop().time()
+                process.settled.set()
+            else:
+                process.state = "loading"
+
+    async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:
+        """Run one process again and again until it is given up or this is cancelled."""
+        command = self._command(process.model, join_url, process.name)
+        environment = {**os.environ, JOIN_KEY_VARIABLE: join_key}
+        while True:
+            process.ready_at = None
+            process.last_lines.clear()
+            try:
+                status = await self._run_once(process, command, environment)
+            except OSError as error:
+                _give_up(process, f"it could not be started: {error}")
+                return
+            if process.state == "failed":
+                return
+            process.state = "loading"
+            if status == EXIT_CONFIG:
+                _give_up(process, process.last_lines[-1] if process.last_lines else "bad settings")
+                return
+            if _worked_for_a_while(process):
+                process.deaths = 0
+            process.deaths += 1
+            if process.deaths >= _MAX_DEATHS:
+                said = "\n".join(process.last_lines) or "it said nothing"
+                _give_up(process, f"it ended {process.deaths} times ({_how(status)}): {said}")
+                return
+            pause_s = min(_FIRST_BACKOFF_S * 2 ** (process.deaths - 1), _MAX_BACKOFF_S)
+            logger.warning("engine %s %s; again in %g s", process.name, _how(status), pause_s)
+            await asyncio.sleep(pause_s)
+            process.restarts += 1
+
+    async def _run_once(
+        self, process: EngineProcess, command: list[str], environment: dict[str, str]
+    ) -> int:
+        """Start a process and wait for its end; on cancellation, end it. Returns its status."""
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            env=environment,
+            # The worker ends when this pipe does, however this process may end.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
+            # A Ctrl-C in the terminal is for the gateway, which drains first.
+            start_new_session=True,
+        )
+        process.pid = child.pid
+        pump = asyncio.create_task(_read_lines(child, process), name=f"{process.name}-stderr")
+        guard = asyncio.create_task(self._guard_loading(process, child))
+        try:
+            return await child.wait()
+        finally:
+            guard.cancel()
+            await _end(child)
+            # What it said last is still in the pipe. A grandchild may hold the pipe open.
+            await asyncio.wait([pump], timeout=1.0)
+            pump.cancel()
+            process.pid = None
+
+    async def _guard_loading(
+        self, process: EngineProcess, child: asyncio.subprocess.Process
+    ) -> None:
+        await asyncio.sleep(self._load_timeout_s)
+        if process.ready_at is None:
+            _give_up(
+                process,
+                f"it did not join within {self._load_timeout_s:g} s "
+                "(setting engines.load_timeout_s)",
+            )
+            _signal(child, signal.SIGKILL)
+
+
+def _give_up(process: EngineProcess, reason: str) -> None:
+    process.state = "failed"
+    process.reason = reason
+    process.settled.set()
+    logger.error("engine %s failed: %s", process.name, reason)
+
+
+def _worked_for_a_while(process: EngineProcess) -> bool:
+    now = asyncio.get_running_loop().time()
+    return process.ready_at is not None and now - process.ready_at >= _FORGIVEN_AFTER_S
+
+
+def _how(status: int) -> str:
+    if status < 0:
+        try:
+            return f"was ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was ended by signal {-status}"
+    return f"ended with status {status}"
+
+
+async def _read_lines(child: asyncio.subprocess.Process, process: EngineProcess) -> None:
+    """Pass the process's messages on and remember the last ones."""
+    assert child.stderr is not None
+    while True:
+        try:
+            raw = await child.stderr.readline()
+        except ValueError:
+            # A line beyond the limit: asyncio has dropped it.
+            continue
+        if not raw:
+            return
+        # A progress bar redraws its line; what stands at the end counts.
+        line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
+        if line:
+            process.last_lines.append(line)
+            sys.stderr.write(f"[{process.model.served_name}] {line}\n")
+
+
+def _signal(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    try:
+        child.send_signal(number)
+    except ProcessLookupError:
+        logger.debug("process %d had ended already", child.pid)
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """End a process if it still runs: politely, then not."""
+    if child.returncode is not None:
+        return
+    _signal(child, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await child.wait()
+    except TimeoutError:
+        _signal(child, signal.SIGKILL)
+        await child.wait()
