@@ -36,7 +36,9 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
             await gateway.close()
 
     quiet.router.lifespan_context = lifespan
-    endpoint = EngineLinkEndpoint(gateway.registry, gateway.join_keys())
+    endpoint = EngineLinkEndpoint(
+        gateway.registry, gateway.join_keys(), gateway.settings.engines.heartbeat_s
+    )
 
     @quiet.websocket(JOIN_PATH)
     async def join(websocket: WebSocket) -> None:

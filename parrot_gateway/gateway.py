@@ -21,7 +21,7 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
-from parrot_gateway.settings import Settings, read_secret
+from parrot_gateway.settings import Settings, api_key_of, read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,13 @@ class Gateway:
         self.own_join_key = secrets.token_urlsafe(32)
         self.remote_join_key = None if link.join_key is None else read_secret(link.join_key)
         self.registry = EngineRegistry(max_engines=link.max_engines)
-        self.supervisor = EngineSupervisor(settings.models, registry=self.registry)
-        self.upstreams = {item.name: Upstream(item) for item in settings.upstreams}
+        self.supervisor = EngineSupervisor(
+            settings.models, registry=self.registry, load_timeout_s=link.load_timeout_s
+        )
+        has_key = api_key_of(settings) is not None
+        self.upstreams = {
+            item.name: Upstream(item, gateway_has_key=has_key) for item in settings.upstreams
+        }
         self.catalog = Catalog(self.engine_models, self.upstreams, settings.aliases)
         self.gate = CallGate(settings.server.max_running_calls)
 
