@@ -1,0 +1,70 @@
+"""Real processes, shared by all tests that need them, and their logs when a test fails.
+
+Standard library and pytest only: the client's tests run in an environment without the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from harness import processes
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port, upstream_settings
+from harness.scripted_upstream import ScriptedUpstream
+
+#: Few rows, so that a handful of calls fills a batch and the next one has to wait.
+DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[GatewayProcess]:
+    """A gateway with the demo model on a real engine process, behind a key."""
+    with GatewayProcess(
+        config={
+            "models": [DEMO_SETTINGS],
+            "aliases": {"gpt-4o": DEMO_MODEL},
+            "server": {"max_body_bytes": 1024 * 1024},
+        },
+        api_key=API_KEY,
+    ) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Iterator[ScriptedUpstream]:
+    """A scripted upstream."""
+    with ScriptedUpstream() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
+    """An open gateway in front of the scripted upstream.
+
+    Any model goes to an upstream with two retries; under the prefix `once/` there are none, and
+    `narrow/` takes one call at a time, `hasty/` waits a moment only, `dead/` is not there.
+    """
+    url = upstream.base_url
+    with GatewayProcess(
+        config={
+            "upstreams": [
+                upstream_settings("scripted", url),
+                upstream_settings("once", url, max_retries=0),
+                upstream_settings("narrow", url, max_concurrency=1),
+                upstream_settings("hasty", url, read_timeout_s=0.3),
+                upstream_settings("dead", f"http://127.0.0.1:{free_port()}/v1"),
+            ],
+        },
+    ) as gateway:
+        yield gateway
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Show what the processes said when a test failed."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed:
+        for server in processes.running:
+            report.sections.append((" ".join(server.arguments[1:4]), server.tail(4000)))

@@ -1,0 +1,191 @@
+"""Pass-through on the wire: what an upstream says arrives byte for byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from harness.processes import GatewayProcess
+from harness.raw_http import RawConnection, Response, check_error
+from harness.scripted_upstream import (
+    Answer,
+    Received,
+    ScriptedUpstream,
+    chat_document,
+    chat_events,
+    document,
+    error,
+    event_stream,
+)
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
+
+
+def ask(relay: GatewayProcess, model: str, **extra: Any) -> Response:
+    with RawConnection(relay.port) as connection:
+        return connection.ask("POST", "/v1/chat/completions", CHAT | {"model": model} | extra)
+
+
+STREAMS: dict[str, bytes] = {
+    "plain": b"".join(chat_events(["Hello", " there"])),
+    "crlf": b"".join(chat_events(["Hello"])).replace(b"\n", b"\r\n"),
+    "comments, ids and names": b": hi\n\nevent: x\nid: 7\n" + b"".join(chat_events(["Hello"])),
+    "odd json": b'data:  {"choices" : [{"delta":{"content":"\\u0041 \xc3\xa4","x":1.0e0},'
+    b'"index":0,"finish_reason":null,"logprobs":null}]}\n\n'
+    b'data: {"choices":[{"delta":{},"index":0,"finish_reason":"stop"}],"usage":null}\n\n'
+    b"data: [DONE]\n\n",
+    "an error": b'data: {"error": {"message": "m", "type": "t", "param": null, "code": 1}}\n\n'
+    b"data: [DONE]\n\n",
+    "no done": b"".join(chat_events(["Hello"])[:-1]),
+    "after done": b"".join(chat_events(["Hello"])) + b": bye\n\n",
+}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5, 10_000], ids="pieces={}".format)
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_are_byte_identical(
+    relay: GatewayProcess, upstream: ScriptedUpstream, name: str, pieces: int
+) -> None:
+    raw = STREAMS[name]
+    size = max(1, len(raw) // pieces)
+    parts = [raw[i : i + size] for i in range(0, len(raw), size)]
+    response = ask(relay, upstream.script(event_stream(*parts)), stream=True)
+    assert response.status == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.body == raw
+
+
+DOCUMENTS: dict[str, bytes] = {
+    "odd spacing and numbers": b'{ "choices" : [ ],\n"x":1.0e0, "y": 1E2,"z":"\\u00e4\xc3\xa4"}\n',
+    "nulls stay": json.dumps(chat_document()).encode(),
+    "not JSON": b"plain words",
+    "empty": b"",
+    "large": json.dumps(chat_document("word " * 200_000)).encode(),
+}
+
+
+@pytest.mark.parametrize("status", [200, 201, 400, 404, 422])
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_and_errors_are_byte_identical(
+    relay: GatewayProcess, upstream: ScriptedUpstream, name: str, status: int
+) -> None:
+    raw = DOCUMENTS[name]
+    response = ask(
+        relay, upstream.script(document(raw, status, {"x-odd": "yes", "x-request-id": "theirs"}))
+    )
+    assert response.status == status
+    assert response.body == raw
+    assert response.headers["x-odd"] == "yes"
+    assert response.headers["x-request-id"].startswith("req_")
+    assert response.headers["x-upstream-request-id"] == "theirs"
+
+
+def test_a_compressed_answer_stays_compressed(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    raw = gzip.compress(json.dumps(chat_document()).encode())
+    response = ask(relay, upstream.script(document(raw, 200, {"content-encoding": "gzip"})))
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.body == raw
+
+
+def test_the_request_body_is_byte_identical(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document()))
+    raw = b'{ "model" : "%s",\n "messages":[],"temperature":1.0e0,"x":"\\u00e4"}' % model.encode()
+    with RawConnection(relay.port) as connection:
+        connection.ask("POST", "/v1/chat/completions?a=1&b=%2F", raw)
+    [call] = upstream.calls(model)
+    assert call.body == raw
+    assert call.target == "/v1/chat/completions?a=1&b=%2F"
+    assert call.headers["host"] == f"127.0.0.1:{upstream.port}"
+
+
+def test_a_prefixed_name_is_the_only_change(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document()))
+    with RawConnection(relay.port) as connection:
+        connection.ask(
+            "POST", "/v1/chat/completions",
+            b'{"model":"once/%s","a":1.0e0,"b":"\\u00e4"}' % model.encode(),
+        )  # fmt: skip
+    [call] = upstream.calls(model)
+    assert call.body == b'{"model":"%s","a":1.0e0,"b":"\\u00e4"}' % model.encode()
+
+
+def test_other_routes_pass_too(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    model = upstream.script(document({"object": "list", "data": []}))
+    with RawConnection(relay.port) as connection:
+        response = connection.ask("POST", "/v1/embeddings", {"model": model, "input": "x"})
+    assert response.json == {"object": "list", "data": []}
+    assert upstream.calls(model)[0].target == "/v1/embeddings"
+
+
+def _break_off(upstream: ScriptedUpstream, cut: bool) -> str:
+    return upstream.script(event_stream(*chat_events(["One", " two"])[:2], cut=cut))
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "ended"])
+def test_a_broken_stream_ends_with_an_error_event(
+    relay: GatewayProcess, upstream: ScriptedUpstream, cut: bool
+) -> None:
+    with RawConnection(relay.port) as connection:
+        response = connection.ask(
+            "POST", "/v1/chat/completions",
+            CHAT | {"model": _break_off(upstream, cut), "stream": True},
+        )  # fmt: skip
+        raw = b"".join(chat_events(["One", " two"])[:2])
+        assert response.body.startswith(raw)
+        *_, failure, done = response.events
+        assert done == "[DONE]"
+        assert json.loads(failure)["error"]["code"] == "upstream_error"
+        assert set(json.loads(failure)["error"]) == {"message", "type", "param", "code"}
+        assert connection.ask("GET", "/version").status == 200
+
+
+def test_half_an_event_is_not_passed_on(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    role, word, *_ = chat_events(["One"])
+    response = ask(
+        relay, upstream.script(event_stream(role, word[: len(word) // 2], cut=True)), stream=True
+    )
+    assert response.body.startswith(role + b'data: {"error":')
+
+
+def test_a_body_that_breaks_off_is_no_success(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    half = Answer(
+        headers=(("content-length", "1000"),), parts=(b'{"half":',), chunked=False, cut=True
+    )
+    # Two lengths would be malformed: the scripted one announces too much on purpose.
+    model = upstream.script(Answer(parts=(b'{"half":',), chunked=True, cut=True))
+    assert half.cut
+    response = ask(relay, model)
+    check_error(response, 502, "upstream_error")
+    assert response.headers["x-should-retry"] == "false"
+    assert len(upstream.calls(model)) == 3
+
+
+def test_a_stream_with_an_error_status(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    model = upstream.script(error(400))
+    response = ask(relay, model, stream=True)
+    assert check_error(response, 400)["code"] == "scripted_400"
+
+
+def test_the_callers_address_and_hop_headers_do_not_leak(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document(), 200, {"connection": "x-hop", "x-hop": "1"}))
+    with RawConnection(relay.port) as connection:
+        response = connection.ask(
+            "POST", "/v1/chat/completions", CHAT | {"model": model},
+            {"connection": "keep-alive, x-secret", "x-secret": "1", "te": "trailers",
+             "cookie": "a=b"},
+        )  # fmt: skip
+    call: Received = upstream.calls(model)[0]
+    assert not {"x-secret", "te", "cookie"} & set(call.headers)
+    assert "x-hop" not in response.headers

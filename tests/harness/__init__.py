@@ -1,0 +1,1 @@
+"""Parts for tests against real processes. Standard library only: two environments share it."""

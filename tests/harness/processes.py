@@ -1,0 +1,282 @@
+"""Real gateway and engine processes: started, waited for, watched, ended.
+
+Each runs in a process group of its own, with its output in files that a failed test shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+#: The interpreter with the server in it; the client's may be another one.
+SERVER_PYTHON = os.environ.get("PARROT_SERVER_PYTHON", sys.executable)
+READY = re.compile(r"is ready at (http://\S+)/v1")
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 20.0
+#: Longest wait for a condition.
+DEADLINE_S = 20.0
+
+DEMO_MODEL = "parrot-demo"
+#: What clients of a gateway with a key send.
+API_KEY = "test-key-of-the-demo-gateway"
+
+#: Processes that run now, for reports of failures.
+running: list[ServerProcess] = []
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Poll until `condition` gives something true, and return that."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without what would change the program under test."""
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("PARROT_", "OPENAI_")) and not name.lower().endswith("_proxy")
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One process; a context manager that leaves nothing behind.
+
+    Args:
+        arguments: after the interpreter.
+        environment: added to a clean one.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None):
+        self.arguments = [SERVER_PYTHON, *arguments]
+        self._folder = tempfile.TemporaryDirectory(prefix="parrot-test-")
+        self._stdout = Path(self._folder.name, "stdout")
+        self._stderr = Path(self._folder.name, "stderr")
+        with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                self.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=clean_environment(environment),
+                start_new_session=True,
+            )
+        running.append(self)
+
+    @property
+    def pid(self) -> int:
+        """Of the process itself, which also names its group."""
+        return self.process.pid
+
+    def stdout(self) -> str:
+        """What it has printed."""
+        return self._stdout.read_text(encoding="utf-8", errors="replace")
+
+    def stderr(self) -> str:
+        """What it has logged."""
+        return self._stderr.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_output(self, pattern: re.Pattern[str], deadline_s: float) -> re.Match[str]:
+        """Wait for a line on stdout; fails at once when the process ends."""
+
+        def found() -> re.Match[str] | None:
+            match = pattern.search(self.stdout())
+            if match is None and self.process.poll() is not None:
+                match = pattern.search(self.stdout())
+                assert match is not None, (
+                    f"{self.arguments} ended with {self.process.returncode}:\n{self.tail()}"
+                )
+            return match
+
+        what = f"{pattern.pattern!r} in the output of {self.arguments}:\n{self.tail()}"
+        return wait_until(found, what, deadline_s)
+
+    def wait(self, deadline_s: float = STOP_DEADLINE_S) -> int:
+        """Wait for the end; the exit status."""
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{self.arguments} did not end within {deadline_s:g} s:\n{self.tail()}"
+            ) from None
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to the process, or (as Ctrl-C does) to its whole group."""
+        if group:
+            os.killpg(self.pid, number)
+        else:
+            self.process.send_signal(number)
+
+    def tail(self, characters: int = 6000) -> str:
+        """The ends of both outputs."""
+        return (
+            f"--- stdout\n{self.stdout()[-characters:]}\n--- stderr\n{self.stderr()[-characters:]}"
+        )
+
+    def close(self) -> None:
+        """End it, gently if it listens, and whatever it started."""
+        if self in running:
+            running.remove(self)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(5.0)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._folder.cleanup()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class GatewayProcess(ServerProcess):
+    """`python -m parrot_gateway serve`, ready to answer.
+
+    Args:
+        options: of `serve`.
+        config: settings for a file; a free port and quick retries unless they say otherwise.
+        api_key: what clients must send.
+        environment: added to a clean one.
+        wait: return when it is ready; else at once.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        config: dict[str, Any] | None = None,
+        api_key: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        wait: bool = True,
+    ) -> None:
+        self.api_key = api_key
+        variables = dict(environment or {})
+        if api_key is not None:
+            variables["PARROT_API_KEY"] = api_key
+        settings = {**(config or {})}
+        settings["server"] = {"port": 0, **settings.get("server", {})}
+        self._settings_folder = tempfile.TemporaryDirectory(prefix="parrot-settings-")
+        # JSON is YAML.
+        path = Path(self._settings_folder.name, "parrot.yaml")
+        path.write_text(json.dumps(settings), encoding="utf-8")
+        super().__init__(
+            ["-m", "parrot_gateway", "serve", "--config", str(path), *options], variables
+        )
+        self.root = ""
+        if wait:
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.close()
+                raise
+
+    def wait_ready(self) -> None:
+        """Wait for the ready line and learn the address."""
+        self.root = self.wait_for_output(READY, START_DEADLINE_S)[1]
+
+    @property
+    def base_url(self) -> str:
+        """What goes into `OPENAI_BASE_URL`."""
+        return f"{self.root}/v1"
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.root.rpartition(":")[2])
+
+    def headers(self) -> dict[str, str]:
+        """What every request needs."""
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"Content-Type": "application/json", **key}
+
+    def get(self, path: str) -> Any:
+        """A JSON document of a path, whatever the status."""
+        request = urllib.request.Request(self.root + path, headers=self.headers())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=DEADLINE_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            return json.load(error)
+
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, str], Any]:
+        """POST a JSON body: status, headers in lower case, JSON answer."""
+        encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.root + path, encoded, self.headers())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=DEADLINE_S) as answer:
+                return answer.status, _lower(answer.headers), json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, _lower(error.headers), json.load(error)
+
+    def health(self) -> Any:
+        """The state of all parts."""
+        return self.get("/health")
+
+    def close(self) -> None:
+        """See `ServerProcess.close`."""
+        super().close()
+        self._settings_folder.cleanup()
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): text for name, text in headers.items()}
+
+
+def run_cli(
+    *arguments: str, environment: Mapping[str, str] | None = None, deadline_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """`python -m parrot_gateway …` to its end."""
+    return subprocess.run(
+        [SERVER_PYTHON, "-m", "parrot_gateway", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        env=clean_environment(environment),
+        check=False,
+    )
+
+
+def upstream_settings(name: str, url: str, **settings: Any) -> dict[str, Any]:
+    """An entry of `upstreams` that takes any model, waits little and never opens its breaker."""
+    return {
+        "name": name,
+        "url": url,
+        "models": "*",
+        "backoff_s": 0.01,
+        "breaker_failures": 100_000,
+        **settings,
+    }

@@ -1,0 +1,223 @@
+"""`/v1/chat/completions` of a builtin model, with the real client."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from driver import Driver, collect, entered, first_of, result
+from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
+
+ASK = [{"role": "user", "content": "Tell me a story."}]
+GREEDY: dict[str, Any] = {"model": DEMO_MODEL, "temperature": 0}
+ENDLESS = {"extra_body": {"ignore_eos": True}}
+
+
+async def test_shape_of_an_answer(api: Driver) -> None:
+    answer = await api.chat(messages=ASK, max_completion_tokens=8, **GREEDY, **ENDLESS)
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.message.refusal is None
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is None
+    assert "logprobs" in choice.model_fields_set
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
+    assert answer._request_id.startswith("req_")
+
+
+async def test_the_deprecated_max_tokens_still_counts(api: Driver) -> None:
+    answer = await api.chat(messages=ASK, max_tokens=3, **GREEDY, **ENDLESS)
+    assert answer.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_roles(api: Driver, role: str) -> None:
+    answer = await api.chat(
+        messages=[
+            {"role": role, "content": "You are brief."},
+            {"role": "user", "content": "Hello.", "name": "tom"},
+            {"role": "assistant", "content": "Good day."},
+            {"role": "user", "content": "A story!"},
+        ],
+        max_completion_tokens=4,
+        **GREEDY,
+    )
+    assert isinstance(answer.choices[0].message.content, str)
+
+
+async def test_text_parts_are_text(api: Driver) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": ASK[0]["content"]}]}]
+    plain = await api.chat(messages=ASK, max_completion_tokens=8, **GREEDY)
+    split = await api.chat(messages=parts, max_completion_tokens=8, **GREEDY)
+    assert split.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert split.choices[0].message.content == plain.choices[0].message.content
+
+
+async def test_logprobs(api: Driver) -> None:
+    answer = await api.chat(
+        messages=ASK, logprobs=True, top_logprobs=4, max_completion_tokens=10, **GREEDY, **ENDLESS
+    )
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == 10
+    assert (
+        b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace").strip()
+        == answer.choices[0].message.content.strip()
+    )
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 4
+        values = [top.logprob for top in entry.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert entry.top_logprobs[0].token == entry.token  # greedy
+    none = await api.chat(messages=ASK, logprobs=True, max_completion_tokens=2, **GREEDY)
+    assert [entry.top_logprobs for entry in none.choices[0].logprobs.content] == [[], []]
+
+
+async def test_several_choices(api: Driver) -> None:
+    answer = await api.chat(
+        model=DEMO_MODEL, messages=ASK, n=3, seed=5, temperature=1.5, max_completion_tokens=8,
+        **ENDLESS,
+    )  # fmt: skip
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    assert answer.usage.completion_tokens == 24
+
+
+async def test_a_stream_says_the_same(api: Driver) -> None:
+    whole = await api.chat(messages=ASK, max_completion_tokens=24, **GREEDY, **ENDLESS)
+    chunks = await api.stream_chat(
+        messages=ASK, max_completion_tokens=24, stream_options={"include_usage": True},
+        **GREEDY, **ENDLESS,
+    )  # fmt: skip
+    first, *middle, finish, usage = chunks
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert first.choices[0].delta.role == "assistant"
+    assert first.choices[0].delta.content == ""
+    assert all(chunk.choices[0].delta.role is None for chunk in [*middle, finish])
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in [*middle, finish])
+    assert text == whole.choices[0].message.content
+    assert all(chunk.choices[0].finish_reason is None for chunk in [first, *middle])
+    assert finish.choices[0].finish_reason == "length"
+    assert usage.choices == []
+    assert usage.usage.completion_tokens == 24
+    assert usage.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_a_stream_without_usage_has_none(api: Driver) -> None:
+    chunks = await api.stream_chat(messages=ASK, max_completion_tokens=4, **GREEDY)
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason is not None
+
+
+async def test_streamed_logprobs_are_those_of_the_whole(api: Driver) -> None:
+    body: dict[str, Any] = {
+        "messages": ASK, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 10,
+        **GREEDY, **ENDLESS,
+    }  # fmt: skip
+    whole = await api.chat(**body)
+    chunks = await api.stream_chat(**body)
+    streamed = [
+        entry.token
+        for chunk in chunks
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert streamed == [entry.token for entry in whole.choices[0].logprobs.content]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_the_stream_helper(api: Driver, n: int) -> None:
+    manager = api.client.chat.completions.stream(
+        model=DEMO_MODEL, messages=ASK, n=n, seed=1, max_completion_tokens=12, logprobs=True,
+        stream_options={"include_usage": True}, **ENDLESS,
+    )  # fmt: skip
+    async with entered(manager) as stream:
+        events = await collect(stream)
+        final = await result(stream.get_final_completion())
+    kinds = {event.type for event in events}
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert [choice.index for choice in final.choices] == list(range(n))
+    assert final.usage.completion_tokens == 12 * n
+    done = [event.content for event in events if event.type == "content.done"]
+    assert sorted(done) == sorted(choice.message.content for choice in final.choices)
+    for choice in final.choices:
+        assert choice.finish_reason == "length"
+        assert len(choice.logprobs.content) == 12
+
+
+async def test_a_repeated_prompt_is_cached(api: Driver) -> None:
+    words = " ".join(uuid.uuid4().hex for _ in range(4))
+    messages = [{"role": "user", "content": f"Remember these words: {words}. Now a story."}]
+
+    async def usage() -> Any:
+        return (await api.chat(messages=messages, max_completion_tokens=2, **GREEDY)).usage
+
+    first, second = await usage(), await usage()
+    assert second.prompt_tokens == first.prompt_tokens
+    before = first.prompt_tokens_details.cached_tokens
+    cached = second.prompt_tokens_details.cached_tokens
+    assert before < cached < second.prompt_tokens
+    # Everything but the last, partial block (16 tokens each).
+    assert cached >= (second.prompt_tokens - 1) // 16 * 16
+    chunks = await api.stream_chat(
+        messages=messages, max_completion_tokens=2, stream_options={"include_usage": True},
+        **GREEDY,
+    )  # fmt: skip
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
+
+
+class Story(pydantic.BaseModel):
+    title: str
+    words: int
+
+
+async def test_structured_output_is_refused_by_name(api: Driver) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await result(
+            api.client.chat.completions.parse(model=DEMO_MODEL, messages=ASK, response_format=Story)
+        )
+    assert caught.value.param == "response_format"
+    assert caught.value.request_id
+    manager = api.client.chat.completions.stream(
+        model=DEMO_MODEL, messages=ASK, response_format=Story
+    )
+    with pytest.raises(openai.BadRequestError):
+        async with entered(manager):
+            pass
+
+
+async def test_tools_are_refused_by_name(api: Driver) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await api.chat(model=DEMO_MODEL, messages=ASK, tools=[tool])
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("way", ["close", "with"])
+async def test_closing_a_stream_cancels_the_call(
+    api: Driver, demo: GatewayProcess, way: str
+) -> None:
+    stream = await api.chat(
+        model=DEMO_MODEL, messages=ASK, stream=True, n=4, max_completion_tokens=300, **ENDLESS
+    )
+    if way == "with":
+        async with entered(stream):
+            await first_of(stream)
+    else:
+        await first_of(stream)
+        await result(stream.close())
+
+    def idle() -> bool:
+        state = demo.health()
+        return state["calls"]["running"] == 0 and state["engines"][0]["stats"]["contexts"] == 0
+
+    wait_until(idle, "no calls and no contexts")
