@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
 from paged import PagedHarness, PagedSequence
+from parrot_engine.builtin import memory
 from parrot_engine.builtin.memory import free_memory_bytes
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
@@ -21,7 +22,12 @@ from parrot_engine.models import loader
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.families import FAMILIES, family_of
 from parrot_engine.models.generation_defaults import read_generation_defaults
-from parrot_engine.models.loader import load_runner, resolve_device, resolve_dtype
+from parrot_engine.models.loader import (
+    load_runner,
+    read_model_config,
+    resolve_device,
+    resolve_dtype,
+)
 from parrot_engine.models.rope import frequencies
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -399,6 +405,22 @@ def test_cache_size_from_bytes(checkpoint: Path) -> None:
 
 def test_free_memory_is_plausible() -> None:
     assert 2**20 < free_memory_bytes(CPU) < 2**50
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
+    assert memory._container_available(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    for limit, available in (("max\n", None), ("1000\n", 700), ("200\n", 0)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert memory._container_available(tmp_path) == available
+
+
+def test_the_configuration_can_be_read_alone(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    assert read_model_config(checkpoint).architecture == "Qwen2ForCausalLM"
+    _edit(checkpoint / "config.json", lambda raw: raw.update(hidden_act="relu2"))
+    with pytest.raises(UnsupportedModelError, match="relu2"):
+        read_model_config(checkpoint)
 
 
 def test_families_are_small() -> None:

@@ -12,7 +12,7 @@ def free_memory_bytes(device: torch.device) -> int:
     """Memory that may still be taken on `device`.
 
     On a GPU what the driver reports; on the CPU what the kernel thinks available, within the
-    limit of the container. 0 never means unknown: at worst it is the memory not used at all.
+    limit of the container.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

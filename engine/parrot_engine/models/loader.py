@@ -20,6 +20,7 @@ from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
+from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -72,6 +73,16 @@ def load_runner(
         device=device,
         dtype=spec.dtype,
     )
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """The configuration of a checkpoint, without touching its tensors.
+
+    Raises `UnsupportedModelError` when this engine cannot run it, so that a caller can choose
+    another engine before anything is loaded; `CheckpointError` for a broken `config.json`.
+    """
+    raw = read_json(path / "config.json")
+    return family_of(raw).read_config(raw)
 
 
 def load_model(
