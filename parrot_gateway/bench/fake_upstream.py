@@ -541,18 +541,19 @@ def _responses_events(path: str, model: str, script: Script, end: bytes) -> Iter
     )  # fmt: skip
 
 
-async def _serve(port: int) -> None:
-    server = FakeUpstream()
+async def _serve(port: int, models: tuple[str, ...]) -> None:
+    server = FakeUpstream(models=models)
     await server.start(port)
-    print(server.port, flush=True)
+    print(server.url, flush=True)
     await asyncio.Event().wait()
 
 
 def main() -> None:
-    """Serve until killed; prints the port on the first line."""
+    """Serve until killed; prints the base URL on the first line."""
     parser = argparse.ArgumentParser(description=re.split(r"\n\s*\n", __doc__ or "")[0])
     parser.add_argument("--port", type=int, default=0)
-    port = parser.parse_args().port
+    parser.add_argument("--model", action="append", help="a model to list; repeatable")
+    arguments = parser.parse_args()
     try:
         import uvloop
 
@@ -561,7 +562,7 @@ def main() -> None:
         runner = asyncio.Runner()
     with runner:
         try:
-            runner.run(_serve(port))
+            runner.run(_serve(arguments.port, tuple(arguments.model or ("fake", "fake-2"))))
         except KeyboardInterrupt:
             sys.exit(0)
 

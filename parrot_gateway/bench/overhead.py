@@ -1,0 +1,334 @@
+"""What the gateway costs: the same load straight to an upstream and through the gateway.
+
+Upstream, gateway (and peer) and load generator are processes of their own; all runs alternate, and
+each figure is the median over the rounds. The upstream is scripted and answers at once, so that
+what is left over is the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+
+from parrot_gateway.bench.load import LoadPlan, LoadResult, run_load
+from parrot_gateway.bench.report import Row, show, write_json
+from parrot_gateway.bench.servers import (
+    BenchmarkError,
+    Server,
+    start_fake_upstream,
+    start_gateway,
+    start_litellm,
+)
+
+KIB = 1024
+#: Model names are scripts of the fake upstream.
+ANSWER = "fake:size=1024"
+STREAM = "fake:chunks=100,size=16"
+PACED = "fake:chunks=100,size=16,delay_ms=20"
+MODELS = (ANSWER, STREAM, PACED)
+#: Chunks in a stream of these scripts, the role, the finish reason and [DONE] included.
+STREAM_CHUNKS = 103
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What to run."""
+
+    rounds: int = 5
+    #: Multiplies the number of requests in a run.
+    scale: float = 1.0
+    streams: int = 128
+    soak: int = 0
+    peer_python: Path | None = None
+
+
+class Scenario(NamedTuple):
+    """One kind of load."""
+
+    name: str
+    model: str
+    concurrency: int
+    requests: int
+    prompt_bytes: int = KIB
+    streamed: bool = False
+
+    def plan(self, url: str, options: Options) -> LoadPlan:
+        """The load on one server."""
+        requests = max(self.concurrency, int(self.requests * options.scale))
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": "x" * self.prompt_bytes}],
+        }
+        if self.streamed:
+            body["stream"] = True
+        return LoadPlan(
+            url=url,
+            body=json.dumps(body),
+            concurrency=self.concurrency,
+            requests=requests,
+            warmup=0 if self.model == PACED else min(requests, max(50, self.concurrency * 4)),
+        )
+
+
+def scenarios(options: Options) -> list[Scenario]:
+    """All kinds of load."""
+    return [
+        Scenario("one", ANSWER, 1, 1500),
+        Scenario("one_64k", ANSWER, 1, 300, prompt_bytes=64 * KIB),
+        Scenario("many", ANSWER, 32, 10_000),
+        Scenario("stream_one", STREAM, 1, 200, streamed=True),
+        Scenario("stream_many", STREAM, 32, 1500, streamed=True),
+        Scenario("paced", PACED, options.streams, options.streams, streamed=True),
+    ]
+
+
+class Measured(NamedTuple):
+    """What one server did in all rounds."""
+
+    results: dict[str, list[LoadResult]]
+    #: Processor seconds of the server for each scenario, over all rounds.
+    cpu_s: dict[str, float]
+
+    def figure(self, scenario: str, pick: Callable[[LoadResult], float]) -> float:
+        """The median over the rounds."""
+        return median(pick(result) for result in self.results[scenario])
+
+    def cpu_ms_per(self, scenario: str, pick: Callable[[LoadResult], float]) -> float:
+        """Processor milliseconds of the server per request or chunk."""
+        return self.cpu_s[scenario] * 1000 / sum(map(pick, self.results[scenario]))
+
+
+class Outcome(NamedTuple):
+    """Everything that was measured."""
+
+    rows: list[Row]
+    notes: list[str]
+    details: dict[str, Any]
+
+
+def run(options: Options, progress: Callable[[str], None] = lambda _: None) -> Outcome:
+    """Run the benchmark.
+
+    Args:
+        options: what to run.
+        progress: is told what is being measured.
+
+    Raises:
+        BenchmarkError: a server did not start or answered with errors.
+    """
+    return asyncio.run(_run(options, progress))
+
+
+async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
+    servers: list[Server] = []
+    try:
+        fake = await start_fake_upstream(MODELS)
+        servers.append(fake)
+        gateway = await start_gateway(fake.url)
+        servers.append(gateway)
+        measured_servers = {"direct": fake, "gateway": gateway}
+        if options.peer_python is not None:
+            progress("starting LiteLLM")
+            peer = await start_litellm(options.peer_python, fake.url, MODELS)
+            servers.append(peer)
+            measured_servers["peer"] = peer
+        idle_mb = gateway.rss_mb()
+        measured = await _measure(options, measured_servers, progress)
+        rows = _rows(options, measured)
+        busy_mb = gateway.rss_mb()
+        peer_mb = measured_servers["peer"].rss_mb() if "peer" in measured_servers else None
+        rows.append(Row("memory, idle", "MB", idle_mb, at_most=100))
+        rows.append(Row("memory, after all runs", "MB", busy_mb, peer=peer_mb, at_most=100))
+        rows.append(Row("start until ready", "s", gateway.start_s, at_most=1.5))
+        if options.soak:
+            rows.append(await _soak(options, gateway, progress))
+    finally:
+        for server in reversed(servers):
+            await server.stop()
+    details = {
+        "options": {"rounds": options.rounds, "scale": options.scale, "streams": options.streams},
+        "runs": {
+            server: {name: msgspec.to_builtins(results) for name, results in each.results.items()}
+            for server, each in measured.items()
+        },
+    }
+    return Outcome(rows, _notes(measured), details)
+
+
+async def _measure(
+    options: Options, servers: dict[str, Server], progress: Callable[[str], None]
+) -> dict[str, Measured]:
+    measured = {name: Measured({}, {}) for name in servers}
+    for scenario in scenarios(options):
+        rounds = options.rounds if scenario.model != PACED else min(options.rounds, 2)
+        for number in range(rounds):
+            progress(f"{scenario.name}, round {number + 1} of {rounds}")
+            for name, server in servers.items():
+                plan = scenario.plan(server.url, options)
+                if name == "peer":
+                    plan = _for_peer(scenario, plan)
+                before = server.cpu_s()
+                result = await run_load(plan)
+                used = server.cpu_s() - before
+                if result.errors and name != "peer":
+                    raise BenchmarkError(
+                        f"{scenario.name}: {result.errors} of {plan.requests} requests to "
+                        f"{server.name} failed: {result.first_error}"
+                    )
+                each = measured[name]
+                each.results.setdefault(scenario.name, []).append(result)
+                # The warm-up is part of the processor time.
+                share = result.requests / max(1, result.requests + plan.warmup)
+                each.cpu_s[scenario.name] = each.cpu_s.get(scenario.name, 0.0) + used * share
+    return measured
+
+
+def _for_peer(scenario: Scenario, plan: LoadPlan) -> LoadPlan:
+    """Fewer requests: peers can be a hundred times slower, and medians need no more."""
+    if scenario.model == PACED:
+        return plan
+    requests = max(plan.concurrency * 2, plan.requests // 20)
+    warmup = min(plan.warmup, plan.concurrency)
+    return msgspec.structs.replace(plan, requests=requests, warmup=warmup)
+
+
+def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
+    def row(
+        name: str,
+        unit: str,
+        scenario: str,
+        pick: Callable[[LoadResult], float],
+        **aim: Any,
+    ) -> Row:
+        figures = {who: each.figure(scenario, pick) for who, each in measured.items()}
+        return Row(name, unit, **figures, **aim)
+
+    def per_chunk_us(result: LoadResult) -> float:
+        streaming = result.latency_ms.p50 - result.ttft_ms.p50
+        return streaming * 1000 / STREAM_CHUNKS
+
+    paced = f"{options.streams} paced streams"
+    gateway = measured["gateway"]
+    peer = measured.get("peer")
+    return [
+        row("one call at a time, p50", "ms", "one", lambda r: r.latency_ms.p50,
+            at_most=0.4, aims_at_added=True),
+        row("one call at a time, p99", "ms", "one", lambda r: r.latency_ms.p99,
+            at_most=2.0, aims_at_added=True),
+        row("64 KiB prompt, p50", "ms", "one_64k", lambda r: r.latency_ms.p50),
+        row("32 calls at once", "requests/s", "many", lambda r: r.requests_per_s, at_least=4000),
+        row("32 calls at once, p50", "ms", "many", lambda r: r.latency_ms.p50),
+        row("32 calls at once, p99", "ms", "many", lambda r: r.latency_ms.p99),
+        Row("processor time per call", "ms", gateway.cpu_ms_per("many", lambda r: r.requests),
+            peer=peer and peer.cpu_ms_per("many", lambda r: r.requests)),
+        row("first chunk, p50", "ms", "stream_one", lambda r: r.ttft_ms.p50,
+            at_most=1.0, aims_at_added=True),
+        row("first chunk, p99", "ms", "stream_one", lambda r: r.ttft_ms.p99,
+            at_most=3.0, aims_at_added=True),
+        row("time per chunk, one stream", "us", "stream_one", per_chunk_us),
+        row("32 streams at once", "chunks/s", "stream_many", lambda r: r.chunks_per_s,
+            at_least=100_000),
+        row(f"{paced}: stalled streams", "streams", "paced", lambda r: r.stalled_streams,
+            at_most=0),
+        row(f"{paced}: first chunk, p99", "ms", "paced", lambda r: r.ttft_ms.p99),
+        row(f"{paced}: gap, p99", "ms", "paced", lambda r: r.gap_ms.p99),
+        Row(f"{paced}: processor time per chunk", "us",
+            gateway.cpu_ms_per("paced", lambda r: r.chunks) * 1000,
+            peer=peer and peer.cpu_ms_per("paced", lambda r: r.chunks) * 1000),
+    ]  # fmt: skip
+
+
+async def _soak(options: Options, gateway: Server, progress: Callable[[str], None]) -> Row:
+    """Memory after `soak` calls, less what it was after a tenth of them."""
+    scenario = Scenario("soak", ANSWER, 32, 1)
+    plan = scenario.plan(gateway.url, options)
+    tenth = max(32, options.soak // 10)
+    await run_load(msgspec.structs.replace(plan, requests=tenth, warmup=0))
+    before = gateway.rss_mb()
+    done = tenth
+    while done < options.soak:
+        count = min(20_000, options.soak - done)
+        await run_load(msgspec.structs.replace(plan, requests=count, warmup=0))
+        done += count
+        progress(f"soak, {done:,} of {options.soak:,} calls")
+    name = f"memory growth over {options.soak - tenth:,} calls"
+    return Row(name, "MB", gateway.rss_mb() - before, at_most=2.0)
+
+
+def _notes(measured: dict[str, Measured]) -> list[str]:
+    notes = ["Medians over alternating rounds; load generator, upstream and gateway share one "
+             "machine. Paced streams send a chunk every 20 ms; a gap over 100 ms is a stall. "
+             "'+≤' concerns what the gateway adds."]  # fmt: skip
+    for name, results in measured["direct"].results.items():
+        share = max(result.cpu_s / result.seconds for result in results)
+        if share > 0.9:
+            notes.append(
+                f"Direct, {name}: the load generator used {share:.0%} of a core, so the upstream "
+                "alone could do more."
+            )
+    for name, results in measured["gateway"].results.items():
+        share = max(result.cpu_s / result.seconds for result in results)
+        if share > 0.9:
+            notes.append(f"Gateway, {name}: the load generator was the bottleneck ({share:.0%}).")
+    failed = sum(r.errors for rs in measured["peer"].results.values() for r in rs) if (
+        "peer" in measured) else 0  # fmt: skip
+    if failed:
+        notes.append(f"{failed} requests to the peer failed.")
+    return notes
+
+
+def overhead_command(
+    quick: Annotated[bool, typer.Option("--quick", help="A rough answer in 20 seconds.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians.")] = 5,
+    streams: Annotated[int, typer.Option(min=1, help="Paced streams at once.")] = 128,
+    soak: Annotated[
+        int, typer.Option(min=0, metavar="CALLS", help="Also watch memory over so many calls.")
+    ] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Measure another gateway in the same run: litellm.")
+    ] = None,
+    peer_python: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Python of the environment that has the peer."),
+    ] = None,
+) -> None:
+    """Measure what the gateway adds to an upstream that answers at once."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if peer not in (None, "litellm"):
+        raise typer.BadParameter("only litellm is known", param_hint="--peer")
+    if peer is not None and peer_python is None:
+        raise typer.BadParameter(
+            "name the Python of the environment that has LiteLLM: --peer-python ENV/bin/python",
+            param_hint="--peer",
+        )
+    options = Options(
+        rounds=min(rounds, 2) if quick else rounds,
+        scale=0.25 if quick else 1.0,
+        streams=streams,
+        soak=soak,
+        peer_python=peer_python if peer else None,
+    )
+    try:
+        with console.status("starting") as status:
+            outcome = run(options, status.update)
+    except BenchmarkError as error:
+        console.print(str(error), style="red", highlight=False)
+        raise typer.Exit(1) from None
+    show("Overhead of the gateway", outcome.rows, outcome.notes, peer="LiteLLM")
+    if json_file is not None:
+        write_json(json_file, "overhead", outcome.rows, outcome.notes, outcome.details)
+
+
+if __name__ == "__main__":
+    typer.run(overhead_command)

@@ -1,0 +1,184 @@
+"""What a benchmark tells: a table for people, JSON for machines, and on which machine it was.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parrot_gateway import __version__
+
+#: Packages whose versions move the figures.
+PACKAGES = ("aiohttp", "fastapi", "httptools", "msgspec", "starlette", "uvicorn", "uvloop")
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One figure, measured without and with the gateway (or the peer) in between."""
+
+    name: str
+    unit: str
+    gateway: float
+    direct: float | None = None
+    peer: float | None = None
+    #: What `judged` (the gateway's figure, or what it adds) should be: at most or at least.
+    at_most: float | None = None
+    at_least: float | None = None
+    #: Whether the aim concerns the difference to `direct`.
+    aims_at_added: bool = False
+
+    @property
+    def added(self) -> float | None:
+        """What the gateway adds."""
+        return None if self.direct is None else self.gateway - self.direct
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim is met; None without one."""
+        value = self.added if self.aims_at_added else self.gateway
+        if value is None:
+            return None
+        if self.at_most is not None:
+            return value <= self.at_most
+        if self.at_least is not None:
+            return value >= self.at_least
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, differences and ratios included."""
+        ratio = None
+        if self.direct:
+            ratio = self.gateway / self.direct
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "direct": self.direct,
+            "gateway": self.gateway,
+            "added": self.added,
+            "ratio": ratio,
+            "peer": self.peer,
+            "at_most": self.at_most,
+            "at_least": self.at_least,
+            "aims_at_added": self.aims_at_added,
+            "met": self.met,
+        }
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the software, as far as they can be found out."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": _cpu_model(),
+        "cores": usable,
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "parrot_gateway": __version__,
+        "git": _git_revision(),
+        "packages": versions,
+    }
+
+
+def show(title: str, rows: Sequence[Row], notes: Sequence[str] = (), peer: str = "peer") -> None:
+    """Print the table; the notes below it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    has_peer = any(row.peer is not None for row in rows)
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("", justify="left")
+    table.add_column("", justify="left", style="dim", no_wrap=True)
+    for name in ("direct", "gateway", "added", "ratio", *([peer] if has_peer else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("aim", justify="right", no_wrap=True)
+    table.add_column("met", justify="center", no_wrap=True)
+    for row in rows:
+        ratio = f"{row.gateway / row.direct:.2f}" if row.direct else ""
+        met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.met]
+        # What is taken away from a rate says nothing: upstreams in earnest are no faster.
+        added = "" if row.unit.endswith("/s") else _number(row.added)
+        cells = [_number(row.direct), _number(row.gateway), added, ratio]
+        cells += [_number(row.peer)] if has_peer else []
+        table.add_row(row.name, row.unit, *cells, _aim(row), met)
+    console = Console()
+    console.print(table)
+    for note in notes:
+        console.print(note, style="dim", highlight=False)
+
+
+def write_json(
+    path: Path, name: str, rows: Sequence[Row], notes: Sequence[str], details: dict[str, Any]
+) -> None:
+    """Write everything that was measured, and where."""
+    content = {
+        "benchmark": name,
+        "machine": machine(),
+        "rows": [row.to_dict() for row in rows],
+        "notes": list(notes),
+        **details,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def _aim(row: Row) -> str:
+    if row.at_most is not None:
+        return f"{'+' if row.aims_at_added else ''}≤ {_number(row.at_most)}"
+    if row.at_least is not None:
+        return f"≥ {_number(row.at_least)}"
+    return ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    digits = 1 if size >= 100 else 2 if size >= 1 else 3 if size >= 0.01 else 5
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or "unknown"
+
+
+def _git_revision() -> str | None:
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(  # noqa: S603
+            ["git", "-C", str(folder), *arguments],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        revision = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return revision + ("+changes" if changed else "")

@@ -1,0 +1,196 @@
+"""Servers that a benchmark starts, each a process of its own: the fake upstream, the gateway, a
+peer. Started on free ports, stopped together, their processor time and memory read from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import msgspec
+
+#: Time for a server to begin to answer.
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 10.0
+
+
+class BenchmarkError(Exception):
+    """The benchmark cannot be run; the message says why and what to do."""
+
+
+class Server:
+    """One running server process.
+
+    Attributes:
+        name: for messages.
+        url: base URL, ending in `/v1`.
+        start_s: seconds from the start of the process to its readiness.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, url: str, start_s: float):
+        self.name = name
+        self.url = url
+        self.start_s = start_s
+        self._process = process
+        self._drain: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, name: str, command: Sequence[str], ready: str, env: Mapping[str, str] | None = None
+    ) -> Server:
+        """Start `command` and wait for a line of output that matches `ready`.
+
+        Args:
+            name: for messages.
+            command: program and arguments.
+            ready: pattern whose first group is the base URL.
+            env: environment of the process.
+
+        Raises:
+            BenchmarkError: it ended or did not get ready; with what it said last.
+        """
+        started = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=clean_environment(env)
+        )
+        said: list[str] = []
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while line := (await process.stdout.readline()).decode("utf-8", "replace"):
+                    said.append(line.rstrip())
+                    match = re.search(ready, line)
+                    if match is not None:
+                        server = cls(name, process, match[1], time.perf_counter() - started)
+                        server._drain = asyncio.create_task(_read_away(process.stdout))
+                        return server
+        except TimeoutError:
+            said.append(f"not ready after {START_TIMEOUT_S:g} s")
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        raise BenchmarkError(f"{name} did not start: " + "\n".join(said[-5:]))
+
+    async def stop(self) -> None:
+        """End the process; by force when it does not go."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        if self._drain is not None:
+            self._drain.cancel()
+
+    def rss_mb(self) -> float:
+        """Resident memory."""
+        output = subprocess.run(  # noqa: S603
+            ["ps", "-o", "rss=", "-p", str(self._process.pid)],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.strip()
+        return int(output) / 1024 if output else 0.0
+
+    def cpu_s(self) -> float:
+        """Processor time so far; 0 where it cannot be read."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _read_away(stream: asyncio.StreamReader) -> None:
+    while await stream.read(65536):
+        pass
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This environment without settings of a gateway."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PARROT_")}
+    return {**kept, "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+async def start_fake_upstream(models: Sequence[str]) -> Server:
+    """The scripted upstream, which serves (and is scripted by) these model names."""
+    command = [sys.executable, "-m", "parrot_gateway.bench.fake_upstream"]
+    for model in models:
+        command += ["--model", model]
+    return await Server.start("the fake upstream", command, r"(http://\S+/v1)")
+
+
+async def start_gateway(upstream_url: str, *arguments: str) -> Server:
+    """A gateway in front of the upstream, with default settings."""
+    command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0"]
+    command += ["--upstream", f"fake={upstream_url}", *arguments]
+    return await Server.start("the gateway", command, r"ready at (http://\S+/v1)")
+
+
+async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) -> Server:
+    """The LiteLLM proxy of another environment: one worker, no database.
+
+    Raises:
+        BenchmarkError: it is not installed there.
+    """
+    program = python.parent / "litellm"
+    if not program.exists():
+        raise BenchmarkError(
+            f"There is no LiteLLM next to {python}. Install it in an environment of its own "
+            "(python -m venv ENV && ENV/bin/pip install 'litellm[proxy]') and pass "
+            "--peer-python ENV/bin/python."
+        )
+    entries: list[dict[str, Any]] = [
+        {
+            "model_name": model,
+            "litellm_params": {
+                "model": f"openai/{model}",
+                "api_base": upstream_url,
+                "api_key": "none",
+            },
+        }
+        for model in models
+    ]
+    folder = Path(tempfile.mkdtemp(prefix="bench-litellm-"))
+    config = folder / "config.yaml"
+    # JSON is YAML too.
+    config.write_bytes(msgspec.json.encode({"model_list": entries}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--num_workers", "1"]
+    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
+    server = await Server.start("LiteLLM", command, r"running on (http://[^\s/]+)", env)
+    server.url = f"http://127.0.0.1:{port}/v1"
+    await asyncio.to_thread(_wait_for, f"http://127.0.0.1:{port}/health/liveliness")
+    return server
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            with urlopen(url, timeout=5) as response:  # noqa: S310 - our own server
+                if response.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    raise BenchmarkError(f"{url} does not answer.")
