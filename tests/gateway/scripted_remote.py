@@ -1,6 +1,7 @@
-"""A double of a joined engine, in the gateway's own process: it answers what a test scripts.
+"""A scripted engine in the gateway's own process, under the test's control step by step.
 
-Contexts, forks, steps, stop ids and limits are real; only the tokens come from a function.
+It sits behind a real `RemoteEngine` and the real wire format (see `serving`); contexts, forks,
+stop ids and limits are real, only the tokens come from a function.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from parrot_engine.protocol import (
     EngineInfo,
@@ -27,8 +27,6 @@ from parrot_engine.protocol import (
 from parrot_engine.text import TextAssets, Tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-
-from parrot_gateway.exceptions import EngineLostError
 
 #: What follows a prompt, token by token. A `Failed` in it fails the call there.
 Script = Callable[[list[int], SamplingParams], Sequence[int | Failed]]
@@ -77,7 +75,7 @@ class _Run:
 
 
 class ScriptedRemoteEngine:
-    """Stands in for `RemoteEngine`.
+    """Takes primitives and gives events, as an engine process does.
 
     `automatic` steps by itself while there is work; otherwise a test calls `step`.
     """
@@ -94,7 +92,7 @@ class ScriptedRemoteEngine:
         self.tokenizer = byte_tokenizer()
         self.im_end = self.tokenizer.token_id("<|im_end|>") or 0
         self.info = EngineInfo(
-            model="scripted",
+            model="m",
             kind="scripted",
             architecture="Scripted",
             device="cpu",
@@ -116,24 +114,15 @@ class ScriptedRemoteEngine:
         #: Everything ever submitted.
         self.submitted: list[Primitive] = []
         self.changed = asyncio.Event()
-        self.lost = False
+        #: Takes the events of a step.
+        self.deliver: Callable[[list[Event]], None] = lambda events: None
         self._fills: list[tuple[Fill, list[int]]] = []
         self._runs: dict[int, _Run] = {}
-        self._queues: dict[int, asyncio.Queue[Event]] = {}
-        self._next_id = 0
         self._scheduled = False
 
     def text(self, text: str, *, end: bool = True) -> list[int]:
         """Token ids for a script."""
         return [*self.tokenizer.encode(text), *([self.im_end] if end else [])]
-
-    def open(self, count: int, *, salt: str = "") -> ScriptedChannel:
-        """As `RemoteEngine.open`."""
-        if self.lost:
-            raise EngineLostError("The engine went away.")
-        ids = list(range(self._next_id, self._next_id + count))
-        self._next_id += count
-        return ScriptedChannel(self, ids)
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
         """Take primitives; nothing happens before the next step."""
@@ -155,11 +144,9 @@ class ScriptedRemoteEngine:
         """Fill what waits, else give every running context its next tokens."""
         if self._fills:
             fills, self._fills = self._fills, []
-            for fill, _ in fills:
-                self._emit(self._filled(fill))
+            self.deliver([self._filled(fill) for fill, _ in fills])
         else:
-            for run in list(self._runs.values()):
-                self._emit(self._advance(run))
+            self.deliver([self._advance(run) for run in list(self._runs.values())])
         self._notify()
 
     async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -169,6 +156,10 @@ class ScriptedRemoteEngine:
                 self.changed.clear()
                 await self.changed.wait()
 
+    async def settle(self) -> None:
+        """Until what the gateway freed is free here too."""
+        await self.wait_for(lambda: not self.contexts)
+
     def _notify(self) -> None:
         self.changed.set()
         if self.automatic and not self._scheduled and (self._fills or self._runs):
@@ -177,12 +168,8 @@ class ScriptedRemoteEngine:
 
     def _automatic_step(self) -> None:
         self._scheduled = False
-        self.step()
-
-    def _emit(self, event: Event) -> None:
-        queue = self._queues.get(event.context_id)
-        if queue is not None:
-            queue.put_nowait(event)
+        if self._fills or self._runs:
+            self.step()
 
     def _free(self, primitive: FreeContext) -> None:
         self.contexts.pop(primitive.context_id, None)
@@ -230,35 +217,3 @@ class ScriptedRemoteEngine:
         if reason is not None:
             del self._runs[run.context_id]
         return Generated(run.context_id, ids, logprobs, reason)
-
-
-class ScriptedChannel:
-    """As `EngineChannel`."""
-
-    def __init__(self, engine: ScriptedRemoteEngine, context_ids: list[int]) -> None:
-        self.context_ids = context_ids
-        self._engine = engine
-        self._queue: asyncio.Queue[Event] = asyncio.Queue()
-
-    def __enter__(self) -> ScriptedChannel:
-        for context_id in self.context_ids:
-            self._engine._queues[context_id] = self._queue
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for context_id in self.context_ids:
-            del self._engine._queues[context_id]
-        self._engine.submit([FreeContext(context_id) for context_id in self.context_ids])
-
-    def submit(self, *primitives: Primitive) -> None:
-        """Send primitives."""
-        self._engine.submit(primitives)
-
-    async def next(self) -> Event:
-        """The next event."""
-        return await self._queue.get()

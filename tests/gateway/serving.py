@@ -1,4 +1,4 @@
-"""Serves handlers on a real socket inside the test's event loop."""
+"""Serves the whole gateway on a real socket, inside the test's event loop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from typing import Any
 import msgspec
 import openai
 import uvicorn
+from parrot_engine.protocol import Event
+from parrot_engine.wire import (
+    Events,
+    Register,
+    Submit,
+    decode_from_engine,
+    decode_from_gateway,
+    encode,
+)
+from scripted_remote import ScriptedRemoteEngine
 
-from parrot_gateway.api.auth import KeyCheck
-from parrot_gateway.api.chat import handle_chat
-from parrot_gateway.api.completions import handle_completions
-from parrot_gateway.api.dispatch import Dispatcher
-from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.tokenize import handle_detokenize, handle_tokenize
-from parrot_gateway.core.gate import CallGate
-from parrot_gateway.core.generation import GenerationEngine
-from parrot_gateway.settings import ServerSettings
+from parrot_gateway.app import create_app
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.gateway import Gateway
+from parrot_gateway.settings import ServerSettings, Settings
 
 
 class Service:
     """A served engine and ways to talk to it."""
 
-    def __init__(self, port: int, gate: CallGate) -> None:
+    def __init__(self, port: int, gateway: Gateway, remote: RemoteEngine) -> None:
         self.port = port
-        self.gate = gate
+        self.gateway = gateway
+        self.gate = gateway.gate
+        self.remote = remote
         self.root = f"http://127.0.0.1:{port}"
 
     def client(self) -> openai.AsyncOpenAI:
@@ -97,59 +104,47 @@ async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> Non
             await asyncio.sleep(0.001)
 
 
-class _Model(msgspec.Struct):
-    model: str | None = None
+@asynccontextmanager
+async def linked(engine: ScriptedRemoteEngine, gateway: Gateway) -> AsyncIterator[RemoteEngine]:
+    """Join `engine`: every primitive and event passes through the wire format."""
+    registration = Register("scripted", engine.info, engine.tokenizer.assets)
+    remote = gateway.registry.add(registration, engine.tokenizer)
+
+    async def pump() -> None:
+        while True:
+            await remote.has_outgoing.wait()
+            while (data := remote.take_outgoing()) is not None:
+                message = decode_from_gateway(data)
+                assert isinstance(message, Submit)
+                engine.submit(message.primitives)
+
+    def deliver(events: list[Event]) -> None:
+        message = decode_from_engine(encode(Events(events)))
+        assert isinstance(message, Events)
+        remote.deliver(message.events)
+
+    engine.deliver = deliver
+    task = asyncio.create_task(pump())
+    try:
+        yield remote
+    finally:
+        task.cancel()
 
 
 @asynccontextmanager
 async def serving(
-    engine: GenerationEngine, *, call_timeout_s: float = 30.0, keep_alive_s: float = 15.0
+    engine: ScriptedRemoteEngine, *, call_timeout_s: float = 30.0, keep_alive_s: float = 15.0
 ) -> AsyncIterator[Service]:
-    """Serve one engine until the end of the block."""
-    server = ServerSettings(call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s)
-    peek = msgspec.json.Decoder(_Model)
-
-    def model_of(body: bytes) -> str:
-        try:
-            return peek.decode(body).model or "scripted"
-        except (ValueError, RecursionError):
-            return "scripted"
-
-    async def completions(exchange: Exchange) -> None:
-        body = await exchange.body(1 << 26)
-        await handle_completions(exchange, engine, model_of(body), body, server)
-
-    async def chat(exchange: Exchange) -> None:
-        body = await exchange.body(1 << 26)
-        await handle_chat(exchange, engine, model_of(body), body, server)
-
-    async def tokenize(exchange: Exchange) -> None:
-        await handle_tokenize(exchange, engine, await exchange.body(1 << 26))
-
-    async def detokenize(exchange: Exchange) -> None:
-        await handle_detokenize(exchange, engine, await exchange.body(1 << 26))
-
-    async def nothing_else(scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError(scope["path"])
-
-    gate = CallGate(1000)
-    dispatcher = Dispatcher(
-        hot={
-            "/v1/completions": completions,
-            "/v1/chat/completions": chat,
-            "/tokenize": tokenize,
-            "/detokenize": detokenize,
-        },
-        passthrough=None,
-        quiet=nothing_else,
-        quiet_v1=lambda path: False,
-        keys=KeyCheck(None),
-        gate=gate,
+    """The whole gateway with one joined engine, until the end of the block. Any model name does."""
+    settings = Settings(
+        server=ServerSettings(call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s),
+        aliases={"*": engine.info.model},
     )
+    gateway = Gateway(settings)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        dispatcher,  # type: ignore[arg-type]
+        create_app(gateway),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         http="httptools",
@@ -159,10 +154,14 @@ async def serving(
     )
     # Its main loop, which waits for signals, is not needed: starting and stopping takes no time.
     config.load()
-    uvicorn_server = uvicorn.Server(config)
-    uvicorn_server.lifespan = config.lifespan_class(config)
-    await uvicorn_server.startup(sockets=[listener])
-    try:
-        yield Service(listener.getsockname()[1], gate)
-    finally:
-        await uvicorn_server.shutdown(sockets=[listener])
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    async with linked(engine, gateway) as remote:
+        await server.startup(sockets=[listener])
+        try:
+            yield Service(listener.getsockname()[1], gateway, remote)
+        finally:
+            await server.shutdown(sockets=[listener])
+            await engine.settle()
+            assert remote._channels == {}, "channels were left open"
+            assert (remote.running, remote.queued_tokens) == (0, 0)

@@ -83,7 +83,9 @@ async def test_while_tokenizing(engine: ScriptedRemoteEngine) -> None:
     """Gone before anything was submitted: nothing ever is."""
     text = "the quick brown fox " * 40_000
     async with serving(engine) as service:
-        _, writer = await service.send(PATHS[0], json.dumps({"prompt": text}).encode())
+        _, writer = await service.send(
+            PATHS[0], json.dumps({"model": "m", "prompt": text}).encode()
+        )
         await until(lambda: service.gate.running)
         writer.transport.abort()
         await until(lambda: not service.gate.running)
@@ -104,7 +106,7 @@ async def test_events_after_the_end_are_ignored() -> None:
         for _ in range(3):
             engine.step()
         # Both have stopped for the gateway's eyes only once it has read the events.
-        engine._emit(Generated(first, engine.text("late", end=False)))
+        engine.deliver([Generated(first, engine.text("late", end=False))])
         status, _, answer = await task
     choices = json.loads(answer)["choices"]
     assert status == 200
@@ -123,7 +125,6 @@ async def test_many_leavers_leave_nothing() -> None:
             for writer in writers:
                 writer.transport.abort()
             await engine.wait_for(lambda: not engine.contexts, 10)
-    assert engine._queues == {}
 
 
 async def test_headers_of_a_stream_wait_for_the_first_token() -> None:

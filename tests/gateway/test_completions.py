@@ -316,7 +316,7 @@ async def test_open_fields_follow_the_checkpoint(
 ) -> None:
     from dataclasses import replace
 
-    engine.info = replace(engine.info, default_sampling={"temperature": 0.6, "top_k": 20.0})
+    service.remote.info = replace(engine.info, default_sampling={"temperature": 0.6, "top_k": 20.0})
     await post(service, prompt="x")
     await post(service, prompt="x", temperature=0, top_k=-1)
     first, second = (item.sampling for item in generates(engine))
@@ -406,11 +406,21 @@ async def test_failures_before_the_first_token_are_statuses(
     assert caught.value.request_id is not None
 
 
-async def test_a_lost_engine(service: Service, engine: ScriptedRemoteEngine) -> None:
-    engine.lost = True
-    status, headers, _ = await service.post("/v1/completions", {"model": "m", "prompt": "x"})
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_lost_engine(service: Service, engine: ScriptedRemoteEngine, stream: bool) -> None:
+    engine.automatic = False
+    body = {"model": "m", "prompt": "x", "stream": stream}
+    call = asyncio.create_task(service.post("/v1/completions", body))
+    await engine.wait_for(lambda: len(engine.contexts) == 1)
+    engine.step()
+    service.gateway.registry.remove(service.remote.id, "the link broke")
+    status, headers, answer = await call
     assert status == 503
     assert b"retry-after" in headers
+    assert b'"code":"engine_lost"' in answer
+    # Nobody is left to be told to free them.
+    engine.contexts.clear()
+    engine._runs.clear()
 
 
 async def test_deadline() -> None:
