@@ -10,11 +10,25 @@ from typing import Any
 
 import pytest
 from harness import processes
-from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port, upstream_settings
+from harness.processes import (
+    API_KEY,
+    DEMO_MODEL,
+    DEMO_SOURCE,
+    GatewayProcess,
+    free_port,
+    upstream_settings,
+)
 from harness.scripted_upstream import ScriptedUpstream
 
+#: Counters come with heartbeats; an engine silent for three of them is lost.
+HEARTBEAT_S = 1
 #: Few rows, so that a handful of calls fills a batch and the next one has to wait.
-DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
+DEMO_SETTINGS = {
+    "model": DEMO_SOURCE,
+    "name": DEMO_MODEL,
+    "max_batch_size": 4,
+    "num_blocks": 512,
+}
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +39,7 @@ def demo() -> Iterator[GatewayProcess]:
             "models": [DEMO_SETTINGS],
             "aliases": {"gpt-4o": DEMO_MODEL},
             "server": {"max_body_bytes": 1024 * 1024},
+            "engines": {"heartbeat_s": HEARTBEAT_S},
         },
         api_key=API_KEY,
     ) as gateway:

@@ -176,7 +176,7 @@ class EngineLinkEndpoint:
             if isinstance(message, Events):
                 engine.deliver(message.events)
             elif isinstance(message, Heartbeat):
-                engine.stats = message.stats
+                engine.note_stats(message.stats)
             elif isinstance(message, Goodbye):
                 logger.info("engine %s is leaving: %s", engine.id, message.reason)
                 self._registry.drain(engine.id)

@@ -76,6 +76,7 @@ class RemoteEngine:
         self.info: EngineInfo = registration.info
         self.text: TextAssets = registration.text
         self.stats = EngineStats()
+        self._stats_at = time.monotonic()
         self.joined_at = time.time()
         #: The engine finishes what it has and takes nothing new.
         self.draining = False
@@ -144,9 +145,15 @@ class RemoteEngine:
             "running": self.running,
             "queued_tokens": self.queued_tokens,
             "stats": self.stats.to_dict(),
+            "stats_age_s": round(time.monotonic() - self._stats_at, 3),
         }
 
     # --- the link's side ---
+
+    def note_stats(self, stats: EngineStats) -> None:
+        """A heartbeat came."""
+        self.stats = stats
+        self._stats_at = time.monotonic()
 
     def deliver(self, events: list[Event]) -> None:
         """Hand the events of one engine step to their channels. Events of freed contexts drop."""

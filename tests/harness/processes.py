@@ -16,8 +16,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ STOP_DEADLINE_S = 20.0
 DEADLINE_S = 20.0
 
 DEMO_MODEL = "parrot-demo"
+#: What is run under that name.
+DEMO_SOURCE = os.environ.get("PARROT_TEST_MODEL", DEMO_MODEL)
 #: What clients of a gateway with a key send.
 API_KEY = "test-key-of-the-demo-gateway"
 
@@ -244,6 +246,48 @@ class GatewayProcess(ServerProcess):
     def health(self) -> Any:
         """The state of all parts."""
         return self.get("/health")
+
+    def engine_pid(self) -> int:
+        """The process of its first engine."""
+        return int(self.health()["engine_processes"][0]["pid"])
+
+    @contextmanager
+    def frozen_engine(self) -> Iterator[None]:
+        """Its first engine does nothing; for less than three heartbeats, or it counts as lost."""
+        pid = self.engine_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def wait_running(self, calls: int) -> None:
+        """Wait until exactly so many calls are in work."""
+        wait_until(lambda: self.health()["calls"]["running"] == calls, f"{calls} calls in work")
+
+    def engine_stats(self) -> dict[str, Any]:
+        """The counters of its first engine, taken after this was called."""
+        called = time.monotonic()
+
+        def fresh() -> dict[str, Any] | None:
+            asked = time.monotonic()
+            engines = self.health()["engines"]
+            is_fresh = engines and asked - engines[0]["stats_age_s"] > called
+            return engines[0]["stats"] if is_fresh else None
+
+        found: dict[str, Any] = wait_until(fresh, "a heartbeat of the engine")
+        return found
+
+    def wait_idle(self) -> dict[str, Any]:
+        """Wait until no call is in work and no engine holds a context; the engine's counters."""
+        self.wait_running(0)
+
+        def idle() -> dict[str, Any] | None:
+            stats = self.engine_stats()
+            return None if stats["contexts"] + stats["running"] + stats["waiting"] else stats
+
+        found: dict[str, Any] = wait_until(idle, "no contexts on the engine")
+        return found
 
     def close(self) -> None:
         """See `ServerProcess.close`."""

@@ -18,6 +18,7 @@ from typing import Any
 
 #: Longest wait for anything in here.
 DEADLINE_S = 20.0
+LISTED_MODEL = "scripted-listed"
 
 
 @dataclass
@@ -164,6 +165,11 @@ class ScriptedUpstream:
         self._scripts[model] = list(answers)
         return model
 
+    def script_listed(self, *answers: Answer) -> str:
+        """The same for the one model that `GET /v1/models` lists."""
+        self._scripts[LISTED_MODEL] = list(answers)
+        return LISTED_MODEL
+
     def gate(self) -> Gate:
         """A gate for a script of this server."""
         return Gate(self._loop)
@@ -213,7 +219,7 @@ class ScriptedUpstream:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         call = Received(method, target, headers, body)
         if method == "GET":
-            listed = {"object": "list", "data": [_listed("scripted-listed")]}
+            listed = {"object": "list", "data": [_listed(LISTED_MODEL)]}
             await _send(writer, document(listed))
             return b""
         with self._arrival:
@@ -336,5 +342,17 @@ def chat_document(text: str = "Hello.", model: str = "scripted") -> dict[str, An
                 "finish_reason": "stop",
             }
         ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
+
+
+def completion_document(text: str = "Hello.", model: str = "scripted") -> dict[str, Any]:
+    """A whole completion."""
+    return {
+        "id": "cmpl-scripted",
+        "object": "text_completion",
+        "created": 1,
+        "model": model,
+        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }
