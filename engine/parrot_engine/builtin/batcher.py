@@ -23,6 +23,7 @@ from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context, PendingGenerate
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
+from parrot_engine.exceptions import ContextStateError
 
 
 class PlannedRow(NamedTuple):
@@ -191,6 +192,12 @@ class _Step:
             self._store.settle(context)
             if context.state != "running":
                 return
+            if context.num_remaining == 0:
+                raise ContextStateError(
+                    f"context {context.id}",
+                    "running without anything to compute",
+                    list(context.story),
+                )
             self._match(context)
         start, end = context.num_computed, len(context.token_ids)
         wanted = end - start

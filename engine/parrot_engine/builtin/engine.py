@@ -231,6 +231,11 @@ class BuiltinEngine:
     def _apply(self, planned: PlannedRow, token: SampledToken | None, valid: bool) -> None:
         """Let the outcome of a row count."""
         context = planned.context
+        if valid:
+            self._batcher.computed(planned)
+            self._store.complete_fill(context)
+            # Forks in front of a Generate are of the context without its tokens, or its failure.
+            self._store.bear_forks(context)
         if not valid or (token is not None and token.token_id is None):
             self._store.fail(
                 context,
@@ -239,8 +244,6 @@ class BuiltinEngine:
                 distrust=True,
             )
             return
-        self._batcher.computed(planned)
-        self._store.complete_fill(context)
         if planned.generate is not None and token is not None:
             self._store.add_token(context, planned.generate, token)
         self._store.settle(context)

@@ -358,13 +358,7 @@ class ContextStore:
         return generate.row
 
     def add_token(self, context: Context, generate: PendingGenerate, token: SampledToken) -> None:
-        """Append a sampled token to its context and report it.
-
-        The Generate is at the head of the queue, or behind forks, which happen first.
-        """
-        born: list[Context] = []
-        while context.pending and isinstance(context.pending[0], PendingFork):
-            born.append(self._bear(context))
+        """Append a sampled token to its context and report it; the Generate is at the head."""
         if not context.pending or context.pending[0] is not generate or generate.row is None:
             raise self._illegal(context, "a token for a Generate that is not at the head")
         if token.token_id is None:
@@ -387,11 +381,14 @@ class ContextStore:
         self._emit(context, Generated(context.id, [token.token_id], logprobs, finish))
         if finish is not None:
             context.pending.popleft()
-        for child in born:
-            self.settle(child)
 
     def _no_logprobs(self, generate: PendingGenerate) -> list[TokenLogprobs] | None:
         return [] if generate.sampling.logprobs is not None else None
+
+    def bear_forks(self, context: Context) -> None:
+        """Let the forks at the head of the queue happen."""
+        while context.pending and isinstance(context.pending[0], PendingFork):
+            self.settle(self._bear(context))
 
     def _bear(self, parent: Context) -> Context:
         """Fork: the child shares every block, the partially filled one included."""

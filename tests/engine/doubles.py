@@ -1,0 +1,239 @@
+"""A runner without a model, and what its outputs have to be.
+
+`ScriptedRunner` derives what it writes into a slot, and the logits, from all slots that a token
+sees *through the block table*: a wrong block, a missing copy, a slot that somebody else wrote
+into, or a block of another prefix changes the outputs. `reference_*` say what comes out when the
+tokens are simply known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TypeVar
+
+import torch
+from parrot_engine.builtin.batch import SamplingRow, StepBatch
+from parrot_engine.builtin.batcher import Batcher
+from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.sampler import prompt_logprobs, sample
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.protocol import (
+    Event,
+    Failed,
+    Filled,
+    FinishReason,
+    Generated,
+    Primitive,
+    SamplingParams,
+    TokenLogprobs,
+)
+from torch import Tensor
+
+E = TypeVar("E", Filled, Generated, Failed)
+
+VOCAB_SIZE = 24
+EOS = 0
+#: The content of a slot that was never written, and of one that turned out not a number.
+EMPTY, NAN = b"empty", b"not a number"
+#: A context that contains this token gets logits of NaN.
+POISON = VOCAB_SIZE - 1
+
+
+def fake_kv(before: Sequence[bytes], token: int) -> bytes:
+    """What a token leaves in its slot: like real KV it depends on all slots that it sees."""
+    if token == POISON or NAN in before:
+        return NAN
+    return blake2b(b"".join(before) + token.to_bytes(2, "little"), digest_size=8).digest()
+
+
+def fake_logits(kv: bytes) -> list[float]:
+    """The logits of the token that left `kv`."""
+    if kv == NAN:
+        return [float("nan")] * VOCAB_SIZE
+    source = random.Random(kv)
+    logits = [source.gauss(0, 3) for _ in range(VOCAB_SIZE)]
+    # No model draws the token that stands for a numerical failure.
+    logits[POISON] = -50.0
+    return logits
+
+
+@lru_cache(maxsize=4096)
+def reference_kv(tokens: tuple[int, ...]) -> tuple[bytes, ...]:
+    """The KV of tokens that were computed one after the other, without any paging."""
+    kv: tuple[bytes, ...] = ()
+    if len(tokens) > 1:
+        kv = reference_kv(tokens[:-1])
+    return (*kv, fake_kv(kv, tokens[-1]))
+
+
+def reference_logits(tokens: Sequence[int]) -> Tensor:
+    """Logits behind the last of these tokens, `[1, VOCAB_SIZE]`."""
+    return torch.tensor([fake_logits(reference_kv(tuple(tokens))[-1])])
+
+
+class ScriptedRunner:
+    """Implements `parrot_engine.builtin.engine.Runner` with `fake_logits`."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_position: int = 256,
+    ) -> None:
+        self.vocab_size = VOCAB_SIZE
+        self.eos_token_ids = [EOS]
+        self.max_position = max_position
+        self.architecture = "ScriptedForCausalLM"
+        self.dtype = "float32"
+        self.device = "cpu"
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.default_sampling: dict[str, float] = {"temperature": 0.5}
+        self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
+        #: Every batch so far.
+        self.batches: list[StepBatch] = []
+        #: Raised by the next `execute`.
+        self.error: Exception | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed so far."""
+        return sum(batch.num_tokens for batch in self.batches)
+
+    def execute(self, batch: StepBatch) -> Tensor:
+        """Copy, write, read; refuses batches that break the contract."""
+        self.batches.append(batch)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        sources = {copy.source for copy in batch.copies}
+        targets = [copy.target for copy in batch.copies]
+        assert len(set(targets)) == len(targets), "two copies into one block"
+        assert not sources & set(targets), "the outcome depends on the order of the copies"
+        for copy in batch.copies:
+            self.slots[copy.target] = list(self.slots[copy.source])
+        written: set[tuple[int, int]] = set()
+        logits = []
+        for row in batch.rows:
+            assert row.token_ids, "an empty row"
+            end = row.start + len(row.token_ids)
+            first = {"none": end, "last": end - 1, "all": row.start}[row.logits]
+            seen = [kv for block in row.block_table for kv in self.slots[block]][: row.start]
+            for position, token in enumerate(row.token_ids, row.start):
+                slot = (row.block_table[position // self.block_size], position % self.block_size)
+                assert slot not in written, "two rows write into one slot"
+                written.add(slot)
+                seen.append(fake_kv(seen, token))
+                self.slots[slot[0]][slot[1]] = seen[-1]
+                if position >= first:
+                    logits.append(fake_logits(seen[-1]))
+        return torch.tensor(logits, dtype=torch.float32).reshape(-1, VOCAB_SIZE)
+
+
+def scripted_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_position: int = 256,
+    batcher: type[Batcher] = Batcher,
+    **settings: int | bool | None,
+) -> tuple[BuiltinEngine, ScriptedRunner]:
+    """An engine on a scripted runner."""
+    runner = ScriptedRunner(num_blocks=num_blocks, block_size=block_size, max_position=max_position)
+
+    class Engine(BuiltinEngine):
+        def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
+            return batcher(self._store, self._pool, settings)
+
+    values = BuiltinSettings(block_size=block_size, **settings)  # type: ignore[arg-type]
+    return Engine(runner, values, model="scripted"), runner
+
+
+class Trace:
+    """Drives an engine and collects what it says, by context."""
+
+    def __init__(self, engine: BuiltinEngine) -> None:
+        self.engine = engine
+        self.events: list[Event] = []
+
+    def submit(self, *primitives: Primitive) -> Trace:
+        """Queue primitives."""
+        self.engine.submit(primitives)
+        return self
+
+    def step(self) -> list[Event]:
+        """One step, with all invariants checked after it."""
+        result = self.engine.step()
+        self.engine.check_integrity()
+        self.events.extend(result.events)
+        return result.events
+
+    def run(self, max_steps: int = 5000) -> Trace:
+        """Step until there is no work left."""
+        for _ in range(max_steps):
+            result = self.engine.step()
+            self.engine.check_integrity()
+            self.events.extend(result.events)
+            if not result.has_work:
+                return self
+        raise AssertionError(f"still working after {max_steps} steps: {self.engine.stats()}")
+
+    def tokens(self, context_id: int) -> list[int]:
+        """All tokens generated on a context."""
+        return [token for event in self.of(context_id, Generated) for token in event.token_ids]
+
+    def finish(self, context_id: int) -> list[FinishReason | None]:
+        """How the generations of a context ended, in order."""
+        return [
+            event.finish_reason
+            for event in self.of(context_id, Generated)
+            if event.finish_reason is not None
+        ]
+
+    def filled(self, context_id: int) -> list[Filled]:
+        """The completed fills of a context."""
+        return self.of(context_id, Filled)
+
+    def failure(self, context_id: int) -> Failed | None:
+        """Why a context failed."""
+        return next(iter(self.of(context_id, Failed)), None)
+
+    def of(self, context_id: int, kind: type[E]) -> list[E]:
+        """The events of one kind of one context."""
+        return [
+            event
+            for event in self.events
+            if isinstance(event, kind) and event.context_id == context_id
+        ]
+
+
+def reference_generate(
+    tokens: Sequence[int], params: SamplingParams, *, max_context: int = 256
+) -> tuple[list[int], FinishReason]:
+    """What a Generate yields on a context of these tokens; greedy, or with a seed."""
+    assert params.temperature == 0 or params.seed is not None
+    generated: list[int] = []
+    ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {EOS})
+    row = SamplingRow(params, list(tokens), generated, params.seed or 0, ends)
+    while len(generated) < params.max_tokens and len(tokens) + len(generated) < max_context:
+        token = sample(reference_logits([*tokens, *generated]), [row])[0].token_id
+        assert token is not None
+        generated.append(token)
+        if token in ends:
+            return generated, "stop"
+    return generated, "length"
+
+
+def reference_logprobs(
+    tokens: Sequence[int], start: int, num_top: int
+) -> list[TokenLogprobs | None]:
+    """The log-probabilities of the tokens from `start` on."""
+    scores: list[TokenLogprobs | None] = [None] if start == 0 and tokens else []
+    for position in range(max(start, 1), len(tokens)):
+        logits = reference_logits(tokens[:position])
+        scores.extend(prompt_logprobs(logits, [tokens[position]], num_top))
+    return scores
