@@ -1,0 +1,238 @@
+"""What runs in a step: budget, order, prefix hits, eviction, preemption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from doubles import ScriptedRunner, Trace, reference_generate, scripted_engine
+from parrot_engine.protocol import Fill, Filled, FreeContext, Generate, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+
+def prompt(length: int, start: int = 1) -> list[int]:
+    """Tokens in which no two positions look alike for long."""
+    return [1 + (start + position * position) % 20 for position in range(length)]
+
+
+def expected(tokens: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    return reference_generate(tokens, params)[0]
+
+
+def sizes(runner: ScriptedRunner) -> list[list[int]]:
+    """Tokens per row, step by step."""
+    return [[len(row.token_ids) for row in batch.rows] for batch in runner.batches]
+
+
+# The token budget
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4, 5, 16, 17])
+def test_prompt_in_chunks(budget: int) -> None:
+    engine, runner = scripted_engine(max_batch_tokens=budget)
+    trace = Trace(engine).submit(Fill(1, prompt(17)), Generate(1, GREEDY)).run()
+    assert trace.tokens(1) == expected(prompt(17))
+    chunks = [budget] * (17 // budget) + [17 % budget] * (17 % budget > 0)
+    assert sizes(runner) == [[chunk] for chunk in chunks] + [[1]] * 5
+
+
+def test_long_prompt_does_not_stall_running_generations() -> None:
+    engine, runner = scripted_engine(max_batch_tokens=6)
+    trace = Trace(engine)
+    for index in (1, 2):
+        trace.submit(Fill(index, prompt(3, index)), Generate(index, GREEDY))
+    trace.step()
+    trace.submit(Fill(3, prompt(20)), Generate(3, GREEDY)).run()
+    assert sizes(runner)[:6] == [[3, 3], [1, 1, 4], [1, 1, 4], [1, 1, 4], [1, 1, 4], [1, 1, 4]]
+    assert trace.tokens(3) == expected(prompt(20))
+
+
+def test_budget_smaller_than_the_batch_starves_nobody() -> None:
+    engine, _ = scripted_engine(max_batch_tokens=2, max_batch_size=8)
+    trace = Trace(engine)
+    for index in range(6):
+        trace.submit(Fill(index, prompt(5, index)), Generate(index, GREEDY))
+    trace.run()
+    assert all(trace.tokens(index) == expected(prompt(5, index)) for index in range(6))
+
+
+def test_first_come_first_served_within_a_priority() -> None:
+    engine, _ = scripted_engine(max_batch_size=1)
+    trace = Trace(engine)
+    trace.submit(
+        Fill(1, prompt(4, 1), priority=1),
+        Fill(2, prompt(4, 2), priority=0),
+        Fill(3, prompt(4, 3), priority=-1),
+        Fill(4, prompt(4, 4), priority=0),
+    ).run()
+    assert [event.context_id for event in trace.events] == [3, 2, 4, 1]
+
+
+def test_higher_priority_takes_the_place_of_a_running_context() -> None:
+    engine, _ = scripted_engine(max_batch_size=1)
+    trace = Trace(engine).submit(Fill(1, prompt(4)), Generate(1, GREEDY, priority=0))
+    trace.step()
+    trace.submit(Fill(2, prompt(4, 2), priority=-1), Generate(2, GREEDY, priority=-1)).run()
+    finished = [event.context_id for event in trace.events if getattr(event, "finish_reason", 0)]
+    assert finished == [2, 1]
+    assert trace.tokens(1) == expected(prompt(4))
+    # It lost its place, not its KV.
+    assert engine.stats().preemptions == 0
+
+
+# Prefixes found again
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 8, 9])
+def test_whole_prompt_found_recomputes_one_token(length: int) -> None:
+    engine, runner = scripted_engine()
+    trace = Trace(engine).submit(Fill(1, prompt(length)), Generate(1, GREEDY)).run()
+    before = runner.num_tokens
+    trace.submit(Fill(2, prompt(length)), Generate(2, replace(GREEDY, max_tokens=1))).run()
+    full = length // 4 * 4
+    cached = min(full, length - 1)
+    assert trace.filled(2) == [Filled(2, length, cached)]
+    assert runner.num_tokens - before == length - cached
+    assert trace.tokens(2) == trace.tokens(1)[:1]
+
+
+def test_prefix_of_a_freed_context_is_found() -> None:
+    trace = Trace(scripted_engine()[0]).submit(Fill(1, prompt(9)), Generate(1, GREEDY)).run()
+    conversation = [*prompt(9), *trace.tokens(1)]
+    trace.submit(FreeContext(1), Fill(2, [*conversation, 7]), Generate(2, GREEDY)).run()
+    # 9 + 6 tokens, of which the last was never computed: three full blocks.
+    assert trace.filled(2)[0].cached_tokens == 12
+    assert trace.tokens(2) == expected([*conversation, 7])
+
+
+def test_prefix_is_found_in_the_middle_of_a_context() -> None:
+    engine, runner = scripted_engine()
+    trace = Trace(engine).submit(Fill(1, prompt(16))).run()
+    trace.submit(Fill(2, prompt(6)), Fill(2, prompt(16)[6:]), Generate(2, GREEDY)).run()
+    assert [event.cached_tokens for event in trace.filled(2)] == [4, 9]
+    assert trace.tokens(2) == expected(prompt(16))
+    assert sum(len(row) for row in sizes(runner)) == 1 + 1 + 1 + 5
+
+
+def test_no_prefix_caching() -> None:
+    engine, _ = scripted_engine(prefix_caching=False)
+    trace = Trace(engine).submit(Fill(1, prompt(12))).run()
+    trace.submit(Fill(2, prompt(12)), FreeContext(1)).run()
+    assert trace.filled(2)[0].cached_tokens == 0
+    assert engine.stats().cached_blocks == 0
+
+
+def test_prompts_that_arrive_together_compute_their_prefix_once() -> None:
+    engine, runner = scripted_engine()
+    trace = Trace(engine)
+    for index in range(4):
+        trace.submit(Fill(index, [*prompt(40), index]), Generate(index, GREEDY))
+    trace.run()
+    assert [trace.filled(index)[0].cached_tokens for index in range(4)] == [0, 40, 40, 40]
+    assert [sum(row) for row in sizes(runner)[:2]] == [41, 1 + 3]
+    for index in range(4):
+        assert trace.tokens(index) == expected([*prompt(40), index])
+
+
+def test_equal_blocks_are_kept_once() -> None:
+    engine, _ = scripted_engine()
+    trace = Trace(engine).submit(Fill(1, prompt(8))).run()
+    trace.submit(Fill(2, prompt(8), prompt_logprobs=0)).run()
+    assert engine.stats().free_blocks == engine.info.num_blocks - 2
+
+
+# Running out of blocks
+
+
+def test_cached_prefixes_go_first_and_leaves_before_roots() -> None:
+    engine, _ = scripted_engine(num_blocks=6)
+    trace = Trace(engine).submit(Fill(1, prompt(16)), FreeContext(1)).run()
+    assert engine.stats().cached_blocks == 0  # freed before it began
+    trace.submit(Fill(1, prompt(16))).run()
+    trace.submit(FreeContext(1), Fill(2, prompt(16, 5))).run()
+    assert engine.stats().preemptions == 0
+    trace.submit(FreeContext(2), Fill(3, prompt(16))).run()
+    assert trace.filled(3)[0].cached_tokens == 8
+
+
+def test_idle_contexts_lose_their_kv_least_recently_used_first() -> None:
+    engine, runner = scripted_engine(num_blocks=6, prefix_caching=False)
+    trace = Trace(engine).submit(Fill(1, prompt(8, 1)), Fill(2, prompt(8, 2))).run()
+    trace.submit(Fill(1, [])).run()
+    trace.submit(Fill(3, prompt(12, 3))).run()
+    before = len(runner.batches)
+    trace.submit(Generate(1, GREEDY)).run()
+    assert sizes(runner)[before] == [1]
+    before = len(runner.batches)
+    trace.submit(Generate(2, GREEDY)).run()
+    assert sizes(runner)[before] == [8]
+    assert trace.tokens(1) == expected(prompt(8, 1))
+    assert trace.tokens(2) == expected(prompt(8, 2))
+
+
+def test_pinned_contexts_stay_as_long_as_anything_else_can_go() -> None:
+    engine, runner = scripted_engine(num_blocks=6, prefix_caching=False)
+    trace = Trace(engine).submit(Fill(1, prompt(8, 1), pin=True), Fill(2, prompt(8, 2))).run()
+    trace.submit(Fill(3, prompt(16, 3))).run()
+    before = len(runner.batches)
+    trace.submit(Generate(1, replace(GREEDY, max_tokens=1))).run()
+    assert sizes(runner)[before] == [1]
+    trace.submit(FreeContext(2), FreeContext(3), Fill(4, prompt(20, 4))).run()
+    assert len(trace.filled(4)) == 1
+    before = len(runner.batches)
+    trace.submit(Generate(1, GREEDY)).run()
+    assert sizes(runner)[before] == [9]
+
+
+def test_preempted_context_goes_on_with_the_same_tokens() -> None:
+    engine, runner = scripted_engine(num_blocks=8, prefix_caching=False)
+    trace = Trace(engine)
+    params = replace(GREEDY, max_tokens=16)
+    for index in range(3):
+        trace.submit(Fill(index, prompt(7, index)), Generate(index, params))
+    trace.run()
+    assert engine.stats().preemptions > 0
+    for index in range(3):
+        assert trace.tokens(index) == expected(prompt(7, index), params)
+    finished = [event.context_id for event in trace.events if getattr(event, "finish_reason", 0)]
+    assert finished == [0, 1, 2], "the oldest is never the one that gives way"
+    assert max(max(row) for row in sizes(runner)[1:]) > 1, "nothing was computed again"
+
+
+def test_context_that_fills_the_whole_cache_runs_among_others() -> None:
+    engine, _ = scripted_engine(num_blocks=5, block_size=4)
+    trace = Trace(engine)
+    params = replace(GREEDY, max_tokens=50)
+    trace.submit(Fill(0, prompt(4), pin=True)).run()
+    for index in range(1, 4):
+        trace.submit(Fill(index, prompt(10, index)), Generate(index, params))
+    trace.run()
+    for index in range(1, 4):
+        wanted, _ = reference_generate(prompt(10, index), params, max_context=20)
+        assert trace.tokens(index) == wanted
+        assert trace.finish(index) == ["length"]
+
+
+def test_whole_prompt_found_in_a_full_cache() -> None:
+    engine, runner = scripted_engine(num_blocks=3, block_size=4)
+    trace = Trace(engine).submit(Fill(1, prompt(11))).run()
+    trace.submit(Fill(1, [5])).run()
+    trace.submit(Fill(2, [*prompt(11), 5])).run()
+    before = runner.num_tokens
+    trace.submit(Generate(2, replace(GREEDY, max_tokens=1))).run()
+    assert trace.finish(2) == ["length"]
+    assert runner.num_tokens == before, "no room for a token, nothing to compute"
+    trace.submit(Fill(3, prompt(8)), Generate(3, replace(GREEDY, max_tokens=4))).run()
+    assert trace.tokens(3) == expected(prompt(8))[:4]
+
+
+def test_admission_waits_for_room_instead_of_preempting() -> None:
+    engine, _ = scripted_engine(num_blocks=10, max_batch_tokens=8)
+    trace = Trace(engine)
+    for index in range(4):
+        trace.submit(Fill(index, prompt(24, index)), Generate(index, GREEDY))
+    trace.run()
+    assert engine.stats().preemptions == 0
+    for index in range(4):
+        assert trace.tokens(index) == expected(prompt(24, index))
