@@ -144,7 +144,7 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
         busy_mb = gateway.rss_mb()
         peer_mb = measured_servers["peer"].rss_mb() if "peer" in measured_servers else None
         rows.append(Row("memory, idle", "MB", idle_mb, at_most=100))
-        rows.append(Row("memory, after all runs", "MB", busy_mb, peer=peer_mb, at_most=100))
+        rows.append(Row("memory, at the end", "MB", busy_mb, peer=peer_mb, at_most=100))
         rows.append(Row("start until ready", "s", gateway.start_s, at_most=1.5))
         if options.soak:
             rows.append(await _soak(options, gateway, progress))
@@ -207,38 +207,45 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         **aim: Any,
     ) -> Row:
         figures = {who: each.figure(scenario, pick) for who, each in measured.items()}
-        return Row(name, unit, **figures, **aim)
+        return Row(
+            name,
+            unit,
+            figures["gateway"],
+            direct=figures["direct"],
+            peer=figures.get("peer"),
+            **aim,
+        )
 
     def per_chunk_us(result: LoadResult) -> float:
         streaming = result.latency_ms.p50 - result.ttft_ms.p50
         return streaming * 1000 / STREAM_CHUNKS
 
-    paced = f"{options.streams} paced streams"
+    paced = f"{options.streams} paced"
     gateway = measured["gateway"]
     peer = measured.get("peer")
     return [
-        row("one call at a time, p50", "ms", "one", lambda r: r.latency_ms.p50,
+        row("1 call, p50", "ms", "one", lambda r: r.latency_ms.p50,
             at_most=0.4, aims_at_added=True),
-        row("one call at a time, p99", "ms", "one", lambda r: r.latency_ms.p99,
+        row("1 call, p99", "ms", "one", lambda r: r.latency_ms.p99,
             at_most=2.0, aims_at_added=True),
-        row("64 KiB prompt, p50", "ms", "one_64k", lambda r: r.latency_ms.p50),
-        row("32 calls at once", "requests/s", "many", lambda r: r.requests_per_s, at_least=4000),
-        row("32 calls at once, p50", "ms", "many", lambda r: r.latency_ms.p50),
-        row("32 calls at once, p99", "ms", "many", lambda r: r.latency_ms.p99),
-        Row("processor time per call", "ms", gateway.cpu_ms_per("many", lambda r: r.requests),
+        row("1 call of 64 KiB, p50", "ms", "one_64k", lambda r: r.latency_ms.p50),
+        row("32 calls", "calls/s", "many", lambda r: r.requests_per_s, at_least=4000),
+        row("32 calls, p50", "ms", "many", lambda r: r.latency_ms.p50),
+        row("32 calls, p99", "ms", "many", lambda r: r.latency_ms.p99),
+        Row("32 calls, CPU per call", "ms", gateway.cpu_ms_per("many", lambda r: r.requests),
             peer=peer and peer.cpu_ms_per("many", lambda r: r.requests)),
-        row("first chunk, p50", "ms", "stream_one", lambda r: r.ttft_ms.p50,
+        row("stream, first chunk p50", "ms", "stream_one", lambda r: r.ttft_ms.p50,
             at_most=1.0, aims_at_added=True),
-        row("first chunk, p99", "ms", "stream_one", lambda r: r.ttft_ms.p99,
+        row("stream, first chunk p99", "ms", "stream_one", lambda r: r.ttft_ms.p99,
             at_most=3.0, aims_at_added=True),
-        row("time per chunk, one stream", "us", "stream_one", per_chunk_us),
-        row("32 streams at once", "chunks/s", "stream_many", lambda r: r.chunks_per_s,
+        row("stream, per chunk", "us", "stream_one", per_chunk_us),
+        row("32 streams", "chunks/s", "stream_many", lambda r: r.chunks_per_s,
             at_least=100_000),
-        row(f"{paced}: stalled streams", "streams", "paced", lambda r: r.stalled_streams,
+        row(f"{paced}, stalled", "streams", "paced", lambda r: r.stalled_streams,
             at_most=0),
-        row(f"{paced}: first chunk, p99", "ms", "paced", lambda r: r.ttft_ms.p99),
-        row(f"{paced}: gap, p99", "ms", "paced", lambda r: r.gap_ms.p99),
-        Row(f"{paced}: processor time per chunk", "us",
+        row(f"{paced}, first chunk p99", "ms", "paced", lambda r: r.ttft_ms.p99),
+        row(f"{paced}, gap p99", "ms", "paced", lambda r: r.gap_ms.p99),
+        Row(f"{paced}, CPU per chunk", "us",
             gateway.cpu_ms_per("paced", lambda r: r.chunks) * 1000,
             peer=peer and peer.cpu_ms_per("paced", lambda r: r.chunks) * 1000),
     ]  # fmt: skip
@@ -257,7 +264,7 @@ async def _soak(options: Options, gateway: Server, progress: Callable[[str], Non
         await run_load(msgspec.structs.replace(plan, requests=count, warmup=0))
         done += count
         progress(f"soak, {done:,} of {options.soak:,} calls")
-    name = f"memory growth over {options.soak - tenth:,} calls"
+    name = f"growth, {options.soak - tenth:,} calls"
     return Row(name, "MB", gateway.rss_mb() - before, at_most=2.0)
 
 

@@ -99,8 +99,8 @@ def show(title: str, rows: Sequence[Row], notes: Sequence[str] = (), peer: str =
     from rich.table import Table
 
     has_peer = any(row.peer is not None for row in rows)
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("", justify="left")
+    table = Table(title=title, title_justify="left", header_style="bold", box=None)
+    table.add_column("", justify="left", no_wrap=True)
     table.add_column("", justify="left", style="dim", no_wrap=True)
     for name in ("direct", "gateway", "added", "ratio", *([peer] if has_peer else [])):
         table.add_column(name, justify="right", no_wrap=True)
