@@ -20,6 +20,7 @@ MAX_N = 128
 MAX_STOP_STRINGS = 4
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MIN_TOP_P = 1e-9
 
 _Body = TypeVar("_Body")
 
@@ -310,7 +311,8 @@ def sampling_of(
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=chosen(body.temperature, "temperature", 1.0),
-        top_p=chosen(body.top_p, "top_p", 1.0),
+        # OpenAI's 0 leaves the likeliest token, as any small enough nucleus does.
+        top_p=max(chosen(body.top_p, "top_p", 1.0), MIN_TOP_P),
         # vLLM's -1 is our 0: off.
         top_k=max(0, int(chosen(body.top_k, "top_k", 0))),
         min_p=chosen(body.min_p, "min_p", 0.0),

@@ -318,8 +318,9 @@ async def test_open_fields_follow_the_checkpoint(
 
     service.remote.info = replace(engine.info, default_sampling={"temperature": 0.6, "top_k": 20.0})
     await post(service, prompt="x")
-    await post(service, prompt="x", temperature=0, top_k=-1)
+    await post(service, prompt="x", temperature=0, top_p=0, top_k=-1)
     first, second = (item.sampling for item in generates(engine))
+    assert 0 < second.top_p < 1e-6
     assert (first.temperature, first.top_p, first.top_k) == (0.6, 1.0, 20)
     assert (second.temperature, second.top_k) == (0.0, 0)
 
