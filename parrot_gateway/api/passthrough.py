@@ -19,7 +19,8 @@ import msgspec
 
 from parrot_gateway.api.event_tail import EventTail, dialect_of
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers
-from parrot_gateway.engines.upstream import Upstream, UpstreamResponse
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import usage_of_body
 from parrot_gateway.exceptions import (
     DeadlineError,

@@ -23,71 +23,24 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, Literal, cast
 
 import httptools
 import msgspec
 
-Fault = Literal["", "reset", "drop", "half", "truncate", "eof", "stall", "error200", "garbage"]
-
-
-class Script(msgspec.Struct, frozen=True):
-    """What happens to one request."""
-
-    #: Status of the answer; from 400 on an error body in OpenAI's shape.
-    status: int = 200
-    #: Requests with one key share a counter, for `times`.
-    key: str = ""
-    #: Status and fault concern the first `times` requests of the key only; 0 all of them.
-    times: int = 0
-    #: Headers of an error answer.
-    retry_after: str = ""
-    retry_after_ms: str = ""
-    should_retry: str = ""
-    #: Silence before the first byte, and between chunks.
-    first_ms: float = 0.0
-    delay_ms: float = 0.0
-    #: Chunks of a stream; bytes of text in a chunk, or in a whole answer.
-    chunks: int = 16
-    size: int = 8
-    #: reset: no answer. Streams: drop (TCP reset), half (close inside an event), truncate (close
-    #: without the last HTTP chunk), eof (proper end without a finish reason), stall. error200: an
-    #: error body with status 200. garbage: no HTTP.
-    fault: Fault = ""
-    #: Chunks sent before a fault in a stream.
-    after: int = 2
-    #: Line ends of the stream.
-    framing: Literal["lf", "crlf", "cr"] = "lf"
-    #: Send the stream in TCP segments of this many bytes.
-    split: int = 0
-    #: End with `data: [DONE]`.
-    done: int = 1
-    #: Send a usage chunk although nobody asked.
-    usage: int = 0
-    #: Text beyond ASCII.
-    unicode: int = 0
-    #: Send a comment as keep-alive before each chunk.
-    comments: int = 0
-
-
-@lru_cache(maxsize=1024)
-def parse_script(text: str) -> Script:
-    """`"chunks=3, fault=drop"` as a script.
-
-    Raises:
-        ValueError: an unknown key or value.
-    """
-    pairs = (item.partition("=") for item in text.split(",") if item.strip())
-    values = {key.strip(): value.strip() for key, _, value in pairs}
-    unknown = values.keys() - set(Script.__struct_fields__)
-    if unknown:
-        raise ValueError(f"unknown in script: {', '.join(sorted(unknown))}")
-    try:
-        return msgspec.convert(values, Script, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"bad value in script: {error}") from None
+from parrot_gateway.bench.fake_answers import (
+    ERROR_BODY,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Script,
+    error_answer,
+    http_answer,
+    http_chunk,
+    parse_script,
+    stream_events,
+    whole_answer,
+    whole_body,
+)
 
 
 class Record:
@@ -273,14 +226,14 @@ class _Connection(asyncio.Protocol):
             self._server.log.clear()
         else:
             body = msgspec.json.encode([record.to_dict() for record in self._server.log])
-        self._transport.write(_whole(200, body))
+        self._transport.write(http_answer(200, body))
 
     def _handle(self, record: Record) -> None:
         path = record.path.partition("?")[0]
         if path == "/v1/models":
             data = [{"id": name, "object": "model", "created": 1, "owned_by": "fake"}
                     for name in self._server.models]  # fmt: skip
-            self._send(_whole(200, msgspec.json.encode({"object": "list", "data": data})))
+            self._send(http_answer(200, msgspec.json.encode({"object": "list", "data": data})))
             return
         fields = _Fields()
         if record.method == "POST" and record.body.startswith(b"{"):
@@ -291,7 +244,7 @@ class _Connection(asyncio.Protocol):
         try:
             script = record.script = parse_script(text)
         except ValueError as error:
-            self._send(_error(400, str(error)))
+            self._send(error_answer(400, str(error)))
             return
         self._server.changed()
         if not self._server.is_faulty_turn(script):
@@ -321,14 +274,14 @@ class _Connection(asyncio.Protocol):
             self._transport.write(b"this is not HTTP\r\n\r\n")
             self._transport.close()
         elif script.status >= 400:
-            self._send(_error(script.status, "scripted failure", script))
+            self._send(error_answer(script.status, "scripted failure", script))
         elif script.fault == "error200":
-            self._send(_whole(200, _ERROR_BODY))
+            self._send(http_answer(200, ERROR_BODY))
         elif script.fault in ("drop", "half", "truncate"):
             # A whole body that breaks off.
             answer = whole_body(path, fields.model, script.size, script.unicode)
             self._end("fault")
-            self._transport.write(_whole(200, answer)[: -len(answer) // 2])
+            self._transport.write(http_answer(200, answer)[: -len(answer) // 2])
             self._transport.close()
         elif path.endswith(("/completions", "/embeddings", "/responses")):
             self._send(whole_answer(path, fields.model, script.size, script.unicode))
@@ -336,7 +289,7 @@ class _Connection(asyncio.Protocol):
             record = self._record
             assert record is not None
             content_type = record.header("content-type") or "application/json"
-            self._send(_whole(200, record.body or b"{}", content_type=content_type.encode()))
+            self._send(http_answer(200, record.body or b"{}", content_type=content_type.encode()))
 
     def _send(self, data: bytes) -> None:
         if self._record is not None and self._record.method == "HEAD":
@@ -352,7 +305,7 @@ class _Connection(asyncio.Protocol):
         wanted = bool(fields.stream_options and fields.stream_options.get("include_usage"))
         faulty = script.fault in ("drop", "half", "truncate", "eof", "stall")
         write = self._transport.write
-        head = _STREAM_HEAD
+        head = STREAM_HEAD
         delay = script.delay_ms / 1000
         due = asyncio.get_running_loop().time()
         events = stream_events(path, fields.model, script, wanted)
@@ -365,9 +318,9 @@ class _Connection(asyncio.Protocol):
             if not self._writable.is_set():
                 await self._writable.wait()
             if script.split:
-                await self._write_split(head + _chunk(event), script.split)
+                await self._write_split(head + http_chunk(event), script.split)
             else:
-                write(head + _chunk(event))
+                write(head + http_chunk(event))
             head = b""
             if not delay and count % 64 == 63:
                 await asyncio.sleep(0)
@@ -375,13 +328,13 @@ class _Connection(asyncio.Protocol):
             write(head)
             head = b""
         if not faulty:
-            self._send(_LAST_CHUNK)
+            self._send(LAST_CHUNK)
         elif script.fault == "drop":
             # NOTE: the client shall have read what was sent: a reset throws away the rest.
             await asyncio.sleep(0.02)
             self._fault()
         elif script.fault == "half":
-            write(head + _chunk(b'data: {"id": "chatcmpl-fake", "object": "chat.comp'))
+            write(head + http_chunk(b'data: {"id": "chatcmpl-fake", "object": "chat.comp'))
             self._end("fault")
             self._transport.close()
         elif script.fault == "truncate":
@@ -389,7 +342,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
         elif script.fault == "eof":
             self._end("fault")
-            write(_LAST_CHUNK)
+            write(LAST_CHUNK)
         else:
             await asyncio.Event().wait()
 
@@ -399,146 +352,6 @@ class _Connection(asyncio.Protocol):
             # Two turns of the loop: each piece becomes a segment of its own.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-
-
-_STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-    b"cache-control: no-cache\r\nx-request-id: fake-req\r\nopenai-organization: fake-org\r\n"
-    b"x-ratelimit-remaining-requests: 42\r\nserver: fake\r\nset-cookie: a=b\r\n"
-    b"transfer-encoding: chunked\r\n\r\n"
-)
-_LAST_CHUNK = b"0\r\n\r\n"
-_ERROR_BODY = (
-    b'{"error": {"message":"scripted failure","type":"server_error","param":null,"code":null}}'
-)
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def _whole(
-    status: int, body: bytes, extra: bytes = b"", content_type: bytes = b"application/json"
-) -> bytes:
-    return (
-        b"HTTP/1.1 %d Scripted\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-        b"x-request-id: fake-req\r\nopenai-processing-ms: 7\r\nopenai-organization: fake-org\r\n"
-        b"x-ratelimit-remaining-requests: 42\r\nserver: fake\r\n%b\r\n%b"
-        % (status, content_type, len(body), extra, body)
-    )
-
-
-def _error(status: int, message: str, script: Script | None = None) -> bytes:
-    extra = b""
-    if script is not None:
-        named = {"retry-after": script.retry_after, "retry-after-ms": script.retry_after_ms,
-                 "x-should-retry": script.should_retry}  # fmt: skip
-        extra = b"".join(f"{k}: {v}\r\n".encode() for k, v in named.items() if v)
-    body = {"error": {"message": message, "type": "fake_error", "param": None, "code": "fake"}}
-    # Odd spacing on purpose: what passes it unchanged has not re-serialised it.
-    return _whole(status, msgspec.json.format(msgspec.json.encode(body), indent=3), extra)
-
-
-def _text(size: int, unicode: int) -> str:
-    base = "parrots échoñ 日本 🦜 " if unicode else "a parrot repeats what it was told; "
-    return (base * (size // len(base) + 1))[:size]
-
-
-@lru_cache(maxsize=64)
-def whole_body(path: str, model: str, size: int, unicode: int = 0) -> bytes:
-    """The JSON of a whole answer, with spacing and floats that a re-serialisation would change."""
-    usage = b'{"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, '
-    usage += b'"prompt_tokens_details": {"cached_tokens": 3}}'
-    text = msgspec.json.encode(_text(size, unicode))
-    name = msgspec.json.encode(model)
-    if path.endswith("/chat/completions"):
-        return (
-            b'{"id":"chatcmpl-fake", "object":"chat.completion","created":1, "model": %b, '
-            b'"choices":[{"index":0,"message":{"role":"assistant","content":%b,"refusal":null},'
-            b'"logprobs":null,"finish_reason":"stop"}], "temperature": 1.0e0, "usage": %b}'
-            % (name, text, usage)
-        )
-    if path.endswith("/completions"):
-        return (
-            b'{"id":"cmpl-fake", "object":"text_completion","created":1, "model": %b, '
-            b'"choices":[{"index":0,"text":%b,"logprobs":null,"finish_reason":"stop"}], '
-            b'"usage": %b}' % (name, text, usage)
-        )
-    if path.endswith("/responses"):
-        return (
-            b'{"id": "resp_fake","object":"response","created_at":1.0,"status":"completed",'
-            b'"model":%b,"output":[{"type":"message","id":"msg_fake","role":"assistant",'
-            b'"status":"completed","content":[{"type":"output_text","text":%b,"annotations":[]}]}],'
-            b'"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":3},'
-            b'"output_tokens":5,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":12}}'
-            % (name, text)
-        )
-    return (
-        b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":"AACAPw=="}],'
-        b'"model":%b, "usage":{"prompt_tokens":7,"total_tokens":7}}' % name
-    )
-
-
-@lru_cache(maxsize=64)
-def whole_answer(path: str, model: str, size: int, unicode: int = 0) -> bytes:
-    """`whole_body` with its status line and headers."""
-    return _whole(200, whole_body(path, model, size, unicode))
-
-
-def stream_events(path: str, model: str, script: Script, usage: bool) -> Iterator[bytes]:
-    """The events of a stream, blank lines included."""
-    end = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}[script.framing]
-    yield from _stream_events(path, model, script, usage or bool(script.usage), end)
-
-
-@lru_cache(maxsize=64)
-def _stream_events(
-    path: str, model: str, script: Script, usage: bool, end: bytes
-) -> tuple[bytes, ...]:
-    if path.endswith("/responses"):
-        return tuple(_responses_events(path, model, script, end))
-    chat = path.endswith("/chat/completions")
-    kind = b"chat.completion.chunk" if chat else b"text_completion"
-    head = b'data: {"id":"chatcmpl-fake","object":"%b","created":1, "model":%b,' % (
-        kind, msgspec.json.encode(model))  # fmt: skip
-    text = msgspec.json.encode(_text(script.size, script.unicode))
-    comment = b": keep-alive" + end + end if script.comments else b""
-    # Without usage to come the key is absent, as in the wild; with it, it is null.
-    tail = b',"usage":null}' if usage else b"}"
-
-    def event(delta: bytes, finish: bytes) -> bytes:
-        body = b'"delta":' + delta if chat else b'"text":' + delta
-        choices = b'"choices":[{"index":0,%b,"logprobs":null,"finish_reason":%b}]' % (body, finish)
-        return comment + head + choices + tail + end + end
-
-    events = []
-    if chat:
-        events.append(event(b'{"role":"assistant","content":""}', b"null"))
-    content = b'{"content":%b}' % text if chat else text
-    events += [event(content, b"null")] * script.chunks
-    events.append(event(b"{}" if chat else b'""', b'"stop"'))
-    if usage:
-        count = b'"usage":{"prompt_tokens":7,"completion_tokens":%d,"total_tokens":%d}}' % (
-            script.chunks, 7 + script.chunks)  # fmt: skip
-        events.append(comment + head + b'"choices":[],' + count + end + end)
-    if script.done:
-        events.append(b"data: [DONE]" + end + end)
-    return tuple(events)
-
-
-def _responses_events(path: str, model: str, script: Script, end: bytes) -> Iterator[bytes]:
-    for number in range(script.chunks):
-        yield b"".join(
-            (b"event: response.output_text.delta", end,
-             b'data: {"type":"response.output_text.delta","sequence_number":%d,"delta":"a "}'
-             % number, end, end)
-        )  # fmt: skip
-    whole = whole_body(path, model, script.size, script.unicode)
-    yield b"".join(
-        (b"event: response.completed", end,
-         b'data: {"type":"response.completed","sequence_number":%d,"response":%b}'
-         % (script.chunks, whole), end, end)
-    )  # fmt: skip
 
 
 async def _serve(port: int, models: tuple[str, ...]) -> None:

@@ -99,7 +99,14 @@ def show(title: str, rows: Sequence[Row], notes: Sequence[str] = (), peer: str =
     from rich.table import Table
 
     has_peer = any(row.peer is not None for row in rows)
-    table = Table(title=title, title_justify="left", header_style="bold", box=None)
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("", justify="left", no_wrap=True)
     table.add_column("", justify="left", style="dim", no_wrap=True)
     for name in ("direct", "gateway", "added", "ratio", *([peer] if has_peer else [])):

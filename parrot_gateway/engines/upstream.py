@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import os
 import random
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
@@ -23,23 +22,21 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from parrot_gateway.engines.breaker import CircuitBreaker, Permit
-from parrot_gateway.engines.proxy_headers import RequestHeaders, response_headers
+from parrot_gateway.engines.proxy_headers import RequestHeaders
 from parrot_gateway.engines.retry import RetryPolicy
 from parrot_gateway.engines.slots import QueueFullError, Slots
+from parrot_gateway.engines.upstream_errors import Broken, explain
+from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import UsageTotals
 from parrot_gateway.exceptions import (
     GatewayError,
     OverloadedError,
     UpstreamError,
-    UpstreamTimeoutError,
 )
 from parrot_gateway.settings import UpstreamSettings, read_secret
 
 logger = logging.getLogger(__name__)
 
-#: Answers up to this size are read whole before anything is passed on, so that a failure in their
-#: middle can still be retried or reported; the rest of a longer one is streamed.
-WHOLE_BODY_LIMIT = 4 * 1024 * 1024
 #: The list of models is asked for again after this time.
 REFRESH_S = 60.0
 #: Time for one answer to `GET /models`.
@@ -49,123 +46,6 @@ DISCOVERY_BACKOFF_S = (0.25, 15.0)
 #: aiohttp warns that it may block on byte bodies above 1 MiB and takes file objects instead.
 _LARGE_BODY = 1024 * 1024
 _MAX_CACHED_URLS = 512
-
-
-class _Broken(Exception):
-    """One try failed before anything was passed on."""
-
-    def __init__(self, error: UpstreamError, *, retry: bool, at_once: bool = False) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.retry = retry
-        #: The connection may just have been an idle one that the upstream had closed.
-        self.at_once = at_once
-
-
-class UpstreamResponse:
-    """An answer whose status, headers and first bytes are there.
-
-    Attributes:
-        status: of the upstream.
-        headers: those that go on to the client, names in lower case.
-        content_type: lower case, without parameters.
-        first: first bytes of the body; all of it when `at_eof`.
-        encoded: the body is compressed.
-        exhausted: the status asked for a retry and the retries are used up.
-    """
-
-    __slots__ = (
-        "_closed",
-        "_inner",
-        "_permit",
-        "_upstream",
-        "content_type",
-        "encoded",
-        "exhausted",
-        "first",
-        "headers",
-        "status",
-    )
-
-    def __init__(self, upstream: Upstream, inner: aiohttp.ClientResponse) -> None:
-        self._upstream = upstream
-        self._inner = inner
-        self._permit: Permit | None = None
-        self._closed = False
-        self.status = inner.status
-        self.headers = response_headers(inner.raw_headers)
-        content_type = inner.headers.get("content-type", "")
-        self.content_type = content_type.partition(";")[0].strip().lower()
-        self.encoded = inner.headers.get("content-encoding", "identity").lower() != "identity"
-        self.first = b""
-        self.exhausted = False
-
-    @property
-    def at_eof(self) -> bool:
-        """Whether the whole body has been read."""
-        return self._inner.content.at_eof()
-
-    @property
-    def announced_length(self) -> int | None:
-        """The upstream's `Content-Length`."""
-        return self._inner.content_length
-
-    @property
-    def hints(self) -> Mapping[str, str]:
-        """The upstream's own headers, by name in any case: when to retry is in them."""
-        return self._inner.headers
-
-    async def read(self) -> bytes:
-        """The next bytes, as they come; empty at the end.
-
-        Raises:
-            UpstreamError: the body broke off or stalled.
-        """
-        try:
-            return await self._inner.content.readany()
-        except (aiohttp.ClientError, OSError) as cause:
-            broken = self._upstream.explain(cause, "broke off in the middle of its answer")
-            self._upstream.note_failure(self._permit)
-            self._permit = None
-            raise broken.error from None
-
-    async def read_first(self) -> None:
-        """Fill `first`: the whole body of a document, the first bytes of a stream."""
-        content = self._inner.content
-        length = self._inner.content_length
-        if length is None:
-            is_whole = self.content_type == "application/json"
-        else:
-            is_whole = length <= WHOLE_BODY_LIMIT and self.content_type != "text/event-stream"
-        self.first = await content.readany()
-        if not is_whole or content.at_eof():
-            return
-        chunks, size = [self.first], len(self.first)
-        while size < WHOLE_BODY_LIMIT and not content.at_eof():
-            chunk = await content.readany()
-            chunks.append(chunk)
-            size += len(chunk)
-        self.first = b"".join(chunks)
-
-    def close(self) -> None:
-        """Let go of the call. A body that was not read to its end is aborted at the upstream."""
-        if self._closed:
-            return
-        self._closed = True
-        self._upstream.slots.release()
-        if not self._inner.content.at_eof():
-            self._inner.close()
-        elif self._permit is not None:
-            self._upstream.note_success(self._permit)
-
-    def expect_end(self, permit: Permit) -> None:
-        """The end of the body decides whether this counts as a success."""
-        self._permit = permit
-
-    def discard(self) -> None:
-        """Drop an answer that is going to be retried."""
-        if not self._inner.content.at_eof():
-            self._inner.close()
 
 
 class Upstream:
@@ -368,7 +248,7 @@ class Upstream:
                 raise self._unavailable(loop.time())
             try:
                 response = await self._try_once(method, url, headers, body)
-            except _Broken as broken:
+            except Broken as broken:
                 self.note_failure(permit)
                 if not broken.retry or retry >= self._policy.max_retries:
                     raise broken.error from None
@@ -407,66 +287,31 @@ class Upstream:
     ) -> UpstreamResponse:
         session = self._session
         if session is None:
-            raise _Broken(UpstreamError(f"The upstream '{self.name}' is closed."), retry=False)
+            raise Broken(UpstreamError(f"The upstream '{self.name}' is closed."), retry=False)
         data = body if len(body) < _LARGE_BODY else io.BytesIO(body)
         try:
             inner = await session.request(
                 method, url, data=data or None, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError, ValueError) as cause:
-            raise self.explain(cause, "closed the connection without an answer") from None
+            raise explain(self.settings, cause, "closed the connection without an answer") from None
         response = UpstreamResponse(self, inner)
         try:
             await response.read_first()
         except (aiohttp.ClientError, OSError) as cause:
             inner.close()
-            raise self.explain(cause, "broke off before its answer was complete") from None
+            raise explain(self.settings, cause, "broke off before its answer was whole") from None
         except BaseException:
             inner.close()
             raise
         if not response.first and response.content_type == "text/event-stream":
-            raise _Broken(
+            raise Broken(
                 UpstreamError(f"The upstream '{self.name}' ended its stream before it began."),
                 retry=True,
             )
         return response
 
     # -- failures ---------------------------------------------------------------------------
-
-    def explain(self, cause: BaseException, otherwise: str) -> _Broken:
-        """What a failure of the connection means to the client. Names no address."""
-        upstream = f"The upstream '{self.name}'"
-        logger.debug("%s: %r", self.name, cause)
-        if isinstance(cause, aiohttp.ConnectionTimeoutError):
-            seconds = self.settings.connect_timeout_s
-            return _Broken(
-                UpstreamTimeoutError(f"{upstream} did not accept a connection in {seconds:g} s."),
-                retry=True,
-            )
-        if isinstance(cause, TimeoutError):
-            seconds = self.settings.read_timeout_s
-            # NOTE: not retried: the first try may still be at work after all this time.
-            return _Broken(
-                UpstreamTimeoutError(f"{upstream} was silent for {seconds:g} s."), retry=False
-            )
-        if isinstance(cause, aiohttp.ClientConnectorError):
-            number = cause.os_error.errno
-            reason = os.strerror(number) if number and number > 0 else "no connection"
-            if isinstance(cause, aiohttp.ClientConnectorDNSError):
-                reason = "its name cannot be resolved"
-            return _Broken(
-                UpstreamError(
-                    f"{upstream} cannot be reached ({reason}). Check that it is running and its "
-                    "address in the gateway's settings."
-                ),
-                retry=True,
-            )
-        if isinstance(cause, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
-            return _Broken(
-                UpstreamError(f"{upstream} did not answer in HTTP that can be understood."),
-                retry=False,
-            )
-        return _Broken(UpstreamError(f"{upstream} {otherwise}."), retry=True, at_once=True)
 
     def note_success(self, permit: Permit) -> None:
         """Tell the breaker that an answer came to its end."""
@@ -529,7 +374,7 @@ class Upstream:
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
             try:
                 response = await self._try_once("GET", url, headers, b"")
-            except _Broken as broken:
+            except Broken as broken:
                 raise broken.error from None
         response.discard()
         if response.status != 200:

@@ -7,6 +7,7 @@ import itertools
 import time
 from typing import Any
 
+import aiohttp
 import msgspec
 import openai
 import pytest
@@ -422,3 +423,21 @@ async def test_any_other_route_is_passed() -> None:
         assert [record.method for record in relay.fake.requests("m")] == [
             "GET", "DELETE", "PUT", "HEAD"]  # fmt: skip
         assert relay.fake.requests("m")[0].path == "/v1/files/x%20y?limit=2"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/files"])
+async def test_a_long_answer_is_streamed_with_its_length(path: str) -> None:
+    body = {**BODY, "pad": "x" * 6_000_000}
+    async with relaying() as relay:
+        direct = await relay.post_direct(path, body, "size=6000000")
+        answer = await relay.post(path, body, "size=6000000")
+        assert len(answer.body) > 6_000_000
+        assert answer.body == direct.body
+        assert answer.headers["content-length"] == str(len(direct.body))
+
+
+async def test_a_long_answer_that_breaks_off_is_never_a_short_success() -> None:
+    async with relaying() as relay:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await relay.post(CHAT, BODY, "size=12000000, fault=truncate, key=a")
+        assert len(relay.fake.requests("a")) == 1

@@ -1,0 +1,124 @@
+"""The benchmark tells the truth: its counts, its verdicts, and that it runs at all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from parrot_gateway.bench import overhead
+from parrot_gateway.bench.fake_upstream import FakeUpstream
+from parrot_gateway.bench.load import LoadPlan, LoadResult, Spread, drive, run_load
+from parrot_gateway.bench.report import Row, machine, write_json
+from parrot_gateway.bench.servers import BenchmarkError, start_litellm
+
+
+async def measure(model: str, *, stream: bool = False, **plan: float) -> LoadResult:
+    fake = FakeUpstream()
+    await fake.start()
+    body = msgspec.json.encode({"model": model, "stream": stream}).decode()
+    try:
+        return await drive(LoadPlan(url=fake.url, body=body, **plan))  # type: ignore[arg-type]
+    finally:
+        await fake.close()
+
+
+async def test_requests_and_chunks_are_counted() -> None:
+    result = await measure(
+        "fake:chunks=7,delay_ms=2", stream=True, concurrency=3, requests=10, warmup=3
+    )
+    assert (result.requests, result.errors) == (10, 0)
+    assert result.chunks == 10 * (7 + 3)
+    assert 0 < result.ttft_ms.p50 < result.latency_ms.p50
+    assert result.latency_ms.p50 > 9 * 2
+    assert result.stalls == 0
+
+
+async def test_a_slow_answer_shows() -> None:
+    result = await measure("fake:first_ms=50", requests=3)
+    assert result.latency_ms.p50 >= 50
+    assert result.ttft_ms.p99 >= 50
+
+
+async def test_stalls_are_noticed() -> None:
+    result = await measure(
+        "fake:chunks=3,delay_ms=30", stream=True, requests=2, concurrency=2, stall_ms=20
+    )
+    assert result.stalled_streams == 2
+    assert result.stalls >= 6
+
+
+@pytest.mark.parametrize(
+    ("script", "stream"),
+    [("status=500", False), ("fault=reset", False), ("fault=drop", True), ("fault=garbage", False)],
+)
+async def test_failures_are_errors_not_answers(script: str, stream: bool) -> None:
+    result = await measure(f"fake:{script}", stream=stream, requests=2, concurrency=2)
+    assert result.requests == 0
+    assert result.errors == 2
+    assert result.first_error
+
+
+async def test_what_is_not_answered_in_time_has_failed() -> None:
+    result = await measure("fake:fault=stall", requests=1, timeout_s=0.2)
+    assert (result.requests, result.errors) == (0, 1)
+
+
+async def test_the_generator_runs_as_a_process() -> None:
+    fake = FakeUpstream()
+    await fake.start()
+    try:
+        result = await run_load(LoadPlan(url=fake.url, body='{"model":"fake"}', requests=5))
+        assert result.requests == 5
+        assert len(fake.log) == 5
+    finally:
+        await fake.close()
+
+
+def test_percentiles() -> None:
+    spread = Spread.of([n / 1000 for n in range(1, 101)])
+    assert (spread.p50, spread.p90, spread.p99, spread.max) == (51, 91, 100, 100)
+    assert Spread.of([]) == Spread()
+
+
+def test_verdicts() -> None:
+    added = Row("x", "ms", 5.0, direct=4.0, at_most=2.0, aims_at_added=True)
+    assert (added.added, added.met) == (1.0, True)
+    assert Row("x", "ms", 5.0, direct=1.0, at_most=2.0, aims_at_added=True).met is False
+    assert Row("x", "MB", 101.0, at_most=100.0).met is False
+    assert Row("x", "calls/s", 4000.0, at_least=4000.0).met is True
+    assert Row("x", "ms", 1.0).met is None
+    assert Row("x", "ms", 3.0, direct=2.0).to_dict()["ratio"] == 1.5
+
+
+def test_the_machine_is_described() -> None:
+    described = machine()
+    assert described["cores"] >= 1
+    assert described["packages"]["aiohttp"][0].isdigit()
+
+
+async def test_a_missing_peer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match=r"litellm\[proxy\]"):
+        await start_litellm(tmp_path / "python", "http://127.0.0.1:1/v1", ["fake"])
+
+
+def test_the_whole_benchmark_runs(tmp_path: Path) -> None:
+    seen: list[str] = []
+    options = overhead.Options(rounds=1, scale=0.01, streams=4)
+    outcome = overhead.run(options, seen.append)
+    names = [row.name for row in outcome.rows]
+    assert len(names) == len(set(names)) >= 15
+    gateway = {row.name: row.gateway for row in outcome.rows}
+    assert gateway["32 calls"] > 0
+    assert gateway["4 paced, stalled"] <= 4
+    assert set(outcome.details["runs"]) == {"direct", "gateway"}
+    assert len(seen) >= len(overhead.scenarios(options))
+    path = tmp_path / "out" / "overhead.json"
+    write_json(path, "overhead", outcome.rows, outcome.notes, outcome.details)
+    written = msgspec.json.decode(path.read_bytes())
+    assert written["machine"]["python"].split(".")[:2] == [
+        str(number) for number in sys.version_info[:2]
+    ]
+    assert len(written["rows"]) == len(outcome.rows)
