@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from parrot_gateway import __version__
+from parrot_gateway.bench.overhead import overhead_command
 
 if TYPE_CHECKING:
     from parrot_gateway.gateway import Gateway
@@ -153,6 +154,9 @@ def doctor() -> None:
 @bench.callback()
 def _bench_root() -> None:
     """Keep `bench` a group even while it holds one command."""
+
+
+bench.command("overhead")(overhead_command)
 
 
 def _pair(text: str, option: str, form: str) -> tuple[str, str]:
