@@ -142,10 +142,12 @@ class UpstreamSettings(_Section):
     read_timeout_s: Seconds = 600.0
     #: Further tries after a refused connection, 408, 429, 500, 502, 503 or 504.
     max_retries: int = Field(default=2, ge=0, le=10)
-    #: First back-off; doubles each time, with jitter, up to `max_backoff_s`.
+    #: First back-off; doubles each time, with jitter, up to `max_backoff_s`. An answer whose
+    #: `retry-after` is longer than that goes to the client, which can wait for itself.
     backoff_s: Seconds = 0.25
     max_backoff_s: Seconds = 8.0
-    #: Circuit breaker: failures within `breaker_window_s` that open it, and how long it stays open.
+    #: Circuit breaker: failures in a row within `breaker_window_s` that open it, and how long it
+    #: stays open. Connection errors, time-outs, broken streams and 5xx count; a 4xx never does.
     breaker_failures: int = Field(default=5, gt=0)
     breaker_window_s: Seconds = 60.0
     breaker_open_s: Seconds = 30.0
