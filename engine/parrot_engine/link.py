@@ -167,7 +167,7 @@ class EngineLink:
 
     async def _serve(self, websocket: ClientConnection, heartbeat_s: float) -> None:
         """Pump until the connection ends or the engine has left."""
-        outbox = _Outbox(asyncio.get_running_loop())
+        outbox = Outbox(asyncio.get_running_loop())
         self._driver.attach(outbox.put)
         pumps = [
             asyncio.create_task(self._receive(websocket), name="link-receive"),
@@ -217,20 +217,22 @@ class EngineLink:
         await _wait(self._stop, backoff_s * jitter)
 
 
-class _Outbox:
+class Outbox:
     """Events on their way from the driver's thread to the socket, a step at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_steps: int = _MAX_UNSENT_STEPS) -> None:
         self._loop = loop
+        self._max_steps = max_steps
         self._steps: deque[list[Event]] = deque()
         self._filled = asyncio.Event()
-        self._room = threading.Semaphore(_MAX_UNSENT_STEPS)
+        self._room = threading.Semaphore(max_steps)
         self._closed = False
 
     def put(self, events: list[Event]) -> None:
         """Called by the driver's thread; waits while too many steps are unsent."""
         self._room.acquire()
         if self._closed:
+            self._room.release()
             return
         try:
             self._loop.call_soon_threadsafe(self._append, events)
@@ -242,7 +244,7 @@ class _Outbox:
         """Drop what is unsent, now and later, and never block the driver again."""
         self._closed = True
         self._steps.clear()
-        self._room.release(_MAX_UNSENT_STEPS)
+        self._room.release()
 
     async def send_all(self, websocket: ClientConnection) -> None:
         """Send one message per step, for ever."""

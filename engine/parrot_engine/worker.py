@@ -1,0 +1,188 @@
+"""The engine as a program: load one model, then join a gateway or serve on its own.
+
+    python -m parrot_engine --model Qwen/Qwen3-0.6B --join ws://host:8000/v1/engines/join
+    python -m parrot_engine --model parrot-demo --listen 127.0.0.1:8100
+
+The join key comes from the environment (`PARROT_JOIN_KEY`), never from the command line. Progress
+and errors go to standard error; the last line of a failure says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from parrot_engine.driver import EngineDriver
+from parrot_engine.exceptions import ParrotEngineError
+from parrot_engine.factory import EngineOptions, LoadedEngine, load_engine
+
+_log = logging.getLogger(__name__)
+
+JOIN_KEY_VARIABLE = "PARROT_JOIN_KEY"
+
+#: Exit status when another try with the same options is pointless (sysexits' EX_CONFIG).
+EXIT_CONFIG = 78
+#: Exit status after the engine broke down.
+EXIT_CRASH = 70
+
+#: How long an orderly end may take once the parent process is gone.
+_ORPHAN_GRACE_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=parsed.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    if parsed.with_parent:
+        threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    try:
+        options = _options(parsed)
+        if parsed.join is not None and not os.environ.get(JOIN_KEY_VARIABLE):
+            _say(f"error: set {JOIN_KEY_VARIABLE} to the gateway's join key")
+            return EXIT_CONFIG
+        loaded = _load(options)
+        if parsed.join is not None:
+            return asyncio.run(_run_joined(loaded, parsed.join, parsed.engine_name))
+        return _run_listening(loaded, parsed.listen)
+    except ParrotEngineError as error:
+        _say(f"error: {error}")
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="parrot-gateway engine",
+        description="Run one engine: joined to a gateway, or on its own.",
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", help="a folder, a hub id, or parrot-demo")
+    model.add_argument("--options", metavar="JSON", help="all model options as one JSON object")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--join", metavar="URL", help="a gateway's ws://HOST:PORT/v1/engines/join")
+    where.add_argument("--listen", metavar="HOST:PORT", help="serve /fill, /generate, … here")
+    parser.add_argument("--name", help="the model id that clients use")
+    parser.add_argument("--kind", choices=("auto", "builtin", "huggingface"))
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: auto)")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--block-size", type=int, help="tokens in a block of the KV cache")
+    parser.add_argument("--num-blocks", type=int, help="blocks of the KV cache")
+    parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
+    parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")
+    parser.add_argument("--max-context-tokens", type=int, help="longest context served")
+    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--num-threads", type=int, help="CPU threads")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", default=None, help="run the checkpoint's code"
+    )
+    parser.add_argument("--engine-name", help="how operators see this engine (default: host:pid)")
+    parser.add_argument("--log-level", default="info", help="debug, info, warning or error")
+    parser.add_argument(
+        "--with-parent",
+        action="store_true",
+        help="end when standard input does, which is when the parent process does",
+    )
+    return parser
+
+
+def _options(parsed: argparse.Namespace) -> EngineOptions:
+    if parsed.options is not None:
+        return EngineOptions.from_json(parsed.options)
+    names = EngineOptions.__dataclass_fields__
+    given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
+    return EngineOptions(**given)
+
+
+def _load(options: EngineOptions) -> LoadedEngine:
+    _say(f"loading {options.model} …")
+    started = time.perf_counter()
+    loaded = load_engine(options)
+    info = loaded.engine.info
+    _say(
+        f"{info.model}: {info.architecture} on the {info.kind} engine, {info.device}, "
+        f"{info.dtype}, contexts of up to {info.max_context_tokens} tokens, ready after "
+        f"{time.perf_counter() - started:.1f} s"
+    )
+    return loaded
+
+
+async def _run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -> int:
+    try:
+        from parrot_engine.link import EngineLink
+    except ImportError as error:
+        _say(f"error: joining a gateway needs {error.name}: pip install parrot-gateway")
+        return EXIT_CONFIG
+    loop = asyncio.get_running_loop()
+    crashed = asyncio.Event()
+
+    def on_crash(_: Exception) -> None:
+        loop.call_soon_threadsafe(crashed.set)
+
+    driver = EngineDriver(loaded.engine, on_crash=on_crash)
+    link = EngineLink(
+        driver,
+        loaded.text,
+        url=url,
+        join_key=os.environ[JOIN_KEY_VARIABLE],
+        name=engine_name,
+        on_joined=lambda engine_id: _say(f"joined as {engine_id}"),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, link.stop)
+    driver.start()
+    running = asyncio.create_task(link.run(), name="link")
+    watching = asyncio.create_task(crashed.wait(), name="crash-watch")
+    try:
+        await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
+        if crashed.is_set():
+            _say("error: the engine broke down; the lines above have the details")
+            return EXIT_CRASH
+        running.result()
+        return 0
+    finally:
+        for task in (running, watching):
+            task.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
+        await asyncio.to_thread(driver.close)
+
+
+def _run_listening(loaded: LoadedEngine, address: str) -> int:
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        _say(f"error: --listen {address}: HOST:PORT is wanted")
+        return EXIT_CONFIG
+    try:
+        from parrot_engine.server import run_server
+    except ImportError as error:
+        _say(f"error: serving needs {error.name}: pip install parrot-gateway")
+        return EXIT_CONFIG
+    return run_server(loaded.engine, loaded.text, host=host.strip("[]") or "127.0.0.1",
+                      port=int(port))  # fmt: skip
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, a pipe that dies with the parent, and follow."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_GRACE_S)
+    # Whatever still runs runs for nobody.
+    os._exit(EXIT_CRASH)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""An engine on its own, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from parrot_engine.protocol import EngineInfo
+from parrot_engine.server import create_app
+from parrot_engine.testing import ScriptedEngine, fixed_script, hashed_script
+from parrot_engine.text import TextAssets, Tokenizer, load_text_assets
+from tokenizer_kinds import write_kind
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TextAssets:
+    return load_text_assets(write_kind("byte_level", tmp_path_factory.mktemp("text")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text: TextAssets) -> Tokenizer:
+    return Tokenizer(text)
+
+
+def info(tokenizer: Tokenizer) -> EngineInfo:
+    return EngineInfo(
+        "scripted", "scripted", "Scripted", "cpu", "none", 512, tokenizer.vocab_size,
+        [tokenizer.eos_token_id or 0],
+    )  # fmt: skip
+
+
+Serve = Callable[..., TestClient]
+
+
+@pytest.fixture
+def serve(text: TextAssets, tokenizer: Tokenizer) -> Iterator[Serve]:
+    clients: list[TestClient] = []
+
+    def start(says: str | None = None, before_step: Callable[[], None] | None = None) -> TestClient:
+        script = hashed_script(tokenizer.vocab_size)
+        if says is not None:
+            script = fixed_script(tokenizer.encode(says), tokenizer.eos_token_id or 0)
+        engine = ScriptedEngine(script, info=info(tokenizer), before_step=before_step)
+        client = TestClient(create_app(engine, text))
+        client.__enter__()
+        clients.append(client)
+        return client
+
+    yield start
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+def post(client: TestClient, path: str, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def stream(client: TestClient, **body: Any) -> list[Any]:
+    with client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+SAYS = " Grüße 🐙 w"
+
+
+def test_fill_generate_free(serve: Serve, tokenizer: Tokenizer) -> None:
+    client = serve(SAYS)
+    filled = post(client, "/fill", context_id=1, text="0123")
+    count = len(tokenizer.encode("0123"))
+    assert filled == {"context_id": 1, "num_tokens": count, "cached_tokens": 0}
+    answer = post(client, "/generate", context_id=1, max_tokens=50)
+    assert (answer["text"], answer["finish_reason"]) == (SAYS, "stop")
+    assert client.get("/health").json()["stats"]["contexts"] == 1
+    post(client, "/free_context", context_id=1)
+    post(client, "/free_context", context_id=1)
+    failed = client.post("/generate", json={"context_id": 1})
+    assert failed.status_code == 404
+    assert failed.json()["error"]["code"] == "unknown_context"
+
+
+def test_token_ids_and_forks(serve: Serve) -> None:
+    client = serve()
+    post(client, "/fill", context_id=1, token_ids=[5, 6, 7])
+    answers = [
+        post(client, "/generate", context_id=n, parent_context_id=1, max_tokens=6) for n in (2, 3)
+    ]
+    assert answers[0] == answers[1]
+    assert len(answers[0]["token_ids"]) == 6
+    assert answers[0]["finish_reason"] == "length"
+
+
+def test_streams_whole_characters(serve: Serve) -> None:
+    client = serve(SAYS)
+    post(client, "/fill", context_id=1, text="0123")
+    pieces = stream(client, context_id=1, max_tokens=50)
+    assert "".join(piece["text"] for piece in pieces) == SAYS
+    assert "\ufffd" not in "".join(piece["text"] for piece in pieces)
+    assert [piece["finish_reason"] for piece in pieces][-1] == "stop"
+    assert len(pieces) > 3
+
+
+def test_text_goes_on_over_generations(serve: Serve) -> None:
+    """A character that one generation leaves unfinished is completed by the next."""
+    client = serve(SAYS)
+    post(client, "/fill", context_id=1, text="0123")
+    parts = []
+    while not parts or parts[-1]["finish_reason"] == "length":
+        parts.append(post(client, "/generate", context_id=1, max_tokens=1))
+    joined = "".join(part["text"] for part in parts)
+    assert joined.replace("\ufffd", "") == SAYS
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_stop_strings(serve: Serve, streaming: bool) -> None:
+    client = serve(SAYS)
+    post(client, "/fill", context_id=1, text="0123")
+    body: dict[str, Any] = {"context_id": 1, "max_tokens": 50, "stop": ["e 🐙", "zzz"]}
+    if streaming:
+        pieces = stream(client, **body)
+        text, reason = "".join(p["text"] for p in pieces), pieces[-1]["finish_reason"]
+    else:
+        answer = post(client, "/generate", **body)
+        text, reason = answer["text"], answer["finish_reason"]
+    assert (text, reason) == (" Grüß", "stop")
+
+
+def test_logprobs(serve: Serve) -> None:
+    client = serve()
+    filled = post(client, "/fill", context_id=1, token_ids=[5, 6], prompt_logprobs=1)
+    assert filled["prompt_logprobs"][0] is None
+    assert filled["prompt_logprobs"][1]["token_id"] == 6
+    answer = post(client, "/generate", context_id=1, max_tokens=3, logprobs=2)
+    assert [item["token_id"] for item in answer["logprobs"]] == answer["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/fill", {"context_id": 1}, 400, "token_ids"),
+        ("/fill", {"context_id": 1, "text": "a", "token_ids": [1]}, 400, "token_ids"),
+        ("/fill", {"context_id": "x", "text": "a"}, 400, "context_id"),
+        ("/fill", {"context_id": -1, "text": "a"}, 400, "context_id"),
+        ("/fill", {"context_id": 1, "token_ids": [10**6]}, 400, None),
+        ("/fill", {"context_id": 1, "token_ids": [1] * 600}, 400, None),
+        ("/fill", {"context_id": 1, "text": "a", "parent_context_id": 9}, 404, None),
+        ("/generate", {"context_id": 1, "max_tokens": "4"}, 400, "max_tokens"),
+        ("/generate", {"context_id": 1, "no_such_field": 1}, 400, None),
+        ("/generate", {"context_id": 1, "stream": True}, 404, None),
+    ],
+)
+def test_errors_have_openais_shape(
+    serve: Serve, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    client = serve()
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    # The failure is over: the same id can be used.
+    post(client, "/fill", context_id=1, token_ids=[1])
+
+
+def test_a_context_works_for_one_request_at_a_time(serve: Serve) -> None:
+    entered, go_on = threading.Semaphore(0), threading.Event()
+
+    def before_step() -> None:
+        entered.release()
+        assert go_on.wait(10)
+
+    client = serve(before_step=before_step)
+    answers: list[Any] = []
+    first = threading.Thread(
+        target=lambda: answers.append(post(client, "/fill", context_id=1, token_ids=[1]))
+    )
+    first.start()
+    assert entered.acquire(timeout=10)
+    busy = client.post("/generate", json={"context_id": 1})
+    assert busy.status_code == 409
+    assert busy.json()["error"]["code"] == "context_busy"
+    go_on.set()
+    first.join(10)
+    assert answers[0]["num_tokens"] == 1
+
+
+def test_a_broken_engine_answers_errors(serve: Serve) -> None:
+    broken = threading.Event()
+
+    def before_step() -> None:
+        if broken.is_set():
+            raise RuntimeError("secret detail")
+
+    client = serve(before_step=before_step)
+    post(client, "/fill", context_id=1, token_ids=[1])
+    assert client.get("/health").status_code == 200
+    broken.set()
+    for _ in range(2):
+        answer = client.post("/generate", json={"context_id": 1})
+        assert answer.status_code in (500, 503)
+        assert "secret" not in answer.text
+    assert client.get("/health").status_code == 503
