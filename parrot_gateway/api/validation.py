@@ -44,6 +44,9 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
         InvalidRequestError: not JSON, or a field of a wrong type.
     """
     try:
+        # NOTE: msgspec does not look into what it skips, such as the names of unknown fields.
+        if not body.isascii():
+            body.decode()
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None

@@ -22,6 +22,7 @@ from parrot_engine.wire import (
 )
 from scripted_remote import ScriptedRemoteEngine
 
+from parrot_gateway.api.corked import CorkedHttpProtocol
 from parrot_gateway.app import create_app
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.gateway import Gateway
@@ -147,7 +148,7 @@ async def serving(
         create_app(gateway),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
-        http="httptools",
+        http=CorkedHttpProtocol,
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=2,

@@ -116,6 +116,23 @@ async def test_tokens_are_sent_as_they_come(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+async def test_one_packet_for_head_and_first_token(service: Service, path: str) -> None:
+    """A client that delays its ACKs would see a second one 40 ms later."""
+    for _ in range(20):
+        reader, writer = await service.send(path, body(path))
+        async with asyncio.timeout(5):
+            first = await reader.read(65536)
+        assert b"data: " in first.partition(b"\r\n\r\n")[2]
+        raw = first
+        async with asyncio.timeout(5):
+            while not raw.endswith(b"0\r\n\r\n"):
+                last = await reader.read(65536)
+                raw += last
+        assert last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
 async def test_connections_are_used_again(service: Service, path: str) -> None:
     reader, writer = await service.connect()
     content = body(path)

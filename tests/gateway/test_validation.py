@@ -197,6 +197,7 @@ async def test_what_is_no_json_object(service: Service, path: str) -> None:
         b'"text"',
         b'{"prompt": NaN}',
         b'{"prompt": "\xff"}',
+        b'{"model": "m", "prompt": "x", "messages": [], "tokens": [], "\x80unknown": 1}',
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "\\udc00\\ud800"}',
         b'{"prompt": "\\x"}',

@@ -1,0 +1,131 @@
+"""HTTP/1.1 connections that write once a turn of the event loop.
+
+uvicorn writes the head of an answer and each piece of its body by themselves. Clients that delay
+their ACKs then see the first token up to 40 ms late, and a step of many candidates costs a system
+call for each. Here everything written within one turn of the loop leaves in one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+#: Bytes that are not held back any longer, so that the transport's flow control sees them.
+MAX_HELD_BYTES = 64 * 1024
+
+_Data = bytes | bytearray | memoryview
+
+
+class CorkedTransport(asyncio.Transport):
+    """Passes everything on to another transport, but collects what is written.
+
+    Args:
+        transport: the connection.
+        loop: runs it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held: list[_Data] = []
+        self._held_bytes = 0
+        self._scheduled = False
+
+    def write(self, data: _Data) -> None:
+        """Write at the end of this turn of the loop, or at once when there is much."""
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes >= MAX_HELD_BYTES:
+            self._flush()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def writelines(self, list_of_data: Iterable[_Data]) -> None:
+        """Write all, in order."""
+        self.write(b"".join(list_of_data))
+
+    def _flush_scheduled(self) -> None:
+        self._scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        self._held = []
+        self._held_bytes = 0
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def write_eof(self) -> None:
+        """Close the writing end after what has been written."""
+        self._flush()
+        self._transport.write_eof()
+
+    def can_write_eof(self) -> bool:
+        """Whether `write_eof` works."""
+        return self._transport.can_write_eof()
+
+    def close(self) -> None:
+        """Close after what has been written."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._held = []
+        self._held_bytes = 0
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether it is closed or about to be."""
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Facts about the connection."""
+        return self._transport.get_extra_info(name, default)
+
+    def is_reading(self) -> bool:
+        """Whether data is being received."""
+        return self._transport.is_reading()
+
+    def pause_reading(self) -> None:
+        """Receive nothing for now."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        self._transport.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """When the protocol is asked to pause, and to go on."""
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes not sent yet."""
+        return self._held_bytes + self._transport.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """See `set_write_buffer_limits`."""
+        return self._transport.get_write_buffer_limits()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand the connection to another protocol, such as WebSocket."""
+        self._transport.set_protocol(protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Whose connection it is."""
+        return self._transport.get_protocol()
+
+
+class CorkedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 on corked connections; pass it to `uvicorn.Config` as `http`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol.connection_made`."""
+        super().connection_made(CorkedTransport(transport, self.loop))
