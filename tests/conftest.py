@@ -21,7 +21,7 @@ from harness.processes import (
 from harness.scripted_upstream import ScriptedUpstream
 
 #: Counters come with heartbeats; an engine silent for three of them is lost.
-HEARTBEAT_S = 1
+HEARTBEAT_S = 0.5
 #: Few rows, so that a handful of calls fills a batch and the next one has to wait.
 DEMO_SETTINGS = {
     "model": DEMO_SOURCE,

@@ -131,7 +131,7 @@ def _mutate(choose: random.Random) -> tuple[str, bytes]:
         encoded = encoded[: choose.randrange(len(encoded))]
     elif damage < 0.2:
         at = choose.randrange(len(encoded))
-        encoded = encoded[:at] + bytes([choose.choice([0, 1, 0x80, 0xFF])]) + encoded[at:]
+        encoded = encoded[:at] + bytes([choose.choice([0, 1, 0x1F])]) + encoded[at:]
     return path, encoded
 
 

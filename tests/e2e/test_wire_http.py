@@ -210,7 +210,6 @@ def test_http_1_0_and_connection_close(demo: GatewayProcess) -> None:
 MALFORMED: dict[str, bytes] = {
     "garbage": b"\x00\x01\x02\x03\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "no version": b"GET /version\r\n\r\n",
     "bad version": b"GET /version HTTP/9.9\r\n\r\n",
     "unknown method": b"FROBNICATE /version HTTP/1.1\r\nhost: x\r\n\r\n",
     "no colon": b"GET /version HTTP/1.1\r\nhost x\r\n\r\n",

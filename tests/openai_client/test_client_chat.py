@@ -134,11 +134,19 @@ async def test_streamed_logprobs_are_those_of_the_whole(api: Driver) -> None:
     assert streamed == [entry.token for entry in whole.choices[0].logprobs.content]
 
 
+#: Eleven tokens of text, then this id, which ends it: the helper takes no answer cut for length.
+END = 70
+ENDING = {
+    "logit_bias": {str(END): 100},
+    "extra_body": {"min_tokens": 11, "stop_token_ids": [END], "ignore_eos": True},
+}
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_the_stream_helper(api: Driver, n: int) -> None:
     manager = api.client.chat.completions.stream(
-        model=DEMO_MODEL, messages=ASK, n=n, seed=1, max_completion_tokens=12, logprobs=True,
-        stream_options={"include_usage": True}, **ENDLESS,
+        model=DEMO_MODEL, messages=ASK, n=n, seed=1, logprobs=True, max_completion_tokens=20,
+        stream_options={"include_usage": True}, **ENDING,
     )  # fmt: skip
     async with entered(manager) as stream:
         events = await collect(stream)
@@ -150,8 +158,18 @@ async def test_the_stream_helper(api: Driver, n: int) -> None:
     done = [event.content for event in events if event.type == "content.done"]
     assert sorted(done) == sorted(choice.message.content for choice in final.choices)
     for choice in final.choices:
-        assert choice.finish_reason == "length"
-        assert len(choice.logprobs.content) == 12
+        assert choice.finish_reason == "stop"
+        assert len(choice.logprobs.content) == 11
+
+
+async def test_the_stream_helper_sees_that_an_answer_was_cut(api: Driver) -> None:
+    manager = api.client.chat.completions.stream(
+        model=DEMO_MODEL, messages=ASK, max_completion_tokens=5, **ENDLESS
+    )
+    async with entered(manager) as stream:
+        await collect(stream)
+        with pytest.raises(openai.LengthFinishReasonError):
+            await result(stream.get_final_completion())
 
 
 async def test_a_repeated_prompt_is_cached(api: Driver) -> None:

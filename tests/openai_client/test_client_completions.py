@@ -80,8 +80,8 @@ async def test_best_of_answers_the_best_and_counts_all(api: Driver) -> None:
     assert answer.usage.completion_tokens == 15
 
 
-async def test_echo_with_logprobs(api: Driver) -> None:
-    answer = await api.complete(
+async def test_echo_with_logprobs(loose: Driver) -> None:
+    answer = await loose.complete(
         prompt=PROMPT, echo=True, logprobs=3, max_tokens=5, **GREEDY, **ENDLESS
     )
     choice, logprobs = answer.choices[0], answer.choices[0].logprobs
@@ -108,14 +108,14 @@ async def test_echo_with_logprobs(api: Driver) -> None:
         assert top[token] == own == max(top.values())
 
 
-async def test_scoring_a_prompt_without_generating(api: Driver) -> None:
-    scored = await api.complete(
+async def test_scoring_a_prompt_without_generating(loose: Driver) -> None:
+    scored = await loose.complete(
         model=DEMO_MODEL, prompt=PROMPT, max_tokens=0, echo=True, logprobs=1
     )
     assert scored.choices[0].text == PROMPT
     assert scored.choices[0].finish_reason == "length"
     assert scored.usage.completion_tokens == 0
-    longer = await api.complete(prompt=PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)
+    longer = await loose.complete(prompt=PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)
     first = scored.choices[0].logprobs.token_logprobs
     assert len(first) == scored.usage.prompt_tokens
     assert longer.choices[0].logprobs.token_logprobs[1 : len(first)] == pytest.approx(
@@ -137,15 +137,15 @@ async def test_a_seed_repeats_itself(api: Driver) -> None:
     assert first != await texts(8)
 
 
-async def test_stop_strings_end_the_text_and_are_not_part_of_it(api: Driver) -> None:
-    whole = (await api.complete(prompt=PROMPT, max_tokens=30, **GREEDY)).choices[0].text
+async def test_stop_strings_end_the_text_and_are_not_part_of_it(loose: Driver) -> None:
+    whole = (await loose.complete(prompt=PROMPT, max_tokens=30, **GREEDY)).choices[0].text
     stop = whole[len(whole) // 2 :][:3]
-    cut = await api.complete(prompt=PROMPT, max_tokens=30, stop=stop, **GREEDY)
+    cut = await loose.complete(prompt=PROMPT, max_tokens=30, stop=stop, **GREEDY)
     assert cut.choices[0].finish_reason == "stop"
     assert cut.choices[0].text == whole[: whole.index(stop)]
-    several = await api.complete(prompt=PROMPT, max_tokens=30, stop=["\x00", stop], **GREEDY)
+    several = await loose.complete(prompt=PROMPT, max_tokens=30, stop=["\x00", stop], **GREEDY)
     assert several.choices[0].text == cut.choices[0].text
-    streamed = await api.stream_completion(prompt=PROMPT, max_tokens=30, stop=stop, **GREEDY)
+    streamed = await loose.stream_completion(prompt=PROMPT, max_tokens=30, stop=stop, **GREEDY)
     assert "".join(chunk.choices[0].text for chunk in streamed) == cut.choices[0].text
 
 
@@ -193,9 +193,9 @@ async def test_extensions_through_extra_body(api: Driver) -> None:
     assert narrow.choices[0].text == greedy.choices[0].text
 
 
-async def test_a_stream_says_the_same(api: Driver) -> None:
-    whole = await api.complete(prompt=PROMPT, max_tokens=24, **GREEDY, **ENDLESS)
-    chunks = await api.stream_completion(
+async def test_a_stream_says_the_same(loose: Driver) -> None:
+    whole = await loose.complete(prompt=PROMPT, max_tokens=24, **GREEDY, **ENDLESS)
+    chunks = await loose.stream_completion(
         prompt=PROMPT, max_tokens=24, stream_options={"include_usage": True}, **GREEDY, **ENDLESS
     )
     *spoken, last = chunks
@@ -210,13 +210,13 @@ async def test_a_stream_says_the_same(api: Driver) -> None:
     assert last.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-async def test_a_stream_of_many(api: Driver) -> None:
+async def test_a_stream_of_many(loose: Driver) -> None:
     body: dict[str, Any] = {
         "prompt": [PROMPT, "Tom"], "n": 2, "max_tokens": 6, "echo": True, "logprobs": 1,
         "seed": 3, "model": DEMO_MODEL, **ENDLESS,
     }  # fmt: skip
-    whole = await api.complete(**body)
-    chunks = await api.stream_completion(**body)
+    whole = await loose.complete(**body)
+    chunks = await loose.stream_completion(**body)
     for choice in whole.choices:
         mine = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert "".join(part.text for part in mine) == choice.text

@@ -1,0 +1,150 @@
+"""A gateway and its own engine process, through the engine's death to the gateway's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness.processes import DEMO_MODEL, DEMO_SOURCE, GatewayProcess, wait_until
+from harness.raw_http import RawConnection, check_error
+from test_serve import run_printed_curl
+
+LONG: dict[str, Any] = {
+    "model": DEMO_MODEL,
+    "prompt": "Once upon a time",
+    "max_tokens": 1500,
+    "ignore_eos": True,
+    "stream": True,
+}
+SHORT: dict[str, Any] = {"model": DEMO_MODEL, "prompt": "Once", "max_tokens": 3}
+MODEL = {"model": DEMO_SOURCE, "name": DEMO_MODEL, "num_blocks": 512}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[GatewayProcess]:
+    """A gateway whose engine may be killed; the tests of this file use it in their order."""
+    with GatewayProcess(config={"models": [MODEL], "server": {"keep_alive_s": 0.1}}) as gateway:
+        yield gateway
+
+
+def test_the_printed_line_works(mortal: GatewayProcess) -> None:
+    assert f"\n  {DEMO_MODEL}\n" in mortal.stdout()
+    printed = run_printed_curl(mortal)
+    assert printed.returncode == 0, printed
+    answer = json.loads(printed.stdout)
+    assert answer["model"] == DEMO_MODEL
+    assert answer["choices"][0]["text"]
+
+
+def test_silence_is_filled_with_comments(mortal: GatewayProcess) -> None:
+    with RawConnection(mortal.port) as connection:
+        with mortal.frozen_engine():
+            connection.send(connection.request("POST", "/v1/completions", SHORT | {"stream": True}))
+            # Before the first token, headers and all …
+            assert connection.read_until(b"\n\n").startswith(b"HTTP/1.1 200 OK\r\n")
+        response = connection.read_response()
+        assert response.events[-1] == "[DONE]"
+        connection.send(connection.request("POST", "/v1/completions", LONG))
+        connection.read_until(b"data: ")
+        with mortal.frozen_engine():
+            # … and in mid-stream, after what is under way has arrived.
+            connection.read_until(b": keep-alive\n\n")
+        assert connection.read_response().events[-1] == "[DONE]"
+
+
+def kill_engine(gateway: GatewayProcess) -> int:
+    pid = gateway.engine_pid()
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def wait_restarted(gateway: GatewayProcess, old: int) -> None:
+    """Until the next call works; in between there are clear refusals only."""
+
+    def works() -> bool:
+        status, headers, answer = gateway.post("/v1/completions", SHORT)
+        if status == 200:
+            return True
+        assert status == 503, answer
+        assert answer["error"]["code"] in ("model_loading", "engine_lost")
+        assert float(headers["retry-after"]) > 0
+        return False
+
+    wait_until(works, "the engine is back", 60)
+    assert gateway.engine_pid() != old
+
+
+def test_an_engine_killed_in_mid_stream(mortal: GatewayProcess) -> None:
+    with RawConnection(mortal.port) as connection:
+        connection.send(connection.request("POST", "/v1/completions", LONG))
+        connection.read_until(b"data: ")
+        old = kill_engine(mortal)
+        response = connection.read_response()
+        *_, failure, done = response.events
+        assert done == "[DONE]"
+        error = json.loads(failure)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == "engine_lost"
+        # The connection lives on, and says what happens until the engine is back.
+        answer = connection.ask("POST", "/v1/completions", SHORT)
+        assert answer.status in (200, 503)
+        assert connection.ask("GET", "/health/liveness").status == 200
+    wait_restarted(mortal, old)
+    assert mortal.health()["engine_processes"][0]["restarts"] == 1
+
+
+def test_an_engine_killed_before_the_answer(mortal: GatewayProcess) -> None:
+    with RawConnection(mortal.port) as connection:
+        with mortal.frozen_engine():
+            connection.send(connection.request("POST", "/v1/completions", LONG | {"stream": False}))
+            mortal.wait_running(1)
+            old = kill_engine(mortal)
+        response = connection.read_response()
+        check_error(response, 503, "engine_lost")
+        assert float(response.headers["retry-after"]) > 0
+        # Until it is back the model is known, but not ready.
+        response = connection.ask("POST", "/v1/completions", SHORT)
+        check_error(response, 503, "model_loading")
+        assert float(response.headers["retry-after"]) > 0
+        assert mortal.health()["models"] == [DEMO_MODEL]
+    wait_restarted(mortal, old)
+
+
+def test_ctrl_c_lets_the_stream_finish(mortal: GatewayProcess) -> None:
+    engine = mortal.engine_pid()
+    with RawConnection(mortal.port) as connection:
+        connection.send(connection.request("POST", "/v1/completions", LONG))
+        connection.read_until(b"data: ")
+        with mortal.frozen_engine():
+            # A terminal sends it to the whole group.
+            mortal.signal(signal.SIGINT, group=True)
+            wait_until(lambda: mortal.health()["status"] == "draining", "draining")
+        response = connection.read_response()
+        assert response.events[-1] == "[DONE]"
+        assert response.chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert mortal.wait() == 0
+    wait_until(lambda: not is_alive(engine), "the engine has ended too")
+    assert "Traceback" not in mortal.stderr()
+
+
+def test_the_engine_does_not_outlive_a_killed_gateway() -> None:
+    with GatewayProcess(config={"models": [MODEL]}) as gateway:
+        engine = gateway.engine_pid()
+        with RawConnection(gateway.port) as connection:
+            connection.send(connection.request("POST", "/v1/completions", LONG))
+            connection.read_until(b"data: ")
+            gateway.signal(signal.SIGKILL)
+            gateway.wait()
+        wait_until(lambda: not is_alive(engine), "the engine has ended too", 15)

@@ -1,0 +1,234 @@
+"""`serve` as a process: its first line, its last breath, and what lies between, with upstreams."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness.processes import GatewayProcess, upstream_settings, wait_until
+from harness.raw_http import RawConnection, check_error
+from harness.scripted_upstream import (
+    LISTED_MODEL,
+    Gate,
+    ScriptedUpstream,
+    chat_document,
+    chat_events,
+    completion_document,
+    document,
+    event_stream,
+)
+
+CURL = re.compile(r"^ *(curl .*)$", re.MULTILINE)
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
+
+
+def run_printed_curl(gateway: GatewayProcess, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Paste the line that `serve` printed."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl on this machine")
+    match = CURL.search(gateway.stdout())
+    assert match is not None, gateway.stdout()
+    return subprocess.run(
+        ["sh", "-c", f"{match[1]} --silent --show-error --noproxy '*' --max-time 20"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"PATH": shlex.quote(curl).rpartition("/")[0] + ":/usr/bin:/bin", **variables},
+    )
+
+
+def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:
+    model = upstream.script_listed(document(completion_document("from upstream")))
+    with GatewayProcess(
+        "--upstream", f"up={upstream.base_url}", "--alias", f"gpt-4o={model}",
+        "--api-key", "env:SOME_KEY", "--log-level", "warning",
+        environment={"SOME_KEY": "from the environment", "UP_API_KEY": "sk-upstream"},
+    ) as gateway:  # fmt: skip
+        gateway.api_key = "from the environment"
+        shown = gateway.stdout()
+        assert f"{LISTED_MODEL}  (upstream up)" in shown
+        assert "gpt-4o -> scripted-listed" in shown
+        assert f"OPENAI_BASE_URL={gateway.base_url}" in shown
+        assert "from the environment" not in shown + gateway.stderr()
+        assert "sk-upstream" not in shown + gateway.stderr()
+        listed = {item["id"] for item in gateway.get("/v1/models")["data"]}
+        assert listed == {LISTED_MODEL, "gpt-4o"}
+        status, _, answer = gateway.post("/v1/completions", {"model": "gpt-4o", "prompt": "x"})
+        assert status == 200
+        assert answer["choices"][0]["text"] == "from upstream"
+        call = upstream.calls(model)[-1]
+        assert call.json == {"model": LISTED_MODEL, "prompt": "x"}
+        assert call.headers["authorization"] == "Bearer sk-upstream"
+        with RawConnection(gateway.port) as stranger:
+            check_error(stranger.ask("GET", "/v1/models"), 401, "invalid_api_key")
+        printed = run_printed_curl(gateway, SOME_KEY="from the environment")
+        assert '"from upstream"' in printed.stdout, printed
+
+
+class Draining:
+    """A gateway of its own with one call in work, held at a gate."""
+
+    def __init__(self, upstream: ScriptedUpstream, stream: bool, drain_timeout_s: float) -> None:
+        self.gate: Gate = upstream.gate()
+        if stream:
+            events = chat_events(["One", " two"])
+            model = upstream.script(event_stream(*events[:2], self.gate, *events[2:]))
+        else:
+            model = upstream.script(document(chat_document("Done."), before=self.gate))
+        self.gateway = GatewayProcess(
+            config={
+                "upstreams": [upstream_settings("scripted", upstream.base_url)],
+                "server": {"drain_timeout_s": drain_timeout_s},
+            }
+        )
+        self.call = RawConnection(self.gateway.port)
+        self.idle = RawConnection(self.gateway.port)
+        assert self.idle.ask("GET", "/version").status == 200
+        self.call.send(
+            self.call.request(
+                "POST", "/v1/chat/completions", CHAT | {"model": model, "stream": stream}
+            )
+        )
+        [self.received] = upstream.wait_for_calls(model)
+        if stream:
+            self.call.read_until(b"One")
+
+    def wait_draining(self) -> None:
+        wait_until(lambda: self.gateway.health()["status"] == "draining", "draining")
+
+    def close(self) -> None:
+        self.gate.open()
+        self.call.close()
+        self.idle.close()
+        self.gateway.close()
+
+
+@pytest.fixture(params=[True, False], ids=["stream", "document"])
+def draining(request: pytest.FixtureRequest, upstream: ScriptedUpstream) -> Iterator[Draining]:
+    state = Draining(upstream, request.param, drain_timeout_s=30)
+    yield state
+    state.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains(draining: Draining, number: int) -> None:
+    gateway = draining.gateway
+    gateway.signal(number)
+    draining.wait_draining()
+    # On a connection that was there, and on a new one.
+    with RawConnection(gateway.port) as new:
+        for connection in (draining.idle, new):
+            response = connection.ask("POST", "/v1/chat/completions", CHAT | {"model": "x"})
+            check_error(response, 503, "shutting_down")
+            assert float(response.headers["retry-after"]) > 0
+            assert connection.ask("GET", "/health/readiness").status == 503
+            assert connection.ask("GET", "/health/liveness").status == 200
+    assert gateway.process.poll() is None
+    draining.gate.open()
+    response = draining.call.read_response()
+    assert response.status == 200
+    assert response.body.endswith(b"data: [DONE]\n\n") or b"Done." in response.body
+    assert gateway.wait() == 0
+
+
+def test_a_second_signal_ends_at_once(upstream: ScriptedUpstream) -> None:
+    draining = Draining(upstream, True, drain_timeout_s=300)
+    try:
+        draining.gateway.signal(signal.SIGINT)
+        draining.wait_draining()
+        draining.gateway.signal(signal.SIGINT)
+        draining.gateway.wait(10)
+        assert draining.received.aborted.wait(10)
+        with pytest.raises(ConnectionError):
+            draining.call.read_response()
+    finally:
+        draining.close()
+
+
+def test_the_drain_has_an_end(upstream: ScriptedUpstream) -> None:
+    draining = Draining(upstream, True, drain_timeout_s=0.3)
+    try:
+        draining.gateway.signal(signal.SIGINT)
+        draining.gateway.wait(15)
+        assert draining.received.aborted.wait(10)
+        assert "1 calls were cut off" in draining.gateway.stderr()
+    finally:
+        draining.close()
+
+
+def test_an_idle_gateway_ends_at_once(upstream: ScriptedUpstream) -> None:
+    with GatewayProcess(
+        config={"upstreams": [upstream_settings("scripted", upstream.base_url)]}
+    ) as gateway:
+        with RawConnection(gateway.port) as idle:
+            assert idle.ask("GET", "/version").status == 200
+            started = time.monotonic()
+            gateway.signal(signal.SIGINT, group=True)
+            assert gateway.wait() == 0
+            # Far below the drain's 30 s: nothing waits for an idle connection.
+            assert time.monotonic() - started < 10
+        assert "Traceback" not in gateway.stderr()
+
+
+def test_a_signal_before_it_is_ready() -> None:
+    # An upstream that never answers keeps it from being ready.
+    with GatewayProcess("--upstream", "x=http://127.0.0.1:1/v1", wait=False) as gateway:
+        wait_until(lambda: "Trying on" in gateway.stderr(), "the gateway asks its upstream")
+        gateway.signal(signal.SIGINT)
+        gateway.wait(10)
+        assert "Traceback" not in gateway.stderr()
+
+
+def test_calls_beyond_the_limit_are_refused(upstream: ScriptedUpstream) -> None:
+    gate = upstream.gate()
+    model = upstream.script(document(chat_document(), before=gate))
+    body = CHAT | {"model": model}
+    settings = {
+        "upstreams": [upstream_settings("scripted", upstream.base_url)],
+        "server": {"max_running_calls": 1},
+    }
+    with (
+        GatewayProcess(config=settings) as gateway,
+        RawConnection(gateway.port) as first,
+        RawConnection(gateway.port) as second,
+    ):
+        first.send(first.request("POST", "/v1/chat/completions", body))
+        upstream.wait_for_calls(model)
+        response = second.ask("POST", "/v1/chat/completions", body)
+        check_error(response, 503, "engine_overloaded")
+        assert float(response.headers["retry-after"]) > 0
+        gate.open()
+        assert first.read_response().status == 200
+        assert second.ask("POST", "/v1/chat/completions", body).status == 200
+
+
+def test_a_call_that_takes_too_long_is_ended(upstream: ScriptedUpstream) -> None:
+    gate = upstream.gate()
+    silent = upstream.script(document(chat_document(), before=gate))
+    stalled = upstream.script(event_stream(*chat_events(["One"])[:2], gate))
+    with GatewayProcess(
+        config={
+            "upstreams": [upstream_settings("scripted", upstream.base_url)],
+            "server": {"call_timeout_s": 0.3},
+        }
+    ) as gateway, RawConnection(gateway.port) as connection:  # fmt: skip
+        response = connection.ask("POST", "/v1/chat/completions", CHAT | {"model": silent})
+        check_error(response, 504, "timeout")
+        assert response.headers["x-should-retry"] == "false"
+        response = connection.ask(
+            "POST", "/v1/chat/completions", CHAT | {"model": stalled, "stream": True}
+        )
+        assert '"code":"timeout"' in response.events[-2]
+        assert response.events[-1] == "[DONE]"
+        for model in (silent, stalled):
+            assert upstream.calls(model)[0].aborted.wait(10)
+    gate.open()
