@@ -106,7 +106,9 @@ class Generate:
 class FreeContext:
     """Forget a context; whatever still runs on it is cancelled. Its forks live on.
 
-    Freeing an unknown context does nothing: a free may cross a failure on the wire.
+    A fork that was submitted before still happens where it stands: up to there the context goes
+    on, and reports its events. Freeing an unknown context does nothing: a free may cross a failure
+    on the wire.
     """
 
     context_id: int
@@ -155,7 +157,11 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The context's primitives were given up; the context is freed."""
+    """The context's primitives were given up; the context is freed.
+
+    Forks that wait for it fail as well. Primitives on the id that were under way are answered with
+    the same failure; free the id before using it again.
+    """
 
     context_id: int
     code: FailureCode

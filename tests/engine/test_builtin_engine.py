@@ -6,9 +6,11 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import CONFIGS, make_checkpoint
 from doubles import EOS, POISON, VOCAB_SIZE, Trace, reference_generate, scripted_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ from parrot_engine.builtin import contexts
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.blocks import BlockPool, block_hash
 from parrot_engine.builtin.contexts import Context
+from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.protocol import (
     Engine,
@@ -26,6 +30,7 @@ from parrot_engine.protocol import (
     Generated,
     SamplingParams,
 )
+from parrot_engine.testing import check_engine
 from programs import check_program, random_program
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -392,6 +397,17 @@ def test_info_and_stats() -> None:
     assert (stats.contexts, stats.free_blocks, stats.cached_blocks) == (0, 8, 2)
 
 
+def test_scripted_runner_passes_the_checks_of_every_engine() -> None:
+    check_engine(lambda: scripted_engine()[0])
+
+
+@pytest.mark.parametrize("num_blocks", [64, 17])
+def test_real_model_passes_the_checks_of_every_engine(tmp_path: Path, num_blocks: int) -> None:
+    folder = make_checkpoint(tmp_path, CONFIGS["qwen3"])
+    values = BuiltinSettings(device="cpu", dtype="float32", num_blocks=num_blocks)
+    check_engine(lambda: BuiltinEngine.load(folder, values, model="tiny"))
+
+
 def test_nothing_to_do() -> None:
     engine, runner = scripted_engine()
     assert engine.step() == ([], False)
@@ -404,8 +420,5 @@ def test_nothing_to_do() -> None:
 
 def test_runner_and_settings_must_agree() -> None:
     _, runner = scripted_engine(block_size=4)
-    from parrot_engine.builtin.engine import BuiltinEngine
-    from parrot_engine.builtin.settings import BuiltinSettings
-
     with pytest.raises(SettingsError, match="block_size"):
         BuiltinEngine(runner, BuiltinSettings(block_size=8), model="scripted")

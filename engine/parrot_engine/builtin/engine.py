@@ -244,9 +244,11 @@ class BuiltinEngine:
                 distrust=True,
             )
             return
+        goes_on = False
         if planned.generate is not None and token is not None:
-            self._store.add_token(context, planned.generate, token)
-        self._store.settle(context)
+            goes_on = self._store.add_token(context, planned.generate, token)
+        if not goes_on:
+            self._store.settle(context)
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> list[SampledToken | None]:
         """A token for each row that asks for one."""

@@ -357,8 +357,12 @@ class ContextStore:
             )
         return generate.row
 
-    def add_token(self, context: Context, generate: PendingGenerate, token: SampledToken) -> None:
-        """Append a sampled token to its context and report it; the Generate is at the head."""
+    def add_token(self, context: Context, generate: PendingGenerate, token: SampledToken) -> bool:
+        """Append a sampled token to its context and report it; the Generate is at the head.
+
+        Returns:
+            Whether the Generate goes on; otherwise it left the queue, which wants settling.
+        """
         if not context.pending or context.pending[0] is not generate or generate.row is None:
             raise self._illegal(context, "a token for a Generate that is not at the head")
         if token.token_id is None:
@@ -379,8 +383,10 @@ class ContextStore:
         if logprobs is not None and token.logprobs is not None:
             logprobs.append(token.logprobs)
         self._emit(context, Generated(context.id, [token.token_id], logprobs, finish))
-        if finish is not None:
-            context.pending.popleft()
+        if finish is None:
+            return True
+        context.pending.popleft()
+        return False
 
     def _no_logprobs(self, generate: PendingGenerate) -> list[TokenLogprobs] | None:
         return [] if generate.sampling.logprobs is not None else None
