@@ -101,6 +101,8 @@ def run_server(
         ws_per_message_deflate=False,
         lifespan="on",
         server_header=False,
+        # Nobody's X-Forwarded headers are believed: nothing here depends on the caller's address.
+        proxy_headers=False,
         backlog=2048,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.passthrough import Fallback, forward, forward_any, model_of
+from parrot_gateway.api.passthrough import forward, forward_any, model_of
 from parrot_gateway.api.validation import decode, missing_parameter
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
@@ -69,26 +69,37 @@ class CallRoutes:
             )
         body = await exchange.body(self._server.max_body_bytes)
         name = model_of(exchange, body)
-        timeout_s = self._server.call_timeout_s
         if name is None:
             first = next(iter(upstreams.values()))
+            timeout_s = self._server.call_timeout_s
             await forward_any(exchange, first, body=body, timeout_s=timeout_s)
             return
-        target = self._gateway.resolve(name)
+        await self._pass_any(exchange, name, name, body, frozenset())
+
+    async def _pass_any(
+        self, exchange: Exchange, requested: str, model: str, body: bytes, tried: frozenset[str]
+    ) -> None:
+        """Pass a call of `model` on; `tried` as in `_answer`."""
+        target = self._gateway.resolve(model)
         if isinstance(target, EngineTarget):
             raise UnsupportedError(
-                f"The model '{name}' is run by this gateway's own engine, which does not offer "
+                f"The model '{model}' is run by this gateway's own engine, which does not offer "
                 f"{exchange.path}.",
                 param="model",
                 code="unsupported_route",
             )
+
+        async def fall_back(other: str) -> None:
+            await self._pass_any(exchange, requested, other, body, tried | {target.upstream})
+
         await forward_any(
             exchange,
-            upstreams[target.upstream],
+            self._gateway.upstreams[target.upstream],
             body=body,
             model=target.model,
-            requested_model=name,
-            timeout_s=timeout_s,
+            requested_model=requested,
+            timeout_s=self._server.call_timeout_s,
+            fallback=None if target.upstream in tried else fall_back,
         )
 
     async def _call(self, exchange: Exchange, handler: EngineHandler) -> None:
@@ -117,7 +128,6 @@ class CallRoutes:
         async def fall_back(other: str) -> None:
             await self._answer(exchange, handler, head, other, body, tried | {target.upstream})
 
-        fallback: Fallback | None = None if target.upstream in tried else fall_back
         await forward(
             exchange,
             self._gateway.upstreams[target.upstream],
@@ -127,7 +137,7 @@ class CallRoutes:
             body=body,
             stream=bool(head.stream),
             timeout_s=self._server.call_timeout_s,
-            fallback=fallback,
+            fallback=None if target.upstream in tried else fall_back,
         )
 
     async def _complete(

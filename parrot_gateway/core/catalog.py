@@ -18,7 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol, TypeAlias
 
-from parrot_gateway.exceptions import InvalidRequestError, ModelNotFoundError
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    ModelLoadingError,
+    ModelNotFoundError,
+)
 
 
 class UpstreamModels(Protocol):
@@ -39,6 +43,11 @@ class UpstreamModels(Protocol):
 
     def models(self) -> Sequence[str]:
         """The models it lists."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has told its models yet."""
         ...
 
 
@@ -84,6 +93,7 @@ class Catalog:
 
         Raises:
             ModelNotFoundError: nobody does.
+            ModelLoadingError: nobody does so far, but an upstream has not told its models yet.
             InvalidRequestError: an upstream's name alone, while it lists several models.
         """
         target = self._direct(self._exact.get(name, name))
@@ -94,6 +104,12 @@ class Catalog:
                 target = self._direct(alias)
                 if target is not None:
                     return target
+        silent = [upstream.name for upstream in self._upstreams.values() if not upstream.ready]
+        if silent:
+            raise ModelLoadingError(
+                f"The model '{name}' is not known yet: the upstream '{silent[0]}' has not told "
+                "its models so far."
+            )
         raise ModelNotFoundError(
             f"The model '{name}' does not exist. {self._known()}", param="model"
         )

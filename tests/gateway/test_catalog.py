@@ -7,14 +7,21 @@ from collections.abc import Sequence
 import pytest
 
 from parrot_gateway.core.catalog import Catalog, EngineTarget, UpstreamTarget
-from parrot_gateway.exceptions import InvalidRequestError, ModelNotFoundError
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    ModelLoadingError,
+    ModelNotFoundError,
+)
 
 
 class Listed:
     """An upstream that lists fixed models."""
 
-    def __init__(self, name: str, models: Sequence[str], *, any_name: bool = False) -> None:
+    def __init__(
+        self, name: str, models: Sequence[str], *, any_name: bool = False, ready: bool = True
+    ) -> None:
         self.name = name
+        self.ready = ready
         self._models = list(models)
         self._any = any_name
 
@@ -85,3 +92,11 @@ def test_unknown_model_says_what_there_is() -> None:
     assert caught.value.code == "model_not_found"
     assert "'nope'" in caught.value.message
     assert "demo, x" in caught.value.message
+
+
+def test_while_an_upstream_is_silent_a_name_may_still_turn_up() -> None:
+    found = catalog(Listed("up", [], ready=False), engines=["demo"])
+    assert found.resolve("demo") == EngineTarget("demo")
+    with pytest.raises(ModelLoadingError) as caught:
+        found.resolve("nope")
+    assert caught.value.retry_after_s is not None
