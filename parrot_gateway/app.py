@@ -53,7 +53,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
             "/detokenize": routes.detokenize,
         },
         passthrough=routes.passthrough,
-        quiet=quiet,  # type: ignore[arg-type]
+        quiet=quiet,
         quiet_v1=knows_path,
         keys=keys,
         gate=gateway.gate,

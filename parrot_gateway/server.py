@@ -92,7 +92,7 @@ def run_server(
     gateway = Gateway(settings)
     app = create_app(gateway, join_url=root.replace("http://", "ws://") + "/v1/engines/join")
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         log_config=None,
         access_log=False,
         http=CorkedHttpProtocol,
