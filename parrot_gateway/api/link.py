@@ -223,7 +223,7 @@ async def _receive(websocket: WebSocket) -> FromEngine:
 async def _close(websocket: WebSocket, code: int) -> None:
     try:
         await websocket.close(code)
-    except (RuntimeError, OSError):
+    except (RuntimeError, OSError, WebSocketDisconnect):
         # The other side was faster.
         logger.debug("the link was closed already")
 
