@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import ScriptedRunner, Trace, reference_generate, scripted_engine
+from doubles import ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
 from parrot_engine.protocol import Fill, Filled, FreeContext, Generate, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    """Tokens in which no two positions look alike for long."""
-    return [1 + (start + position * position) % 20 for position in range(length)]
 
 
 def expected(tokens: list[int], params: SamplingParams = GREEDY) -> list[int]:

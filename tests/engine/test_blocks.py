@@ -33,19 +33,15 @@ def test_new_pool_is_free() -> None:
         pool.allocate()
 
 
-def test_shared_block_is_not_writable() -> None:
+def test_withdrawn_block_is_not_found() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
-    assert pool.is_writable(block)
-    pool.retain(block)
-    assert not pool.is_writable(block)
-    pool.release(block)
-    assert pool.is_writable(block)
     pool.register(block, digest("a"))
-    assert not pool.is_writable(block)
     pool.withdraw(block)
-    assert pool.is_writable(block)
     assert pool.find(digest("a")) is None
+    pool.release(block)
+    assert pool.num_cached == 0
+    assert pool.register(pool.allocate(), digest("a")) == block
 
 
 def test_registered_block_outlives_its_owner() -> None:
@@ -214,8 +210,10 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             self.pool.check_integrity([list(self.held.elements())])
             for block in range(self.pool.num_blocks):
-                writable = self.held[block] == 1 and block not in self.names
-                assert self.pool.is_writable(block) == writable
+                assert self.pool.references(block) == self.held[block]
+            for name in "abcd":
+                holder = next((block for block, its in self.names.items() if its == name), None)
+                assert self.pool.find(digest(name)) == holder
 
 
 PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

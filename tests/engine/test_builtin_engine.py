@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
-from doubles import EOS, POISON, VOCAB_SIZE, Trace, reference_generate, scripted_engine
+from doubles import EOS, POISON, VOCAB_SIZE, Trace, prompt, reference_generate, scripted_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.builtin import contexts
@@ -39,11 +39,6 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    """Tokens in which no two positions look alike for long."""
-    return [1 + (start + position * position) % 20 for position in range(length)]
 
 
 # Any program, any limits
@@ -416,6 +411,22 @@ def test_nothing_to_do() -> None:
     assert runner.batches == []
     engine.close()
     engine.close()
+
+
+def test_limit_of_contexts_is_the_smallest_of_three() -> None:
+    assert scripted_engine(max_context_tokens=9)[0].info.max_context_tokens == 9
+    assert scripted_engine(max_context_tokens=999)[0].info.max_context_tokens == 256
+    assert scripted_engine(num_blocks=5)[0].info.max_context_tokens == 20
+    trace = Trace(scripted_engine(max_context_tokens=9)[0]).submit(Fill(1, prompt(10))).run()
+    assert "at most 9" in trace.of(1, Failed)[0].message
+
+
+def test_closed_engine_does_not_run() -> None:
+    engine, _ = scripted_engine()
+    engine.close()
+    engine.submit([Fill(1, [1])])
+    with pytest.raises(EngineStateError, match="after close"):
+        engine.step()
 
 
 def test_runner_and_settings_must_agree() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import Trace, reference_generate, reference_logprobs, scripted_engine
+from doubles import Trace, prompt, reference_generate, reference_logprobs, scripted_engine
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context
 from parrot_engine.builtin.store import ContextStore
@@ -22,11 +22,6 @@ from parrot_engine.protocol import (
 )
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    """Tokens in which no two positions look alike for long."""
-    return [1 + (start + position * position) % 20 for position in range(length)]
 
 
 def expected(tokens: list[int], params: SamplingParams = GREEDY) -> list[int]:
@@ -341,6 +336,34 @@ def test_bounded_queues() -> None:
     assert [code_of(trace, index) for index in (10, 11, 12)] == [None, None, "overloaded"]
     trace.submit(FreeContext(12), FreeContext(0), Fill(12, [1])).run()
     assert len(trace.filled(12)) == 1
+
+
+def test_bounded_queue_of_one_context() -> None:
+    trace = Trace(scripted_engine()[0])
+    trace.submit(Fill(1, prompt(4)), Generate(1, GREEDY), *[Fill(1, [])] * 5000).run()
+    assert code_of(trace, 1) == "overloaded"
+
+
+def test_number_of_remembered_failures_is_bounded() -> None:
+    trace = Trace(scripted_engine()[0])
+    trace.submit(*[Fill(index, [-1]) for index in range(5000)]).run()
+    trace.submit(Fill(0, [1]), Fill(4999, [1])).run()
+    assert len(trace.filled(0)) == 1
+    assert len(trace.of(4999, Failed)) == 2
+
+
+def test_waiting_contexts_that_are_freed() -> None:
+    engine, _ = scripted_engine(max_batch_size=1)
+    trace = Trace(engine)
+    for index in range(300):
+        trace.submit(Fill(index, prompt(3, index)))
+    trace.step()
+    trace.submit(*[FreeContext(index) for index in range(20, 300)])
+    for index in range(300, 303):
+        trace.submit(Fill(index, prompt(3, index), priority=-1))
+    trace.run()
+    order = [event.context_id for event in trace.events]
+    assert order == [0, 300, 301, 302, *range(1, 20)]
 
 
 def test_unborn_contexts_count_as_waiting() -> None:

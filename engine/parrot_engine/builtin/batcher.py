@@ -297,11 +297,8 @@ class _Step:
         """Take KV from others until `wanted` blocks are free, or nobody is left to take from."""
         for pinned in (False, True):
             idle = self._store.idle_pinned if pinned else self._store.idle
-            for other in list(idle):
-                if self._pool.num_free >= wanted:
-                    return
-                if other.block_table:
-                    self._store.drop_blocks(other)
+            while idle and self._pool.num_free < wanted:
+                self._store.drop_blocks(next(iter(idle)))
             behind = [
                 other
                 for other in self._store.waiting_with_blocks(pinned=pinned)

@@ -74,14 +74,6 @@ class BlockPool:
         """How many tables hold this block."""
         return self._references[block]
 
-    def hash_of(self, block: int) -> bytes | None:
-        """The hash under which a block can be found; None while it is mutable."""
-        return self._hashes[block]
-
-    def is_writable(self, block: int) -> bool:
-        """Whether its owner may write into this block: nobody else's, and not registered."""
-        return self._references[block] == 1 and self._hashes[block] is None
-
     def find(self, digest: bytes) -> int | None:
         """The block registered under a hash, used or cached. `retain` it to use it."""
         return self._by_hash.get(digest)

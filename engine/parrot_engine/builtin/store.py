@@ -74,7 +74,7 @@ class ContextStore:
         self.max_contexts = max_contexts
         #: Contexts with a place in the batch, in the order in which they got it.
         self.running: dict[Context, None] = {}
-        #: Idle contexts, least recently used first; pinned ones apart.
+        #: Idle contexts that hold KV, least recently used first; pinned ones apart.
         self.idle: OrderedDict[Context, None] = OrderedDict()
         self.idle_pinned: OrderedDict[Context, None] = OrderedDict()
         self.events: list[Event] = []
@@ -227,9 +227,7 @@ class ContextStore:
         self._by_id[context_id] = context
         self._all[context] = None
         self._count[context.state] += 1
-        if parent is None:
-            self.idle[context] = None
-        else:
+        if parent is not None:
             parent.pending.append(PendingFork(context))
         return context
 
@@ -461,6 +459,7 @@ class ContextStore:
         self.pool.release_table(context.block_table)
         context.block_table = []
         context.num_computed = 0
+        self._displace_idle(context)
         context.story.append("KV dropped")
 
     # The end
@@ -479,8 +478,6 @@ class ContextStore:
         todo = deque([(context, message)])
         while todo:
             current, reason = todo.popleft()
-            if current.state == "gone":
-                continue
             todo.extend(
                 (fork.child, f"parent context {current.id} failed: {reason}")
                 for fork in current.pending
@@ -567,7 +564,8 @@ class ContextStore:
 
     def _place_idle(self, context: Context) -> None:
         self._displace_idle(context)
-        (self.idle_pinned if context.pin else self.idle)[context] = None
+        if context.block_table:
+            (self.idle_pinned if context.pin else self.idle)[context] = None
 
     def _displace_idle(self, context: Context) -> None:
         self.idle.pop(context, None)
@@ -601,6 +599,10 @@ class ContextStore:
                 raise self._illegal(context, "work and state do not match")
             if (context.state == "running") != (context in self.running):
                 raise self._illegal(context, "not in the batch that it runs in")
+            if (context.state == "idle" and held > 0) != (
+                context in (self.idle_pinned if context.pin else self.idle)
+            ):
+                raise self._illegal(context, "its KV could not be found when blocks run out")
             if context.freed == (self._by_id.get(context.id) is context):
                 raise self._illegal(context, "freed and known")
             if any(counted[state] != self._count[state] for state in ("waiting", "idle", "unborn")):
