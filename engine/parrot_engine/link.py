@@ -222,7 +222,6 @@ class Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_steps: int = _MAX_UNSENT_STEPS) -> None:
         self._loop = loop
-        self._max_steps = max_steps
         self._steps: deque[list[Event]] = deque()
         self._filled = asyncio.Event()
         self._room = threading.Semaphore(max_steps)

@@ -170,7 +170,9 @@ async def test_a_lost_connection_frees_everything_and_joins_again(gateway: Gatew
         assert (await again.receive(Events)).events == [Filled(1, 3, 0)]
 
 
-@pytest.mark.parametrize("junk", ["text", b"\x00junk", encode(Registered("x", 1.0))])
+@pytest.mark.parametrize(
+    "junk", ["text", b"\x00junk", encode(Registered("x", 1.0))], ids=["text", "junk", "wrong"]
+)
 async def test_a_malformed_message_ends_the_connection(gateway: Gateway, junk: Any) -> None:
     async with joined(gateway, ScriptedEngine()):
         peer = await gateway.peer()

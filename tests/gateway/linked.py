@@ -1,0 +1,87 @@
+"""A real link for tests: a server with the join endpoint, and engines that dial it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from parrot_engine.driver import EngineDriver
+from parrot_engine.link import EngineLink
+from parrot_engine.testing import ScriptedEngine
+from parrot_engine.text import TextAssets
+from scripted_worker import EMPTY_TOKENIZER, scripted_info
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+
+from parrot_gateway.api.link import JOIN_PATH, EngineLinkEndpoint
+from parrot_gateway.engines.registry import EngineRegistry
+from parrot_gateway.engines.remote import RemoteEngine
+
+WAIT_S = 10.0
+KEY = "the-join-key"
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def join_server(registry: EngineRegistry, heartbeat_s: float = 0.2) -> AsyncIterator[str]:
+    """Serve the join endpoint; the URL to dial."""
+    endpoint = EngineLinkEndpoint(registry, ["another-key", KEY], heartbeat_s)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    app = Starlette(routes=[WebSocketRoute(JOIN_PATH, endpoint.__call__)])
+    config = uvicorn.Config(
+        app, log_config=None, lifespan="off", ws="websockets-sansio", timeout_graceful_shutdown=2
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server._serve([listener]))
+    await eventually(lambda: server.started)
+    try:
+        yield f"ws://127.0.0.1:{port}{JOIN_PATH}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def scripted_engine(
+    url: str,
+    *,
+    model: str = "scripted",
+    key: str = KEY,
+    text: TextAssets | None = None,
+    name: str | None = None,
+    before_step: Callable[[], None] | None = None,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """An engine that joins; the task of its link."""
+    engine = ScriptedEngine(info=scripted_info(model), before_step=before_step)
+    driver = EngineDriver(engine)
+    driver.start()
+    text = text or TextAssets(EMPTY_TOKENIZER)
+    link = EngineLink(driver, text, url=url, join_key=key, name=name)
+    running = asyncio.create_task(link.run())
+    try:
+        yield running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.to_thread(driver.close, WAIT_S)
+
+
+async def joined(registry: EngineRegistry, model: str = "scripted") -> RemoteEngine:
+    """Wait for an engine of a model."""
+    assert await registry.wait_for_model(model, WAIT_S)
+    return registry.engines_for(model)[-1]
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  what is waited for lives elsewhere
+            await asyncio.sleep(0.005)

@@ -1,0 +1,339 @@
+"""The registry, remote engines and their channels; no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parrot_engine.protocol import (
+    Event,
+    Failed,
+    Fill,
+    Filled,
+    FreeContext,
+    Generate,
+    Generated,
+    SamplingParams,
+)
+from parrot_engine.text import TextAssets
+from parrot_engine.wire import Register, Submit, decode_from_gateway
+from scripted_worker import EMPTY_TOKENIZER, scripted_info
+
+from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.exceptions import EngineLostError, OverloadedError
+
+WAIT_S = 5.0
+TEXT = TextAssets(EMPTY_TOKENIZER)
+SAMPLING = SamplingParams(4)
+
+
+def register(model: str = "m", text: TextAssets = TEXT) -> Register:
+    return Register("engine", scripted_info(model), text)
+
+
+@pytest.fixture
+def registry() -> EngineRegistry:
+    return EngineRegistry(max_engines=3)
+
+
+@pytest.fixture
+def engine() -> RemoteEngine:
+    return RemoteEngine("eng_1", register())
+
+
+async def sent(engine: RemoteEngine) -> list[list[Any]]:
+    """The primitives of each message that waits to be sent."""
+    await asyncio.sleep(0)
+    messages = []
+    while (data := engine.take_outgoing()) is not None:
+        message = decode_from_gateway(data)
+        assert isinstance(message, Submit)
+        messages.append(message.primitives)
+    return messages
+
+
+# --- registry ---
+
+
+def test_models_and_engines(registry: EngineRegistry) -> None:
+    assert registry.models() == []
+    first, second = registry.add(register("a")), registry.add(register("b"))
+    third = registry.add(register("a"))
+    assert [served.id for served in registry.models()] == ["a", "b"]
+    assert registry.models()[0].info == first.info
+    assert registry.models()[0].created == int(first.joined_at)
+    assert registry.engines_for("a") == [first, third]
+    assert registry.engines() == [first, second, third]
+    assert registry.get(second.id) is second
+    assert len({engine.id for engine in registry.engines()}) == 3
+    registry.remove(first.id, "gone")
+    registry.remove(first.id, "gone")
+    assert registry.get(first.id) is None
+    assert first.lost
+    assert registry.engines_for("a") == [third]
+
+
+def test_no_more_engines_than_the_limit(registry: EngineRegistry) -> None:
+    engines = [registry.add(register()) for _ in range(3)]
+    with pytest.raises(RegistrationRefused, match="max_engines") as caught:
+        registry.add(register())
+    assert caught.value.retry
+    registry.remove(engines[0].id, "gone")
+    registry.add(register())
+
+
+def test_one_name_one_tokenizer(registry: EngineRegistry) -> None:
+    registry.add(register())
+    other = replace(TEXT, chat_template="x")
+    with pytest.raises(RegistrationRefused, match="another tokenizer") as caught:
+        registry.add(register(text=other))
+    assert not caught.value.retry
+    registry.add(register("n", other))
+
+
+def test_engines_of_a_model_share_a_tokenizer(registry: EngineRegistry) -> None:
+    assert registry.shared_tokenizer(register()) is None
+    first = registry.add(register())
+    shared = registry.shared_tokenizer(register())
+    assert shared is first.tokenizer
+    assert registry.add(register(), shared).tokenizer is shared
+
+
+def test_draining_engines_get_nothing_new(registry: EngineRegistry) -> None:
+    engine = registry.add(register())
+    registry.drain(engine.id)
+    assert registry.engines_for("m") == []
+    assert registry.models() == []
+    assert registry.engines() == [engine]
+    with pytest.raises(OverloadedError):
+        engine.open(1)
+
+
+def test_listeners_hear_changes_until_they_leave(registry: EngineRegistry) -> None:
+    heard: list[tuple[str, str]] = []
+    leave = registry.subscribe(lambda change, engine: heard.append((change, engine.id)))
+    engine = registry.add(register())
+    registry.drain(engine.id)
+    registry.drain(engine.id)
+    registry.remove(engine.id, "gone")
+    leave()
+    leave()
+    registry.add(register())
+    assert heard == [("joined", engine.id), ("draining", engine.id), ("left", engine.id)]
+
+
+async def test_waiting_for_a_model(registry: EngineRegistry) -> None:
+    assert not await registry.wait_for_model("m", 0.01)
+    waiting = asyncio.create_task(registry.wait_for_model("m", WAIT_S))
+    await asyncio.sleep(0)
+    registry.add(register("other"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    registry.add(register("m"))
+    assert await waiting
+    assert await registry.wait_for_model("m", 0.0)
+
+
+# --- channels ---
+
+
+async def test_what_is_submitted_in_one_turn_is_one_message(engine: RemoteEngine) -> None:
+    with engine.open(2) as one, engine.open(1) as two:
+        assert len({*one.context_ids, *two.context_ids}) == 3
+        first, second = one.context_ids
+        one.submit(Fill(first, [1, 2]))
+        two.submit(Fill(two.context_ids[0], [3]))
+        one.submit(Generate(second, SAMPLING, first))
+        assert not engine.has_outgoing.is_set()
+        (message,) = await sent(engine)
+        assert message == [
+            Fill(first, [1, 2]),
+            Fill(two.context_ids[0], [3]),
+            Generate(second, SAMPLING, first),
+        ]
+        assert not engine.has_outgoing.is_set()
+        one.submit(FreeContext(second))
+        assert await sent(engine) == [[FreeContext(second)]]
+
+
+async def test_events_reach_their_channel(engine: RemoteEngine) -> None:
+    with engine.open(1) as one, engine.open(1) as two:
+        (a,), (b,) = one.context_ids, two.context_ids
+        engine.deliver([Filled(a, 1, 0), Filled(b, 2, 0), Generated(a, [5]), Filled(10**6, 1, 0)])
+        assert await one.next() == Filled(a, 1, 0)
+        assert await two.next() == Filled(b, 2, 0)
+        assert await one.next() == Generated(a, [5])
+        waiting = asyncio.create_task(one.next())
+        await asyncio.sleep(0)
+        engine.deliver([Generated(a, [6])])
+        assert await waiting == Generated(a, [6])
+        engine.deliver([Generated(a, [7]), Generated(a, [8], None, "length")])
+        seen = []
+        async for event in one:
+            seen.append(event)
+            if isinstance(event, Generated) and event.finish_reason:
+                break
+        assert len(seen) == 2
+
+
+async def test_a_cancelled_wait_loses_nothing(engine: RemoteEngine) -> None:
+    with engine.open(1) as channel:
+        (context_id,) = channel.context_ids
+        for number in range(3):
+            waiting = asyncio.create_task(channel.next())
+            await asyncio.sleep(0)
+            engine.deliver([Generated(context_id, [number])])
+            # The event is there, but the task has not run yet.
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await channel.next() == Generated(context_id, [number])
+
+
+async def test_leaving_frees_what_was_used(engine: RemoteEngine) -> None:
+    async def failing_call() -> None:
+        with engine.open(3) as channel:
+            first, second, _ = channel.context_ids
+            channel.submit(Fill(first, [1]), Fill(second, [1]), FreeContext(second))
+            await sent(engine)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await failing_call()
+    first = 1
+    assert await sent(engine) == [[FreeContext(first)]]
+    engine.deliver([Filled(first, 1, 0)])
+    assert engine.running == 0
+    assert engine.queued_tokens == 0
+
+
+async def test_a_cancelled_call_frees_its_contexts(engine: RemoteEngine) -> None:
+    entered = asyncio.Event()
+
+    async def call() -> None:
+        with engine.open(1) as channel:
+            channel.submit(Fill(channel.context_ids[0], [1]))
+            entered.set()
+            await channel.next()
+
+    task = asyncio.create_task(call())
+    await entered.wait()
+    assert len(await sent(engine)) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    ((free,),) = await sent(engine)
+    assert isinstance(free, FreeContext)
+
+
+async def test_a_lost_engine_ends_every_wait(engine: RemoteEngine) -> None:
+    with engine.open(1) as busy, engine.open(1) as idle, engine.open(1) as behind:
+        (context_id,) = behind.context_ids
+        engine.deliver([Filled(context_id, 1, 0)])
+        busy.submit(Fill(busy.context_ids[0], [1]))
+        waiting = asyncio.create_task(busy.next())
+        await asyncio.sleep(0)
+        engine.lose("the connection broke")
+        engine.lose("again")
+        with pytest.raises(EngineLostError, match="the connection broke"):
+            await waiting
+        with pytest.raises(EngineLostError):
+            idle.submit(Fill(idle.context_ids[0], [1]))
+        with pytest.raises(EngineLostError):
+            idle.submit(FreeContext(idle.context_ids[0]))
+        # What had arrived is still given out.
+        assert await behind.next() == Filled(context_id, 1, 0)
+        with pytest.raises(EngineLostError):
+            await behind.next()
+        with pytest.raises(EngineLostError):
+            engine.open(1)
+    assert await sent(engine) == []
+    assert engine.describe()["state"] == "lost"
+
+
+async def test_too_much_waiting_to_be_sent_is_refused() -> None:
+    engine = RemoteEngine("eng_1", register(), max_unsent_bytes=10_000)
+    with engine.open(1) as channel:
+        (context_id,) = channel.context_ids
+        # Counted before it is encoded, and after.
+        channel.submit(Fill(context_id, [1000] * 4000))
+        with pytest.raises(OverloadedError):
+            channel.submit(Fill(context_id, [1]))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            engine.open(1)
+        channel.submit(FreeContext(context_id))
+        assert [len(message) for message in await sent(engine)] == [1, 1]
+        channel.submit(Fill(context_id, [1]))
+
+
+async def test_what_cannot_be_encoded_fails_alone(engine: RemoteEngine) -> None:
+    with engine.open(1) as bad, engine.open(1) as good:
+        bad.submit(Fill(bad.context_ids[0], [2**70]))
+        good.submit(Fill(good.context_ids[0], [1]))
+        assert await sent(engine) == [[Fill(good.context_ids[0], [1])]]
+        event = await bad.next()
+        assert isinstance(event, Failed)
+        assert event.code == "invalid_request"
+
+
+async def test_the_channels_salt(engine: RemoteEngine) -> None:
+    with engine.open(1, salt="tenant") as channel:
+        (context_id,) = channel.context_ids
+        channel.submit(Fill(context_id, [1]), Fill(context_id, [1], salt="own"))
+        ((first, second),) = await sent(engine)
+        assert (first.salt, second.salt) == ("tenant", "own")
+
+
+def test_a_channel_needs_a_context(engine: RemoteEngine) -> None:
+    with pytest.raises(ValueError):
+        engine.open(0)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["fill", "generate", "free", "fail", "work"]), st.integers(0, 2)),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_gauges_follow_the_work(steps: list[tuple[str, int]]) -> None:
+    """Whatever happens, the gauges equal a count of what is unfinished."""
+
+    async def story() -> None:
+        engine = RemoteEngine("eng_1", register())
+        with engine.open(3) as channel:
+            todo: dict[int, list[Fill | Generate]] = {c: [] for c in channel.context_ids}
+            for action, index in steps:
+                context_id = channel.context_ids[index]
+                queue = todo[context_id]
+                if action == "fill":
+                    queue.append(Fill(context_id, [1] * (index + 3)))
+                    channel.submit(queue[-1])
+                elif action == "generate":
+                    queue.append(Generate(context_id, SAMPLING))
+                    channel.submit(queue[-1])
+                elif action == "free":
+                    queue.clear()
+                    channel.submit(FreeContext(context_id))
+                elif action == "fail":
+                    queue.clear()
+                    engine.deliver([Failed(context_id, "engine_error", "x")])
+                elif queue:
+                    done = queue.pop(0)
+                    event: Event = Generated(context_id, [1], None, "length")
+                    if isinstance(done, Fill):
+                        event = Filled(context_id, len(done.token_ids), 0)
+                    engine.deliver([Generated(context_id, [1]), event])
+                assert engine.running == sum(map(bool, todo.values()))
+                assert engine.queued_tokens == sum(
+                    len(p.token_ids) for q in todo.values() for p in q if isinstance(p, Fill)
+                )
+        assert (engine.running, engine.queued_tokens) == (0, 0)
+
+    asyncio.run(story())
