@@ -1,0 +1,185 @@
+"""The gateway's own engine processes, with real processes that hold no model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from linked import KEY, WAIT_S, eventually, join_server, joined
+
+from parrot_gateway.engines import supervisor as supervisor_module
+from parrot_gateway.engines.registry import EngineRegistry
+from parrot_gateway.engines.supervisor import EngineSupervisor, worker_command
+from parrot_gateway.settings import ModelSettings
+
+WORKER = Path(__file__).parent / "scripted_worker.py"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "_STOP_TIMEOUT_S", 0.3)
+
+
+def scripted(*behaviour: str) -> Callable[[ModelSettings, str, str], list[str]]:
+    def command(model: ModelSettings, url: str, name: str) -> list[str]:
+        return [
+            sys.executable, str(WORKER), *behaviour,
+            *("--model", model.served_name, "--join", url, "--engine-name", name),
+        ]  # fmt: skip
+
+    return command
+
+
+@asynccontextmanager
+async def supervised(
+    *behaviour: str, engines: int = 1, **options: Any
+) -> AsyncIterator[tuple[EngineSupervisor, EngineRegistry]]:
+    registry = EngineRegistry(max_engines=8)
+    async with join_server(registry) as url:
+        supervisor = EngineSupervisor(
+            [ModelSettings(model="scripted", engines=engines)],
+            registry,
+            command=scripted(*behaviour),
+            **options,
+        )
+        await supervisor.start(url, KEY)
+        try:
+            yield supervisor, registry
+        finally:
+            async with asyncio.timeout(WAIT_S):
+                await supervisor.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pids(supervisor: EngineSupervisor) -> list[int]:
+    found = [process.pid for process in supervisor.processes]
+    assert all(found)
+    return [pid for pid in found if pid is not None]
+
+
+async def settled(supervisor: EngineSupervisor) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await supervisor.wait_ready()
+
+
+async def test_processes_come_up_and_go_down() -> None:
+    async with supervised("serve", engines=2) as (supervisor, registry):
+        assert supervisor.models() == ["scripted"]
+        assert supervisor.state("scripted") == "loading"
+        assert supervisor.state("other") is None
+        await settled(supervisor)
+        assert supervisor.state("scripted") == "ready"
+        assert supervisor.failure("scripted") is None
+        assert len(registry.engines_for("scripted")) == 2
+        running = pids(supervisor)
+        assert all(map(is_alive, running))
+        described = supervisor.describe()
+        assert [item["state"] for item in described] == ["ready", "ready"]
+        assert KEY not in str(described)
+    assert not any(map(is_alive, running))
+
+
+async def test_a_killed_process_is_started_again() -> None:
+    async with supervised("serve") as (supervisor, registry):
+        await settled(supervisor)
+        first = await joined(registry)
+        os.kill(pids(supervisor)[0], signal.SIGKILL)
+        await eventually(lambda: first.lost)
+        assert await registry.wait_for_model("scripted", WAIT_S)
+        await eventually(lambda: supervisor.state("scripted") == "ready")
+        assert supervisor.processes[0].restarts == 1
+        assert (await joined(registry)).id != first.id
+
+
+async def test_a_process_that_dies_at_once_is_given_up() -> None:
+    async with supervised("crash", "3") as (supervisor, _):
+        await settled(supervisor)
+        assert supervisor.state("scripted") == "failed"
+        reason = supervisor.failure("scripted")
+        assert reason is not None
+        assert "3 times" in reason
+        assert "status 3" in reason
+        assert "first line\nlast line" in reason
+        assert supervisor.processes[0].restarts == 2
+
+
+async def test_a_useless_try_is_not_repeated() -> None:
+    async with supervised("crash", "78") as (supervisor, _):
+        await settled(supervisor)
+        assert supervisor.failure("scripted") == "last line"
+        assert supervisor.processes[0].restarts == 0
+
+
+async def test_one_bad_start_is_forgiven(tmp_path: Path) -> None:
+    async with supervised("flaky", str(tmp_path / "marker")) as (supervisor, _):
+        await settled(supervisor)
+        assert supervisor.state("scripted") == "ready"
+        assert supervisor.processes[0].restarts == 1
+
+
+async def test_a_process_that_does_not_join_in_time_is_ended() -> None:
+    async with supervised("deaf", load_timeout_s=0.5) as (supervisor, _):
+        await settled(supervisor)
+        reason = supervisor.failure("scripted")
+        assert reason is not None
+        assert "load_timeout_s" in reason
+        await eventually(lambda: supervisor.processes[0].pid is None)
+
+
+async def test_a_process_that_hears_no_signal_is_killed() -> None:
+    async with supervised("deaf") as (supervisor, _):
+        process = supervisor.processes[0]
+        # It has spoken, so it has got as far as ignoring SIGTERM, or nearly.
+        await eventually(lambda: len(process.last_lines) == 2)
+        (pid,) = pids(supervisor)
+    assert not is_alive(pid)
+
+
+async def test_a_program_that_is_not_there_fails() -> None:
+    registry = EngineRegistry(max_engines=8)
+    supervisor = EngineSupervisor(
+        [ModelSettings(model="scripted")], registry, command=lambda *_: ["/no/such/program"]
+    )
+    await supervisor.start("ws://127.0.0.1:1/", KEY)
+    await settled(supervisor)
+    assert "could not be started" in str(supervisor.failure("scripted"))
+    await supervisor.close()
+
+
+async def test_without_models_there_is_nothing_to_wait_for() -> None:
+    supervisor = EngineSupervisor([], EngineRegistry(max_engines=8))
+    await supervisor.start("ws://127.0.0.1:1/", KEY)
+    await settled(supervisor)
+    assert supervisor.models() == []
+    await supervisor.close()
+
+
+def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
+    from parrot_engine.factory import EngineOptions
+    from parrot_engine.worker import _options, _parser
+
+    model = ModelSettings(model="owner/model", name="served", kind="huggingface", num_blocks=7)
+    command = worker_command(model, "ws://host/join", "served-0")
+    assert command[:3] == [sys.executable, "-m", "parrot_engine.worker"]
+    parsed = _parser().parse_args(command[3:])
+    assert parsed.join == "ws://host/join"
+    assert parsed.engine_name == "served-0"
+    options = _options(parsed)
+    assert isinstance(options, EngineOptions)
+    assert (options.model, options.name, options.kind) == ("owner/model", "served", "huggingface")
+    assert options.num_blocks == 7
