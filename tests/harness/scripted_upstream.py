@@ -278,17 +278,21 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
     ]
     writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
     await writer.drain()
-    for part in answer.parts:
+    ending = b"0\r\n\r\n" if answer.chunked and not answer.cut else b""
+    for number, part in enumerate(answer.parts, 1):
         if isinstance(part, Gate):
             await part.passed()
             continue
-        writer.write(b"%x\r\n%s\r\n" % (len(part), part) if answer.chunked else part)
+        framed = b"%x\r\n%s\r\n" % (len(part), part) if answer.chunked else part
+        if number == len(answer.parts):
+            # The end of the stream in one write with its last bytes.
+            framed, ending = framed + ending, b""
+        writer.write(framed)
         await writer.drain()
         # Each part shall be a read of its own at the other end, as far as a socket promises that.
         await asyncio.sleep(0)
-    if answer.chunked and not answer.cut:
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+    writer.write(ending)
+    await writer.drain()
 
 
 def _model_of(call: Received) -> str:
