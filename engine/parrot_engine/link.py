@@ -14,7 +14,6 @@ import random
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -66,7 +65,6 @@ class EngineLink:
         join_key: bearer key.
         name: shown to operators; `host:pid` by default.
         drain_timeout_s: how long contexts may finish after `stop`.
-        on_joined: called with the engine id at each registration.
     """
 
     def __init__(
@@ -78,7 +76,6 @@ class EngineLink:
         join_key: str,
         name: str | None = None,
         drain_timeout_s: float = 30.0,
-        on_joined: Callable[[str], None] | None = None,
     ) -> None:
         self._driver = driver
         self._register = Register(
@@ -87,7 +84,6 @@ class EngineLink:
         self._url = url
         self._headers = {"Authorization": f"Bearer {join_key}"}
         self._drain_timeout_s = drain_timeout_s
-        self._on_joined = on_joined
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
@@ -156,8 +152,6 @@ class EngineLink:
             answer = decode_from_gateway(_binary(await websocket.recv()))
         if isinstance(answer, Registered):
             _log.info("joined %s as %s", self._url, answer.engine_id)
-            if self._on_joined is not None:
-                self._on_joined(answer.engine_id)
             return answer.heartbeat_s
         if isinstance(answer, Refused):
             if answer.retry:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from parrot_engine.driver import EngineDriver
+from parrot_engine.driver import DriverStoppedError, EngineDriver
 from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.factory import EngineOptions, LoadedEngine, load_engine
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return EXIT_CONFIG
         loaded = _load(options)
         if parsed.join is not None:
-            return asyncio.run(_run_joined(loaded, parsed.join, parsed.engine_name))
+            return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
         return _run_listening(loaded, parsed.listen)
     except ParrotEngineError as error:
         _say(f"error: {error}")
@@ -116,7 +116,12 @@ def _load(options: EngineOptions) -> LoadedEngine:
     return loaded
 
 
-async def _run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -> int:
+async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -> int:
+    """Keep a loaded engine joined to a gateway until a signal; returns the exit status.
+
+    Raises:
+        LinkRefusedError: the gateway does not want this engine.
+    """
     try:
         from parrot_engine.link import EngineLink
     except ImportError as error:
@@ -135,7 +140,6 @@ async def _run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -
         url=url,
         join_key=os.environ[JOIN_KEY_VARIABLE],
         name=engine_name,
-        on_joined=lambda engine_id: _say(f"joined as {engine_id}"),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, link.stop)
@@ -144,16 +148,18 @@ async def _run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -
     watching = asyncio.create_task(crashed.wait(), name="crash-watch")
     try:
         await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
-        if crashed.is_set():
-            _say("error: the engine broke down; the lines above have the details")
-            return EXIT_CRASH
-        running.result()
-        return 0
+        if not crashed.is_set():
+            running.result()
+            return 0
+    except DriverStoppedError:
+        _log.debug("the link noticed the end of the engine first")
     finally:
         for task in (running, watching):
             task.cancel()
         await asyncio.gather(running, watching, return_exceptions=True)
         await asyncio.to_thread(driver.close)
+    _say("error: the engine broke down; the lines above have the details")
+    return EXIT_CRASH
 
 
 def _run_listening(loaded: LoadedEngine, address: str) -> int:

@@ -194,7 +194,8 @@ class EngineSupervisor:
                 return
             process.state = "loading"
             if status == EXIT_CONFIG:
-                _give_up(process, process.last_lines[-1] if process.last_lines else "bad settings")
+                said = process.last_lines[-1] if process.last_lines else "it said nothing"
+                _give_up(process, said.removeprefix("error: "))
                 return
             if _worked_for_a_while(process):
                 process.deaths = 0

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from linked import KEY, WAIT_S, eventually, join_server, joined, scripted_engine
+from parrot_engine.factory import LoadedEngine
 from parrot_engine.link import LinkRefusedError
-from parrot_engine.protocol import Fill, Filled, Generate, Generated
-from parrot_engine.testing import greedy
+from parrot_engine.protocol import Failed, Fill, Filled, Generate, Generated
+from parrot_engine.testing import ScriptedEngine, greedy
 from parrot_engine.text import TextAssets
 from parrot_engine.wire import Goodbye, Register, Registered, decode_from_gateway, encode
+from parrot_engine.worker import EXIT_CRASH, run_joined
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -245,3 +247,29 @@ async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistr
         finally:
             if child.returncode is None:
                 await child.wait()
+
+
+async def test_a_broken_engine_ends_its_program(
+    registry: EngineRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = threading.Event()
+
+    def before_step() -> None:
+        if broken.is_set():
+            raise RuntimeError("out of paper")
+
+    engine = ScriptedEngine(info=scripted_info("scripted"), before_step=before_step)
+    loaded = LoadedEngine(engine, TextAssets(EMPTY_TOKENIZER))
+    monkeypatch.setenv("PARROT_JOIN_KEY", KEY)
+    async with join_server(registry) as url:
+        program = asyncio.create_task(run_joined(loaded, url, "test"))
+        remote = await joined(registry)
+        broken.set()
+        with remote.open(1) as channel:
+            channel.submit(Fill(channel.context_ids[0], [1]))
+            event = await channel.next()
+            assert isinstance(event, Failed)
+            assert event.code == "engine_error"
+        async with asyncio.timeout(WAIT_S):
+            assert await program == EXIT_CRASH
+        await eventually(lambda: registry.engines() == [])
