@@ -126,9 +126,13 @@ class Gateway:
             upstream.ready for upstream in self.upstreams.values()
         )
 
+    async def stop_engines(self) -> None:
+        """Stop engine processes of our own."""
+        await self.supervisor.close()
+
     async def close(self) -> None:
         """Stop engine processes and close connections."""
-        await self.supervisor.close()
+        await self.stop_engines()
         for upstream in self.upstreams.values():
             await upstream.close()
 

@@ -61,6 +61,8 @@ class DrainingServer(uvicorn.Server):
             logger.info("waiting up to %g s for %d running calls", timeout_s, running)
         if not await self._gateway.gate.drain(timeout_s):
             logger.warning("%d calls were cut off", self._gateway.gate.running)
+        # Before uvicorn closes their connections, which they would take for a lost gateway.
+        await self._gateway.stop_engines()
         self.should_exit = True
 
 
