@@ -62,9 +62,9 @@ class Corpus:
         self.chat_rows = min(rows - 1, max(1, round(rows * chat_share))) if chat_share else 0
         self.prose_rows = rows - self.chat_rows
         self._tokenizer = tokenizer
-        self._end, self._turn_end, self._assistant = (
-            tokenizer.token_to_id(token) for token in (END_OF_TEXT, END_OF_TURN, "<|assistant|>")
-        )
+        number = tokenizer.get_vocab().__getitem__
+        self._end, self._turn_end = number(END_OF_TEXT), number(END_OF_TURN)
+        self._assistant = number("<|assistant|>")
 
         texts = [_text(book) for book in split.train]
         prose = self._encode(texts)
@@ -150,11 +150,9 @@ class Corpus:
 
     def _answers(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """True for the tokens of the assistant's turns, their end mark included."""
-        opened = np.cumsum(ids == self._assistant)
-        # An end mark closes the turn after itself; other turns' ends are even with their roles.
         inside = np.zeros(len(ids), dtype=np.bool_)
         is_open = False
-        for index, token in enumerate(ids if opened[-1] else ()):
+        for index, token in enumerate(ids.tolist()):
             inside[index] = is_open
             if token == self._assistant:
                 is_open = True
@@ -184,10 +182,8 @@ class Corpus:
     def _held(
         self, ids: list[NDArray[np.int32]], labels: list[NDArray[np.int32]], counted: int
     ) -> Held:
-        stacked = (
-            torch.from_numpy(np.stack(part)).long().to(self.device) for part in (ids, labels)
-        )
-        return Held(*stacked, text_bytes=counted)
+        windows, wanted = (torch.from_numpy(np.stack(part)).long() for part in (ids, labels))
+        return Held(windows.to(self.device), wanted.to(self.device), counted)
 
 
 def _text(book: Book) -> str:

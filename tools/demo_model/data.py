@@ -67,9 +67,10 @@ def read_books(source: Path) -> list[Book]:
     """
     books = []
     for number, record in enumerate(_records(source)):
-        if not isinstance(record.get("text"), str):
+        text = record.get("text")
+        if not isinstance(text, str):
             raise ValueError(f"{source}: record {number} has no 'text'")
-        parts = (part.strip() for part in normalise(record["text"]).split("\n\n"))
+        parts = (part.strip() for part in normalise(text).split("\n\n"))
         books.append(
             Book(
                 id=str(record.get("id", number)),
