@@ -11,7 +11,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from parrot_gateway.api.http import new_request_id
+from parrot_gateway.exceptions import InvalidRequestError
+
+#: Bytes of a request's line and headers; more than any client sends.
+MAX_HEAD_BYTES = 256 * 1024
 
 #: Bytes that are not held back any longer, so that the transport's flow control sees them.
 MAX_HELD_BYTES = 64 * 1024
@@ -124,8 +130,54 @@ class CorkedTransport(asyncio.Transport):
 
 
 class CorkedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 on corked connections; pass it to `uvicorn.Config` as `http`."""
+    """uvicorn's HTTP/1.1 on corked connections; pass it to `uvicorn.Config` as `http`.
+
+    Also bounds what uvicorn does not (the size of a request's head, of trailers and of chunk
+    extensions), and refuses malformed requests in OpenAI's shape.
+    """
+
+    #: Bytes received since the parser last had something to hand on.
+    _unparsed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol.connection_made`."""
         super().connection_made(CorkedTransport(transport, self.loop))
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol.data_received`."""
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                431, f"The request's head is larger than {MAX_HEAD_BYTES} bytes.", "head_too_large"
+            )
+
+    def on_message_begin(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(400, msg, "malformed_http")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer with an error, unless another answer is under way, and close the connection."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = InvalidRequestError(message, code=code).body()
+            head = (
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                f"x-request-id: {new_request_id()}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self.transport.close()

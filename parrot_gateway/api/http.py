@@ -29,6 +29,11 @@ EVENT_STREAM: Headers = [
 ]
 
 
+def new_request_id() -> str:
+    """An id for an answer, by which the operator finds it in the log."""
+    return "req_" + secrets.token_hex(16)
+
+
 class ClientDisconnected(Exception):
     """The client went away before the answer was complete; nobody is left to be told."""
 
@@ -49,7 +54,7 @@ class Exchange:
         self.scope = scope
         self._receive = receive
         self._send = send
-        self.request_id = "req_" + secrets.token_hex(16)
+        self.request_id = new_request_id()
         #: True once the status line is out: from then on errors go in band.
         self.responded = False
         self.disconnected = False

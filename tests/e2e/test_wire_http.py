@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 
@@ -231,9 +232,34 @@ def test_malformed_http(demo: GatewayProcess, name: str) -> None:
     with RawConnection(demo.port) as connection:
         connection.send(MALFORMED[name])
         connection.socket.settimeout(5)
-        response = connection.read_response()
-        assert 400 <= response.status < 500
+        check_error(connection.read_response(), 400, "malformed_http")
         assert connection.receive() == b""
+    check_alive(demo)
+
+
+HUGE_HEADS: dict[str, bytes] = {
+    "one header": b"GET /version HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 600_000,
+    "many headers": b"GET /version HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 100_000,
+    "path": b"GET /" + b"a" * 600_000,
+    "trailers": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"0\r\n" + b"x: y\r\n" * 100_000,
+    "chunk extension": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    b"transfer-encoding: chunked\r\n\r\n1;" + b"x" * 600_000,
+}
+
+
+@pytest.mark.parametrize("name", HUGE_HEADS)
+def test_a_head_without_end_is_refused(demo: GatewayProcess, name: str) -> None:
+    whole = HUGE_HEADS[name]
+    with RawConnection(demo.port) as connection:
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            for start in range(0, len(whole), 50_000):
+                connection.send(whole[start : start + 50_000])
+            while data := connection.receive():
+                received += data
+        # What is in flight when the server hangs up can take its last words along.
+        assert not received or received.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 401 ")), received
     check_alive(demo)
 
 
