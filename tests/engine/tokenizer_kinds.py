@@ -143,6 +143,9 @@ def write_kind(kind: str, folder: Path) -> Path:
     if kind == "mistral":
         config = {**_SP, "tokenizer_class": "LlamaTokenizer"}
         return write_folder(folder, sentencepiece(bos=True), config, model_type="mistral")
+    if kind == "olmo2":
+        config = {**_SP, "tokenizer_class": "LlamaTokenizer"}
+        return write_folder(folder, sentencepiece(bos=False), config, model_type="olmo2")
     if kind == "gemma_like":
         tokenizer = sentencepiece(bos=True, prefix=False)
         return write_folder(folder, tokenizer, {**_SP, **fast})
@@ -163,6 +166,7 @@ KINDS = (
     "llama_legacy",
     "llama_byte_level",
     "mistral",
+    "olmo2",
     "gemma_like",
     "metaspace",
     "wordpiece",

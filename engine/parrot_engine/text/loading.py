@@ -40,14 +40,22 @@ _NO_LENGTH_LIMIT = 10**9
 #: Classes that use `tokenizer.json` as it stands.
 _VERBATIM_CLASSES = {"", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"}
 
-#: Classes that transformers registers for a model type, as far as this project serves them.
-_REGISTERED_CLASSES = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+#: Classes that transformers registers for a model type, where they are rebuilt here.
+_REGISTERED_CLASSES = dict.fromkeys(
+    ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"
+)
 
 #: Model types whose checkpoints name a wrong class: the registered one is used.
 _CORRECTED_MODEL_TYPES = {"qwen2"}
 
-#: Model types whose tokenizer is taken verbatim whatever class the checkpoint names.
-_VERBATIM_MODEL_TYPES = {"mistral", "mistral3", "mixtral", "phi3", "phimoe"}
+#: Causal language models whose tokenizer is taken verbatim whatever class the checkpoint names
+#: (transformers, models/auto/tokenization_auto.py).
+_VERBATIM_MODEL_TYPES = frozenset(
+    "arctic chatlm ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite gpt_bigcode "
+    "granite granitemoe granitemoehybrid granitemoeshared h2ovl_chat hyperclovax internlm2 "
+    "internlm3 iquestcoder jamba mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral "
+    "mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe stablelm".split()
+)
 
 #: Qwen2's pre-tokenizer (transformers, models/qwen2/tokenization_qwen2.py).
 _QWEN2_REGEX = (
