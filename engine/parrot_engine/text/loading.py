@@ -51,10 +51,44 @@ _CORRECTED_MODEL_TYPES = {"qwen2"}
 #: Causal language models whose tokenizer is taken verbatim whatever class the checkpoint names
 #: (transformers, models/auto/tokenization_auto.py).
 _VERBATIM_MODEL_TYPES = frozenset(
-    "arctic chatlm ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite gpt_bigcode "
-    "granite granitemoe granitemoehybrid granitemoeshared h2ovl_chat hyperclovax internlm2 "
-    "internlm3 iquestcoder jamba mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral "
-    "mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid persimmon phi3 phimoe stablelm".split()
+    [
+        "arctic",
+        "chatlm",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "flex_olmo",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "gpt_bigcode",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "granitemoeshared",
+        "h2ovl_chat",
+        "hyperclovax",
+        "internlm2",
+        "internlm3",
+        "iquestcoder",
+        "jamba",
+        "mimo_v2_flash",
+        "minicpm3",
+        "minimax_m2",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "mistral3",
+        "mixtral",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "olmo_hybrid",
+        "persimmon",
+        "phi3",
+        "phimoe",
+        "stablelm",
+    ]
 )
 
 #: Qwen2's pre-tokenizer (transformers, models/qwen2/tokenization_qwen2.py).
