@@ -110,7 +110,7 @@ class Reference:
 Program = list[tuple[list[Primitive], int]]
 
 
-def random_program(source: random.Random, *, length: int = 12, max_context: int = 40) -> Program:
+def random_program(source: random.Random, *, length: int = 12) -> Program:
     """A program with much sharing: few different tokens, forks of forks, frees at any time."""
     program: Program = []
     live: list[int] = []

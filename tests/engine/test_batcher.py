@@ -231,3 +231,14 @@ def test_admission_waits_for_room_instead_of_preempting() -> None:
     assert engine.stats().preemptions == 0
     for index in range(4):
         assert trace.tokens(index) == expected(prompt(24, index))
+
+
+def test_waiting_context_that_needs_nothing_any_more_keeps_its_place() -> None:
+    engine, _ = scripted_engine(num_blocks=6, max_logprob_tokens=4)
+    trace = Trace(engine).submit(Fill(1, prompt(8))).run()
+    trace.submit(FreeContext(1), Fill(2, prompt(16, 5), prompt_logprobs=0)).step()
+    trace.submit(Fill(3, prompt(8))).step()
+    assert engine.stats().waiting == 1, "it was found in the cache, but there was no room to run"
+    trace.submit(Fill(3, [5, 6, 7]), Generate(3, GREEDY)).run()
+    assert [event.cached_tokens for event in trace.filled(3)] == [8, 0]
+    assert trace.tokens(3) == expected([*prompt(8), 5, 6, 7])

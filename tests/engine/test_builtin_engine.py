@@ -46,6 +46,7 @@ def _one_thread() -> None:
 
 @given(
     seed=st.integers(0, 2**32),
+    length=st.sampled_from([4, 12, 40]),
     block_size=st.integers(1, 5),
     num_blocks=st.integers(8, 40),
     max_batch_size=st.integers(1, 5),
@@ -56,6 +57,7 @@ def _one_thread() -> None:
 @settings(max_examples=200, deadline=None)
 def test_outputs_do_not_depend_on_scheduling(
     seed: int,
+    length: int,
     block_size: int,
     num_blocks: int,
     max_batch_size: int,
@@ -72,7 +74,7 @@ def test_outputs_do_not_depend_on_scheduling(
         max_logprob_tokens=max_logprob_tokens,
         prefix_caching=prefix_caching,
     )
-    check_program(Trace(engine), random_program(random.Random(seed)))
+    check_program(Trace(engine), random_program(random.Random(seed), length=length))
     assert all(batch.num_tokens <= max_batch_tokens for batch in runner.batches)
     assert all(len(batch.rows) <= max_batch_size for batch in runner.batches)
 

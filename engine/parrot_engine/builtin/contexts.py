@@ -91,6 +91,8 @@ class Context:
     pending: deque[Pending] = field(default_factory=deque)
     #: Hashes of the full blocks of `token_ids`, as far as they were asked for.
     hashes: list[bytes] = field(default_factory=list)
+    #: The rank under which it stands in the line of waiting contexts.
+    queued: Rank | None = None
     #: How it came to its state, for `ContextStateError`.
     story: deque[str] = field(default_factory=lambda: deque(maxlen=32))
 

@@ -416,7 +416,7 @@ class ContextStore:
         """The waiting context of the smallest rank."""
         while self._waiting:
             rank, context = self._waiting[0]
-            if context.state == "waiting" and context.rank == rank:
+            if context.queued == rank:
                 return context
             heapq.heappop(self._waiting)
         return None
@@ -426,16 +426,16 @@ class ContextStore:
         context = self.peek_waiting()
         assert context is not None
         heapq.heappop(self._waiting)
+        context.queued = None
         return context
 
     def push_waiting(self, context: Context) -> None:
         """Put a context back that `pop_waiting` gave."""
+        context.queued = context.rank
         heapq.heappush(self._waiting, (context.rank, context))
         if len(self._waiting) > 2 * self._count["waiting"] + 64:
             # Entries of contexts that were freed meanwhile only leave at the top.
-            self._waiting = [
-                (rank, other) for rank, other in self._waiting if other.state == "waiting"
-            ]
+            self._waiting = [(rank, other) for rank, other in self._waiting if other.queued == rank]
             heapq.heapify(self._waiting)
 
     def waiting_with_blocks(self, *, pinned: bool) -> Iterator[Context]:
@@ -443,7 +443,7 @@ class ContextStore:
         return (
             context
             for _, context in self._waiting
-            if context.state == "waiting" and context.block_table and context.pin == pinned
+            if context.queued is not None and context.block_table and context.pin == pinned
         )
 
     def start(self, context: Context) -> None:
@@ -541,12 +541,16 @@ class ContextStore:
 
     def _move(self, context: Context, state: ContextState) -> None:
         old = context.state
-        if old == state == "idle":
-            self._place_idle(context)
         if old == state:
+            if state == "idle":
+                self._place_idle(context)
+            elif state == "waiting" and context.queued != context.rank:
+                # The head of its queue changed: all of it was found in the prefix cache.
+                self.push_waiting(context)
             return
         if state not in _TRANSITIONS[old]:
             raise self._illegal(context, f"cannot become {state}")
+        context.queued = None
         if old == "running":
             del self.running[context]
         elif old == "idle":
@@ -587,6 +591,7 @@ class ContextStore:
         """
         self.pool.check_integrity(context.block_table for context in self._all)
         counted: Counter[ContextState] = Counter(context.state for context in self._all)
+        line = {context for rank, context in self._waiting if context.queued == rank}
         for context in self._all:
             if not 0 <= context.num_computed <= len(context.token_ids):
                 raise self._illegal(context, "computed more than it has")
@@ -599,6 +604,8 @@ class ContextStore:
                 raise self._illegal(context, "work and state do not match")
             if (context.state == "running") != (context in self.running):
                 raise self._illegal(context, "not in the batch that it runs in")
+            if (context.state == "waiting") != (context in line):
+                raise self._illegal(context, "waits without standing in the line")
             if (context.state == "idle" and held > 0) != (
                 context in (self.idle_pinned if context.pin else self.idle)
             ):
