@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.hub import resolve_model, served_name
+from parrot_engine.progress import ProgressLines
 from parrot_engine.protocol import Engine
 from parrot_engine.text.assets import TextAssets, TextAssetsError, load_text_assets
 
@@ -124,7 +125,8 @@ def _load_builtin(folder: Path, options: EngineOptions, name: str) -> Engine:
         value = getattr(options, option)
         if value is not None:
             chosen[option] = value
-    return BuiltinEngine.load(folder, BuiltinSettings(**chosen), model=name)
+    progress = ProgressLines("loading weights")
+    return BuiltinEngine.load(folder, BuiltinSettings(**chosen), model=name, progress=progress)
 
 
 def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine:

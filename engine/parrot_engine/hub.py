@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from parrot_engine.exceptions import ModelError
+from parrot_engine.progress import download_bar
 
 #: The bundled model, for trying things out without a download.
 DEMO_MODEL = "parrot-demo"
@@ -77,7 +78,8 @@ def _download(repository: str, *, with_code: bool) -> Path:
         ) from error
     patterns = [*_PATTERNS, *(["*.py"] if with_code else [])]
     try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
+        folder = snapshot_download(repository, allow_patterns=patterns, tqdm_class=download_bar())
+        return Path(folder)
     except GatedRepoError as error:
         raise ModelNotFoundError(
             f"The hub repository {repository} is gated: accept its terms on huggingface.co and "

@@ -5,14 +5,16 @@
     POST /free_context  {"context_id"}
     GET  /health
 
-For one trusted client on the same machine or network: there are no keys, no tenants, no queueing
-beyond the engine's own. Errors have OpenAI's shape. Text is filled as it is, special tokens
-included: `add_special_tokens` asks for the tokenizer's own beginning.
+For one trusted client: one key or none, no tenants, no queueing beyond the engine's own. Errors
+have OpenAI's shape. Text is filled as it is, special tokens included: `add_special_tokens` asks
+for the tokenizer's own beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -22,7 +24,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from parrot_engine.driver import DriverStoppedError, EngineDriver
@@ -225,9 +227,21 @@ class _Inbox:
         self.complete = False
 
 
-def create_app(engine: Engine, text: TextAssets) -> FastAPI:
-    """The application for one engine, which it closes at its end."""
+def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> FastAPI:
+    """The application for one engine, which it closes at its end.
+
+    Args:
+        engine: not driven by anybody else.
+        text: the model's tokenizer.
+        key: callers must send it as `Authorization: Bearer …`; None lets everybody in.
+    """
     service = EngineService(engine, text)
+    wanted = None if key is None else _digest(f"Bearer {key}")
+
+    async def check_key(request: Request) -> None:
+        sent = _digest(request.headers.get("authorization", ""))
+        if wanted is not None and not hmac.compare_digest(sent, wanted):
+            raise _ApiError(401, "Incorrect API key provided.", "invalid_api_key")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -237,7 +251,9 @@ def create_app(engine: Engine, text: TextAssets) -> FastAPI:
         finally:
             await service.close()
 
-    app = FastAPI(title="Parrot engine", lifespan=lifespan)
+    app = FastAPI(
+        title="Parrot engine", lifespan=lifespan, dependencies=[Depends(check_key)], redoc_url=None
+    )
 
     @app.exception_handler(_ApiError)
     async def on_api_error(_: Request, error: _ApiError) -> Response:
@@ -279,15 +295,21 @@ def create_app(engine: Engine, text: TextAssets) -> FastAPI:
     return app
 
 
-def run_server(engine: Engine, text: TextAssets, *, host: str, port: int) -> int:
+def run_server(
+    engine: Engine, text: TextAssets, *, host: str, port: int, key: str | None = None
+) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status."""
     config = uvicorn.Config(
-        create_app(engine, text), host=host, port=port, access_log=False, log_level="warning",
-        timeout_graceful_shutdown=10,
+        create_app(engine, text, key), host=host, port=port, access_log=False,
+        log_level="warning", timeout_graceful_shutdown=10,
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.run()
     return 0 if server.started else 1
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
 
 
 _FILL_DECODER = msgspec.json.Decoder(_FillBody)

@@ -3,7 +3,8 @@
     python -m parrot_engine --model Qwen/Qwen3-0.6B --join ws://host:8000/v1/engines/join
     python -m parrot_engine --model parrot-demo --listen 127.0.0.1:8100
 
-The join key comes from the environment (`PARROT_JOIN_KEY`), never from the command line. Progress
+Keys come from the environment, never from the command line: `PARROT_JOIN_KEY` to join,
+`PARROT_ENGINE_KEY` for the callers of an engine that listens. Progress
 and errors go to standard error; the last line of a failure says what to do.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -20,12 +22,14 @@ import time
 from collections.abc import Sequence
 
 from parrot_engine.driver import DriverStoppedError, EngineDriver
-from parrot_engine.exceptions import ParrotEngineError
+from parrot_engine.exceptions import ParrotEngineError, SettingsError
 from parrot_engine.factory import EngineOptions, LoadedEngine, load_engine
+from parrot_engine.progress import say
 
 _log = logging.getLogger(__name__)
 
 JOIN_KEY_VARIABLE = "PARROT_JOIN_KEY"
+ENGINE_KEY_VARIABLE = "PARROT_ENGINE_KEY"
 
 #: Exit status when another try with the same options is pointless (sysexits' EX_CONFIG).
 EXIT_CONFIG = 78
@@ -47,14 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _options(parsed)
         if parsed.join is not None and not os.environ.get(JOIN_KEY_VARIABLE):
-            _say(f"error: set {JOIN_KEY_VARIABLE} to the gateway's join key")
+            say(f"error: set {JOIN_KEY_VARIABLE} to the gateway's join key")
             return EXIT_CONFIG
+        address = None if parsed.listen is None else _listen_address(parsed.listen)
         loaded = _load(options)
-        if parsed.join is not None:
-            return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
-        return _run_listening(loaded, parsed.listen)
+        if address is not None:
+            return _run_listening(loaded, address)
+        return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
     except ParrotEngineError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return 130
@@ -104,11 +109,11 @@ def _options(parsed: argparse.Namespace) -> EngineOptions:
 
 
 def _load(options: EngineOptions) -> LoadedEngine:
-    _say(f"loading {options.model} …")
+    say(f"loading {options.model} …")
     started = time.perf_counter()
     loaded = load_engine(options)
     info = loaded.engine.info
-    _say(
+    say(
         f"{info.model}: {info.architecture} on the {info.kind} engine, {info.device}, "
         f"{info.dtype}, contexts of up to {info.max_context_tokens} tokens, ready after "
         f"{time.perf_counter() - started:.1f} s"
@@ -125,7 +130,7 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
     try:
         from parrot_engine.link import EngineLink
     except ImportError as error:
-        _say(f"error: joining a gateway needs {error.name}: pip install parrot-gateway")
+        say(f"error: joining a gateway needs {error.name}: pip install parrot-gateway")
         return EXIT_CONFIG
     loop = asyncio.get_running_loop()
     crashed = asyncio.Event()
@@ -158,22 +163,44 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
             task.cancel()
         await asyncio.gather(running, watching, return_exceptions=True)
         await asyncio.to_thread(driver.close)
-    _say("error: the engine broke down; the lines above have the details")
+    say("error: the engine broke down; the lines above have the details")
     return EXIT_CRASH
 
 
-def _run_listening(loaded: LoadedEngine, address: str) -> int:
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        _say(f"error: --listen {address}: HOST:PORT is wanted")
-        return EXIT_CONFIG
+def _listen_address(text: str) -> tuple[str, int]:
+    """Host and port of `--listen`.
+
+    Raises:
+        SettingsError: not HOST:PORT, or an address of the network while there is no key.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdigit() or int(port) > 65535:
+        raise SettingsError("--listen", f"{text}: HOST:PORT is wanted")
+    if not _is_loopback(host) and not os.environ.get(ENGINE_KEY_VARIABLE):
+        raise SettingsError(
+            "--listen",
+            f"anybody on the network could use {host}: set {ENGINE_KEY_VARIABLE} to the key that "
+            "callers must send",
+        )
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _run_listening(loaded: LoadedEngine, address: tuple[str, int]) -> int:
     try:
         from parrot_engine.server import run_server
     except ImportError as error:
-        _say(f"error: serving needs {error.name}: pip install parrot-gateway")
+        say(f"error: serving needs {error.name}: pip install parrot-gateway")
         return EXIT_CONFIG
-    return run_server(loaded.engine, loaded.text, host=host.strip("[]") or "127.0.0.1",
-                      port=int(port))  # fmt: skip
+    key = os.environ.get(ENGINE_KEY_VARIABLE) or None
+    return run_server(loaded.engine, loaded.text, host=address[0], port=address[1], key=key)
 
 
 def _end_with_parent() -> None:
@@ -184,10 +211,6 @@ def _end_with_parent() -> None:
     time.sleep(_ORPHAN_GRACE_S)
     # Whatever still runs runs for nobody.
     os._exit(EXIT_CRASH)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_downloads_take_no_code_and_no_pickles(
 ) -> None:
     asked: list[list[str]] = []
 
-    def download(repository: str, allow_patterns: list[str]) -> str:
+    def download(repository: str, allow_patterns: list[str], tqdm_class: type) -> str:
         asked.append(allow_patterns)
         return str(tmp_path)
 

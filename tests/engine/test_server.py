@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -207,3 +210,26 @@ def test_a_broken_engine_answers_errors(serve: Serve) -> None:
         assert answer.status_code in (500, 503)
         assert "secret" not in answer.text
     assert client.get("/health").status_code == 503
+
+
+def test_a_key_is_asked_for_everywhere(text: TextAssets, tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(hashed_script(tokenizer.vocab_size), info=info(tokenizer))
+    with TestClient(create_app(engine, text, key="secret")) as client:
+        for method, path in (("get", "/health"), ("post", "/fill"), ("post", "/generate"),
+                             ("post", "/free_context")):  # fmt: skip
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+                answer = client.request(method, path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        right = {"authorization": "Bearer secret"}
+        assert client.get("/health", headers=right).status_code == 200
+
+
+def test_an_address_of_the_network_needs_a_key() -> None:
+    command = [sys.executable, "-m", "parrot_engine", "--model", "parrot-demo", "--listen"]
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("PARROT_")}
+    ran = subprocess.run(
+        [*command, "0.0.0.0:0"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 78
+    assert "PARROT_ENGINE_KEY" in ran.stderr

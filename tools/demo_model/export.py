@@ -119,7 +119,8 @@ storyteller and nothing else.
 
 ## Architecture
 
-`LlamaForCausalLM` in bfloat16, embeddings tied. Byte-level BPE, trained on the same books.
+`LlamaForCausalLM`, embeddings tied, weights stored in bfloat16 and run in float32. Byte-level BPE,
+trained on the same books.
 
 | | |
 |---|---|

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -116,8 +116,21 @@ class BuiltinEngine:
         )
 
     @classmethod
-    def load(cls, folder: Path, settings: BuiltinSettings, *, model: str) -> BuiltinEngine:
+    def load(
+        cls,
+        folder: Path,
+        settings: BuiltinSettings,
+        *,
+        model: str,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> BuiltinEngine:
         """An engine for the checkpoint in `folder`.
+
+        Args:
+            folder: with `config.json` and safetensors.
+            settings: limits, device, dtype.
+            model: name under which the model is served.
+            progress: told how many of how many weights are loaded.
 
         Raises:
             ModelError: the checkpoint cannot be served.
@@ -125,7 +138,7 @@ class BuiltinEngine:
         """
         from parrot_engine.models.loader import load_runner
 
-        return cls(load_runner(folder, settings), settings, model=model)
+        return cls(load_runner(folder, settings, progress), settings, model=model)
 
     def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
         return Batcher(self._store, self._pool, settings)

@@ -1,0 +1,69 @@
+"""Progress of long waits, as whole lines on standard error.
+
+An engine process has no terminal of its own: whoever started it reads lines and passes them on. So
+nothing here redraws a bar, and a wait that is over soon says nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: Silence before the first line, and between two.
+FIRST_LINE_S = 1.0
+INTERVAL_S = 2.0
+
+
+def say(line: str) -> None:
+    """Write one line to standard error at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class ProgressLines:
+    """Tells `(done, total)` as lines, not too many of them.
+
+    Args:
+        what: begins each line.
+        write: takes a line.
+        clock: seconds, growing.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        write: Callable[[str], None] = say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what = what
+        self._write = write
+        self._clock = clock
+        self._due = clock() + FIRST_LINE_S
+
+    def __call__(self, done: int, total: int) -> None:
+        """Note that `done` of `total` are done."""
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + INTERVAL_S
+            self._write(f"{self._what}: {100 * done // max(total, 1)} % ({done} of {total})")
+
+
+def download_bar() -> type[Any]:
+    """A tqdm class that writes lines, for libraries that draw their progress with tqdm."""
+    from tqdm import tqdm
+
+    class LineBar(tqdm):
+        """Shows what tqdm would draw, each time on a line of its own."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs |= {"mininterval": INTERVAL_S, "delay": FIRST_LINE_S, "leave": False}
+            kwargs |= {"ascii": True, "ncols": 78}
+            super().__init__(*args, **kwargs)
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            """Write the present state; called by tqdm when it is time to redraw."""
+            if not pos and (msg is None or msg.strip()):
+                say((msg if msg is not None else str(self)).strip())
+
+    return LineBar
