@@ -13,22 +13,16 @@ from harness import processes
 from harness.processes import (
     API_KEY,
     DEMO_MODEL,
-    DEMO_SOURCE,
     GatewayProcess,
     free_port,
     upstream_settings,
 )
-from harness.scripted_upstream import ScriptedUpstream
+from harness.scripted_upstream import LISTED_MODEL, ScriptedUpstream
 
 #: Counters come with heartbeats; an engine silent for three of them is lost.
 HEARTBEAT_S = 0.5
 #: Few rows, so that a handful of calls fills a batch and the next one has to wait.
-DEMO_SETTINGS = {
-    "model": DEMO_SOURCE,
-    "name": DEMO_MODEL,
-    "max_batch_size": 4,
-    "num_blocks": 512,
-}
+DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +52,11 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
     """An open gateway in front of the scripted upstream.
 
     Any model goes to an upstream with two retries; under the prefix `once/` there are none, and
-    `narrow/` takes one call at a time, `hasty/` waits a moment only, `dead/` is not there.
+    `narrow/` takes one call at a time, `hasty/` waits a moment only, `dead/` is not there, nor is
+    `lame/`, which has a model of the scripted one to fall back on; `fragile/` is left alone after
+    two failures.
     """
-    url = upstream.base_url
+    url, nowhere = upstream.base_url, f"http://127.0.0.1:{free_port()}/v1"
     with GatewayProcess(
         config={
             "upstreams": [
@@ -68,7 +64,9 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
                 upstream_settings("once", url, max_retries=0),
                 upstream_settings("narrow", url, max_concurrency=1),
                 upstream_settings("hasty", url, read_timeout_s=0.3),
-                upstream_settings("dead", f"http://127.0.0.1:{free_port()}/v1"),
+                upstream_settings("dead", nowhere),
+                upstream_settings("lame", nowhere, fallback=LISTED_MODEL),
+                upstream_settings("fragile", url, max_retries=0, breaker_failures=2),
             ],
         },
     ) as gateway:

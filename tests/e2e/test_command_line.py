@@ -101,6 +101,12 @@ def test_help_and_version() -> None:
     assert "--upstream" in run_cli("serve", "--help").stdout
 
 
+def test_the_doctor_finds_this_machine_fit() -> None:
+    run = run_cli("doctor")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "python" in run.stdout.lower()
+
+
 def test_an_engine_without_a_join_key() -> None:
     run = run_cli("engine", "--join", "ws://127.0.0.1:1/v1/engines/join", "--model", "x")
     assert run.returncode != 0

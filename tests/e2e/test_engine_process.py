@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.processes import DEMO_MODEL, DEMO_SOURCE, GatewayProcess, wait_until
+from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
 from harness.raw_http import RawConnection, check_error
 from test_serve import run_printed_curl
 
@@ -21,7 +21,6 @@ LONG: dict[str, Any] = {
     "stream": True,
 }
 SHORT: dict[str, Any] = {"model": DEMO_MODEL, "prompt": "Once", "max_tokens": 3}
-MODEL = {"model": DEMO_SOURCE, "name": DEMO_MODEL, "num_blocks": 512}
 
 
 def is_alive(pid: int) -> bool:
@@ -34,8 +33,11 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[GatewayProcess]:
-    """A gateway whose engine may be killed; the tests of this file use it in their order."""
-    with GatewayProcess(config={"models": [MODEL], "server": {"keep_alive_s": 0.1}}) as gateway:
+    """A gateway with what `serve` runs when nothing is asked for, and an engine that may be killed.
+
+    The tests of this file use it in their order.
+    """
+    with GatewayProcess(config={"server": {"keep_alive_s": 0.1}}) as gateway:
         yield gateway
 
 
@@ -140,7 +142,7 @@ def test_ctrl_c_lets_the_stream_finish(mortal: GatewayProcess) -> None:
 
 
 def test_the_engine_does_not_outlive_a_killed_gateway() -> None:
-    with GatewayProcess(config={"models": [MODEL]}) as gateway:
+    with GatewayProcess(config={"models": [DEMO_MODEL]}) as gateway:
         engine = gateway.engine_pid()
         with RawConnection(gateway.port) as connection:
             connection.send(connection.request("POST", "/v1/completions", LONG))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from harness.processes import (
     DEMO_MODEL,
-    DEMO_SOURCE,
     GatewayProcess,
     ServerProcess,
     free_port,
@@ -19,7 +18,7 @@ from harness.processes import (
 )
 from harness.raw_http import RawConnection, check_error
 
-ENGINE = ["-m", "parrot_gateway", "engine", "--model", DEMO_SOURCE, "--num-blocks", "256"]
+ENGINE = ["-m", "parrot_gateway", "engine", "--model", DEMO_MODEL, "--num-blocks", "256"]
 SHORT: dict[str, Any] = {"prompt": "Once", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
 JOIN_KEY = {"PARROT_JOIN_KEY": "the key of the engines"}
 

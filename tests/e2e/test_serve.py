@@ -161,6 +161,9 @@ def test_the_drain_has_an_end(upstream: ScriptedUpstream) -> None:
         draining.gateway.wait(15)
         assert draining.received.aborted.wait(10)
         assert "1 calls were cut off" in draining.gateway.stderr()
+        # A stream that just ended in good order would pass for a whole answer.
+        with pytest.raises(ConnectionError):
+            draining.call.read_response()
     finally:
         draining.close()
 

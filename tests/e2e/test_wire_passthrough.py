@@ -10,6 +10,7 @@ import pytest
 from harness.processes import GatewayProcess
 from harness.raw_http import RawConnection, Response, check_error
 from harness.scripted_upstream import (
+    LISTED_MODEL,
     Answer,
     Received,
     ScriptedUpstream,
@@ -184,3 +185,32 @@ def test_the_callers_address_and_hop_headers_do_not_leak(
     call: Received = upstream.calls(model)[0]
     assert not {"x-secret", "te", "cookie"} & set(call.headers)
     assert "x-hop" not in response.headers
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fallback_answers_when_an_upstream_cannot(
+    relay: GatewayProcess, upstream: ScriptedUpstream, stream: bool
+) -> None:
+    raw = STREAMS["plain"] if stream else DOCUMENTS["nulls stay"]
+    upstream.script_listed(event_stream(raw) if stream else document(raw))
+    known = len(upstream.calls(LISTED_MODEL))
+    response = ask(relay, "lame/some-model", stream=stream)
+    assert response.status == 200
+    assert response.body == raw
+    [call] = upstream.calls(LISTED_MODEL)[known:]
+    assert call.json["messages"] == CHAT["messages"]
+
+
+def test_an_upstream_that_keeps_failing_is_left_alone(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(error(500))
+    for _ in range(2):
+        check_error(ask(relay, f"fragile/{model}"), 500, "scripted_500")
+    response = ask(relay, f"fragile/{model}")
+    check_error(response, 503, "upstream_unavailable")
+    assert float(response.headers["retry-after"]) > 0
+    assert len(upstream.calls(model)) == 2
+    states = {item["name"]: item["breaker"] for item in relay.health()["upstreams"]}
+    assert states["fragile"] == "open"
+    assert states["scripted"] == "closed"

@@ -30,8 +30,6 @@ STOP_DEADLINE_S = 20.0
 DEADLINE_S = 20.0
 
 DEMO_MODEL = "parrot-demo"
-#: What is run under that name.
-DEMO_SOURCE = os.environ.get("PARROT_TEST_MODEL", DEMO_MODEL)
 #: What clients of a gateway with a key send.
 API_KEY = "test-key-of-the-demo-gateway"
 
