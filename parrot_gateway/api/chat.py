@@ -13,7 +13,7 @@ import msgspec
 
 from parrot_gateway.api.answers import ChunkWriter, Envelope, chat_logprobs, encode, usage_dict
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.messages import render_chat
+from parrot_gateway.api.messages import render_chat_aside
 from parrot_gateway.api.shapes import ChatBody
 from parrot_gateway.api.sse import stream_generation
 from parrot_gateway.api.validation import (
@@ -55,7 +55,7 @@ async def handle_chat(
     request = decode(body, _DECODER)
     _check(request, engine)
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompt = await _prompt(request, engine)
+    prompt = await _prompt(request, engine, len(body))
     asked = _generation_request(request, engine, prompt, salt)
     generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
     answer = _Answer(request, engine, requested_model, asked)
@@ -162,8 +162,8 @@ def _check_verbosity(verbosity: Any) -> None:
     )
 
 
-async def _prompt(request: ChatBody, engine: GenerationEngine) -> Prompt:
-    text = render_chat(engine.tokenizer, request)
+async def _prompt(request: ChatBody, engine: GenerationEngine, num_bytes: int) -> Prompt:
+    text = await render_chat_aside(engine.tokenizer, request, num_bytes)
     prompts = await prompts_of_texts(
         engine.tokenizer,
         engine.info,

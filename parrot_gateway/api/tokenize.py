@@ -10,7 +10,7 @@ import msgspec
 
 from parrot_gateway.api.answers import encode
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.messages import render_chat
+from parrot_gateway.api.messages import render_chat_aside
 from parrot_gateway.api.shapes import DetokenizeBody, TokenizeBody
 from parrot_gateway.api.validation import check_token_ids, decode, missing_parameter
 from parrot_gateway.core.generation import GenerationEngine
@@ -40,7 +40,8 @@ async def handle_tokenize(exchange: Exchange, engine: GenerationEngine, body: by
     if request.prompt is not None:
         text, special = request.prompt, request.add_special_tokens is not False
     elif request.messages is not None:
-        text, special = render_chat(engine.tokenizer, request), bool(request.add_special_tokens)
+        text = await render_chat_aside(engine.tokenizer, request, len(body))
+        special = bool(request.add_special_tokens)
     else:
         raise missing_parameter("prompt")
     ids = (await tokenize(engine.tokenizer, [text], add_special_tokens=special))[0]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from harness.processes import DEMO_MODEL, GatewayProcess
-from harness.raw_http import RawConnection
+from harness.raw_http import RawConnection, check_error
 from harness.scripted_upstream import ScriptedUpstream, chat_document, chat_events, document
 from harness.scripted_upstream import event_stream as events
 
@@ -69,3 +69,22 @@ def test_a_crowd_passes_through_unmixed(relay: GatewayProcess, upstream: Scripte
         answers = dict(zip(raws, pool.map(ask, raws), strict=True))
     assert answers == raws
     relay.wait_running(0)
+
+
+def test_a_long_prompt_holds_nobody_up(demo: GatewayProcess) -> None:
+    """Tokenizing takes a while; others are answered meanwhile, again and again."""
+    long = {"model": DEMO_MODEL, "prompt": "word " * 200_000}
+    chat = {"model": DEMO_MODEL, "messages": [{"role": "user", "content": "word"}] * 25_000}
+    for path, body in (("/v1/completions", long), ("/v1/chat/completions", chat)):
+        with (
+            RawConnection(demo.port, api_key=demo.api_key) as busy,
+            RawConnection(demo.port) as other,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            answer = pool.submit(busy.ask, "POST", path, body)
+            answered = 0
+            while not answer.done():
+                assert other.ask("GET", "/health/liveness").status == 200
+                answered += 1
+            assert check_error(answer.result(), 400)["code"] == "context_length_exceeded"
+        assert answered > 10

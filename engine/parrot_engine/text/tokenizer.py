@@ -13,6 +13,9 @@ from parrot_engine.text.assets import TextAssets, TextAssetsError
 from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.pieces import TokenPieces, read_plan
 
+#: Characters beyond which a text takes longer than a millisecond.
+_LONG_TEXT = 8192
+
 
 class Tokenizer:
     """Text to token ids and back. Immutable after construction; safe to use from threads."""
@@ -75,15 +78,26 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written in the text count as such.
 
-        Releases the GIL: long texts may be encoded in a thread. Half a surrogate pair, which is no
-        text, becomes U+FFFD.
+        Long texts may be encoded in a thread: for them the GIL is released. Half a surrogate pair,
+        which is no text, becomes U+FFFD.
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return self._encode(text, add_special_tokens)
         except TypeError:
             clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            encoding = self._backend.encode(clean, add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
+            return self._encode(clean, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int]
+        if len(text) <= _LONG_TEXT:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            # NOTE: `encode` holds the GIL throughout, which stops the gateway for as long as the
+            # text takes: a second per megabyte and more. The batch methods release it.
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            ids = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
