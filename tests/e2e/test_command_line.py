@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from harness.processes import run_cli
@@ -12,10 +13,10 @@ from harness.processes import run_cli
 UPSTREAM = ("--upstream", "x=http://127.0.0.1:1/v1", "--port", "0")
 
 
-def check_refused(run: object, *words: str) -> None:
-    assert run.returncode == 2, run.stderr  # type: ignore[attr-defined]
-    assert run.stdout == ""  # type: ignore[attr-defined]
-    text = run.stderr  # type: ignore[attr-defined]
+def check_refused(run: CompletedProcess[str], *words: str) -> None:
+    assert run.returncode == 2, run.stderr
+    assert run.stdout == ""
+    text = run.stderr
     assert "Traceback" not in text
     for word in words:
         assert word in text, text

@@ -115,7 +115,8 @@ class ServerProcess:
             return match
 
         what = f"{pattern.pattern!r} in the output of {self.arguments}:\n{self.tail()}"
-        return wait_until(found, what, deadline_s)
+        match: re.Match[str] = wait_until(found, what, deadline_s)
+        return match
 
     def wait(self, deadline_s: float = STOP_DEADLINE_S) -> int:
         """Wait for the end; the exit status."""

@@ -177,7 +177,7 @@ def check_error(response: Response, status: int, code: str | None = None) -> dic
     assert response.headers["x-request-id"]
     body = response.json
     assert set(body) == {"error"}
-    error = body["error"]
+    error: dict[str, Any] = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert isinstance(error["message"], str)
     assert error["message"]

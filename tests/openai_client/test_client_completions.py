@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driver import Driver
+from driver import Driver, result
 from harness.processes import DEMO_MODEL
 
 PROMPT = "Once upon a time"
@@ -228,8 +228,6 @@ async def test_a_stream_of_many(loose: Driver) -> None:
 
 
 async def test_headers_through_with_raw_response(api: Driver) -> None:
-    from driver import result
-
     raw = await result(
         api.client.completions.with_raw_response.create(prompt=PROMPT, max_tokens=2, **GREEDY)
     )

@@ -11,9 +11,10 @@ from typing import Any
 
 import openai
 import pytest
-from driver import Driver, collect
+from driver import Driver, collect, first_of, result
 from harness.processes import GatewayProcess
 from harness.scripted_upstream import (
+    Answer,
     ScriptedUpstream,
     chat_document,
     chat_events,
@@ -129,9 +130,8 @@ async def test_an_upstream_that_is_silent(through: Driver, upstream: ScriptedUps
 async def test_a_connection_that_breaks_before_the_answer_is_tried_again(
     through: Driver, upstream: ScriptedUpstream
 ) -> None:
-    broken = document(chat_document())
     model = upstream.script(
-        event_stream(cut=True), type(broken)(parts=(b"{",), cut=True, chunked=True),
+        event_stream(cut=True), Answer(parts=(b"{",), cut=True, chunked=True),
         document(chat_document("Whole.")),
     )  # fmt: skip
     answer = await through.chat(model=model, messages=ASK)
@@ -176,8 +176,6 @@ async def test_an_error_event_of_the_upstream_raises(
 async def test_closing_a_stream_aborts_it_at_the_upstream(
     through: Driver, upstream: ScriptedUpstream
 ) -> None:
-    from driver import first_of, result
-
     gate = upstream.gate()
     model = upstream.script(event_stream(*chat_events(["One"])[:2], gate))
     stream = await through.chat(model=model, messages=ASK, stream=True)
