@@ -85,7 +85,7 @@ class Fill:
     salt: str = ""
     #: Report the log-probability of each filled token, with this many alternatives each.
     prompt_logprobs: int | None = None
-    #: Smaller runs earlier.
+    #: Smaller runs earlier, and so does whatever it has to wait for.
     priority: int = 0
     #: Keep this context's KV as long as there is anything else to evict.
     pin: bool = False

@@ -76,6 +76,33 @@ def test_higher_priority_takes_the_place_of_a_running_context() -> None:
     assert engine.stats().preemptions == 0
 
 
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_work_that_something_urgent_waits_for_is_urgent(depth: int) -> None:
+    """Behind it in its queue, or in a fork, or in a fork of a fork that is not there yet."""
+    engine, _ = scripted_engine(max_batch_size=1)
+    trace = Trace(engine)
+    trace.submit(*[Fill(index, prompt(4, index), priority=index) for index in range(7, 10)])
+    parents = range(9, 9 + depth)
+    trace.submit(*[Fill(i + 1, [i], parent_context_id=i, priority=9) for i in parents])
+    trace.submit(Generate(9 + depth, GREEDY, priority=-1)).run()
+    filled = [event.context_id for event in trace.events if isinstance(event, Filled)]
+    assert filled == [*range(9, 10 + depth), 7, 8]
+    assert trace.tokens(9 + depth) == expected([*prompt(4, 9), *parents])
+
+
+def test_work_behind_an_urgent_fork_is_not_urgent() -> None:
+    engine, _ = scripted_engine(max_batch_size=1)
+    trace = Trace(engine).submit(
+        Fill(1, prompt(4, 1), priority=5),
+        Fill(2, prompt(4, 2), priority=1),
+        Generate(3, GREEDY, parent_context_id=1, priority=0),
+        Fill(1, prompt(4, 3), priority=5),
+    )
+    trace.run()
+    filled = [event.context_id for event in trace.events if isinstance(event, Filled)]
+    assert filled == [1, 2, 1]
+
+
 # Prefixes found again
 
 

@@ -108,15 +108,18 @@ class _Step:
     def __init__(self, batcher: Batcher, store: ContextStore, pool: BlockPool) -> None:
         self._batcher = batcher
         self._store = store
+        self._states = store.states
         self._pool = pool
         self._budget = batcher._max_tokens
         self._logprob_budget = batcher._max_logprob_tokens
         #: Running contexts by rank; those before `_index` have had their turn.
-        self._running = sorted(store.running, key=lambda context: context.rank)
+        self._running = sorted(self._states.running, key=lambda context: context.rank)
         self._index = 0
         #: Running contexts, not yet planned, that want a single token.
         self._decodes = {context for context in self._running if context.num_remaining == 1}
         self._may_admit = True
+        #: Blocks that the running contexts which had their turn still need for known tokens.
+        self._num_missing_blocks = 0
         #: Hashes of the blocks that become full in this step.
         self._coming: set[bytes] = set()
         self.rows: list[PlannedRow] = []
@@ -128,24 +131,26 @@ class _Step:
         put_back: list[Context] = []
         while self._budget > 0:
             running = self._running[self._index] if self._index < len(self._running) else None
-            waiting = self._store.peek_waiting() if self._may_admit else None
+            waiting = self._states.line.first() if self._may_admit else None
             if waiting is not None and (running is None or waiting.rank < running.rank):
-                if len(self._store.running) >= self._batcher._max_rows:
+                if len(self._states.running) >= self._batcher._max_rows:
                     if running is None:
                         break
                     self._pause(self._running.pop())
                     continue
-                self._store.pop_waiting()
+                self._states.line.pop()
                 if not self._admit(waiting):
                     put_back.append(waiting)
             elif running is not None:
                 self._index += 1
                 self._decodes.discard(running)
                 self._plan(running)
+                if running.state == "running":
+                    self._num_missing_blocks += running.num_missing_blocks
             else:
                 break
         for context in put_back:
-            self._store.push_waiting(context)
+            self._states.line.add(context)
 
     # Places in the batch
 
@@ -157,20 +162,20 @@ class _Step:
             # Nobody overtakes it: what gets free is for the first in the line.
             self._may_admit = False
             return False
-        self._store.start(context)
+        self._states.start(context)
         self._running.insert(self._index, context)
         return True
 
     def _pause(self, context: Context) -> None:
         self._decodes.discard(context)
-        self._store.pause(context)
+        self._states.pause(context)
 
     def _fits(self, context: Context) -> bool:
-        """Whether its known tokens fit beside those of the contexts that run already."""
-        wanted = sum(
-            max(0, other.blocks_for(len(other.token_ids)) - len(other.block_table))
-            for other in [*self._running, context]
-        )
+        """Whether its known tokens fit beside those of the contexts that run already.
+
+        All of these must have had their turn.
+        """
+        wanted = self._num_missing_blocks + context.num_missing_blocks
         # One more for a shared block that has to be copied.
         wanted += 1 if context.block_table else 0
         self._reclaim(wanted, context, preempt=False)
@@ -219,7 +224,7 @@ class _Step:
             return
         generate = context.generate if start + count == end else None
         if generate is not None:
-            self._store.sampling_row(context, generate)
+            generate.begin(context.token_ids)
         need: LogitsNeed = "all" if scored else "last" if generate is not None else "none"
         self._budget -= count
         if scored:
@@ -296,18 +301,20 @@ class _Step:
     def _reclaim(self, wanted: int, context: Context, *, preempt: bool) -> None:
         """Take KV from others until `wanted` blocks are free, or nobody is left to take from."""
         for pinned in (False, True):
-            idle = self._store.idle_pinned if pinned else self._store.idle
+            if self._pool.num_free >= wanted:
+                return
+            idle = self._states.idle_pinned if pinned else self._states.idle
             while idle and self._pool.num_free < wanted:
-                self._store.drop_blocks(next(iter(idle)))
+                self._states.drop_blocks(next(iter(idle)))
             behind = [
                 other
-                for other in self._store.waiting_with_blocks(pinned=pinned)
-                if other.rank > context.rank
+                for other in self._states.line
+                if other.block_table and other.pin == pinned and other.rank > context.rank
             ]
             for other in sorted(behind, key=lambda other: other.rank, reverse=True):
                 if self._pool.num_free >= wanted:
                     return
-                self._store.drop_blocks(other)
+                self._states.drop_blocks(other)
             if not preempt:
                 return
             for other in reversed(self._running[self._index :]):
@@ -319,7 +326,7 @@ class _Step:
     def _preempt(self, context: Context) -> None:
         self._running.remove(context)
         self._pause(context)
-        self._store.drop_blocks(context)
+        self._states.drop_blocks(context)
         self._batcher.preemptions += 1
         # Whoever gave way does not come back within the step.
         self._may_admit = False

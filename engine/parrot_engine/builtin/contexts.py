@@ -1,19 +1,25 @@
 """Contexts: token sequences, the blocks that hold their KV, and the work queued on them.
 
-State of single contexts and what follows from it: what has to be computed next, from which
-position on logits are needed. Which contexts exist, and how they are forked and freed, is
-`parrot_engine.builtin.store`; what runs when is `parrot_engine.builtin.batcher`.
+Single contexts and what follows from their content: what has to be computed next, from which
+position on logits are needed, when a generation ends. Which contexts exist, and how they are forked
+and freed, is `parrot_engine.builtin.store`; which of them wait, run or idle is
+`parrot_engine.builtin.states`; what runs when is `parrot_engine.builtin.batcher`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import dropwhile
+from operator import is_not
 from typing import Literal, TypeAlias
 
 from parrot_engine.builtin.batch import SamplingRow
 from parrot_engine.builtin.blocks import block_hash, root_hash
-from parrot_engine.protocol import SamplingParams, TokenLogprobs
+from parrot_engine.exceptions import PrimitiveError
+from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
 
 #: `unborn` waits for its parent to reach the fork; `waiting` has work but no place in the batch;
 #: `running` has one; `idle` has no work; `gone` was freed or failed.
@@ -59,12 +65,26 @@ class PendingGenerate:
     #: Made when its first token is about to be sampled; its lists grow with the generation.
     row: SamplingRow | None = None
 
+    def begin(self, token_ids: list[int]) -> None:
+        """Make the one sampling row, if there is none: the first token follows these."""
+        if self.row is None:
+            self.row = SamplingRow(
+                self.sampling, list(token_ids), [], self.seed, self.end_token_ids
+            )
+
+    def no_logprobs(self) -> list[TokenLogprobs] | None:
+        """The log-probabilities of no tokens: a list only if they were asked for."""
+        return [] if self.sampling.logprobs is not None else None
+
 
 @dataclass(slots=True, eq=False)
 class PendingFork:
     """The point in a parent's queue at which a child begins."""
 
+    parent: Context
     child: Context
+    #: Of the child's most urgent work.
+    priority: int
 
 
 Pending: TypeAlias = PendingFill | PendingGenerate | PendingFork
@@ -79,7 +99,8 @@ class Context:
     block_size: int
     #: Tokens that it may hold at most.
     max_tokens: int
-    parent: Context | None = None
+    #: Its place in its parent's queue, while it is unborn.
+    fork: PendingFork | None = None
     state: ContextState = "idle"
     #: Keep the KV as long as there is anything else to evict.
     pin: bool = False
@@ -132,6 +153,71 @@ class Context:
         """Whether a Generate that begins now yields any token."""
         return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
 
+    def begin_as(self, parent: Context) -> None:
+        """Be born, with all of the parent; the caller retains the blocks."""
+        self.fork = None
+        self.token_ids = list(parent.token_ids)
+        self.hashes = list(parent.hashes)
+        self.block_table = list(parent.block_table)
+        self.num_computed = parent.num_computed
+
+    def lift(self, priority: int) -> Context | None:
+        """Make everything that is queued here at least as urgent as what is about to wait for it.
+
+        An unborn context waits for its parent up to the fork, and so on. So priorities never fall
+        along a queue, that of a fork being its child's, and the walk back ends at the first that
+        is small enough.
+
+        Returns:
+            The born context up to whose head the walk came, so that its rank may be another now;
+            None if it ended before.
+        """
+        context = self
+        queue: Iterable[Pending] = reversed(context.pending)
+        while True:
+            for pending in queue:
+                if pending.priority <= priority:
+                    return None
+                pending.priority = priority
+            fork = context.fork
+            if fork is None:
+                return context
+            context = fork.parent
+            queue = dropwhile(partial(is_not, fork), reversed(context.pending))
+
+    def begin_fill(self, fill: PendingFill) -> None:
+        """Append the tokens of the Fill that came to the head of the queue.
+
+        Raises:
+            PrimitiveError: they do not fit.
+        """
+        total = len(self.token_ids) + len(fill.token_ids)
+        if total > self.max_tokens:
+            raise PrimitiveError(
+                "context_too_long",
+                f"the context would hold {total} tokens; at most {self.max_tokens} fit",
+            )
+        fill.start = fill.reached = len(self.token_ids)
+        self.token_ids.extend(fill.token_ids)
+        if fill.token_ids and fill.prompt_logprobs is not None:
+            if fill.start == 0:
+                fill.scores.append(None)
+            else:
+                self.step_back(fill.start - 1)
+
+    def append_sampled(self, row: SamplingRow, token_id: int) -> FinishReason | None:
+        """Append a token that was sampled with `row`; why its generation ends, if it does."""
+        row.generated_token_ids.append(token_id)
+        self.token_ids.append(token_id)
+        if token_id in row.end_token_ids:
+            return "stop"
+        if (
+            len(row.generated_token_ids) < row.params.max_tokens
+            and len(self.token_ids) < self.max_tokens
+        ):
+            return None
+        return "length"
+
     def first_needed(self) -> int:
         """The first position that must be computed, even if its KV could be found: its logits
         are needed. The number of tokens when none are.
@@ -159,6 +245,11 @@ class Context:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
+
+    @property
+    def num_missing_blocks(self) -> int:
+        """Blocks that its known tokens need beyond those that it holds."""
+        return max(0, self.blocks_for(len(self.token_ids)) - len(self.block_table))
 
     def note_found(self, start: int, end: int) -> None:
         """Positions start … end-1 were found in the prefix cache."""

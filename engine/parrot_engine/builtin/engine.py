@@ -155,25 +155,25 @@ class BuiltinEngine:
     def step(self) -> StepResult:
         """Run one batch; returns at once with no events when there is nothing to do."""
         self._take_inbox()
-        if self._store.has_work:
+        if self._store.states.has_work:
             plan = self._batcher.plan()
             try:
                 if plan.rows:
                     self._steps += 1
                     self._execute(plan)
-                elif self._store.has_work and not self._store.events:
+                elif self._store.states.has_work and not self._store.events:
                     raise EngineStateError("batcher", "there is work, but nothing was planned")
             finally:
                 self._batcher.finish(plan)
-        return StepResult(self._store.take_events(), self._store.has_work)
+        return StepResult(self._store.take_events(), self._store.states.has_work)
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
         store = self._store
         return EngineStats(
-            running=len(store.running),
-            waiting=store.num_waiting,
-            contexts=store.num_contexts,
+            running=len(store.states.running),
+            waiting=store.states.num_waiting,
+            contexts=len(store.states),
             free_blocks=self._pool.num_free,
             cached_blocks=self._pool.num_cached,
             steps=self._steps,
