@@ -6,9 +6,18 @@
     │   └── UnsupportedError           400 unsupported_parameter
     ├── AuthenticationError            401 invalid_api_key
     ├── NotFoundError                  404
-    │   └── ModelNotFoundError         404 model_not_found
+    │   ├── ModelNotFoundError         404 model_not_found
+    │   ├── SessionNotFoundError       404 session_not_found
+    │   └── VariableNotFoundError      404 variable_not_found
     ├── MethodNotAllowedError          405
+    ├── ConflictError                  409 conflict
+    │   ├── CycleError                 409 dependency_cycle
+    │   ├── DoubleProducerError        409 output_taken
+    │   ├── SessionFullError           409 session_full
+    │   └── VariableStateError         409 variable_already_written
     ├── RequestTooLargeError           413 request_too_large
+    ├── ValueTooLargeError             413 value_too_large
+    ├── DependencyFailedError          424 dependency_failed
     ├── OverloadedError                503 engine_overloaded, with retry-after
     │   ├── DrainingError              503 shutting_down
     │   ├── ModelLoadingError          503 model_loading
@@ -24,6 +33,7 @@ the server goes into it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -117,6 +127,30 @@ class ModelNotFoundError(NotFoundError):
     default_code: ClassVar[str | None] = "model_not_found"
 
 
+class SessionNotFoundError(NotFoundError):
+    """A session that does not exist, has expired, or is another tenant's: told alike."""
+
+    default_code: ClassVar[str | None] = "session_not_found"
+
+    def __init__(self, session: str, *, param: str | None = "session") -> None:
+        super().__init__(f"Session '{session}' is unknown or has expired.", param=param)
+        self.session = session
+
+
+class VariableNotFoundError(NotFoundError):
+    """A variable that does not exist, has expired, or is another tenant's: told alike."""
+
+    default_code: ClassVar[str | None] = "variable_not_found"
+
+    def __init__(self, variable: str, *, param: str | None = "variable") -> None:
+        super().__init__(
+            f"Variable '{variable}' is unknown or has expired. "
+            "Nothing was sent to a model; run the call that produces it again.",
+            param=param,
+        )
+        self.variable = variable
+
+
 class MethodNotAllowedError(GatewayError):
     """A known path, but not with this method."""
 
@@ -125,12 +159,133 @@ class MethodNotAllowedError(GatewayError):
     default_code: ClassVar[str | None] = "method_not_allowed"
 
 
+class ConflictError(GatewayError):
+    """The request contradicts what the session already holds; the same again would fail again."""
+
+    status = 409
+    type = "invalid_request_error"
+    default_code: ClassVar[str | None] = "conflict"
+    #: OpenAI's clients repeat a 409 by themselves, which helps nobody here.
+    should_retry = False
+
+
+class CycleError(ConflictError):
+    """A call would need its own output.
+
+    Args:
+        path: names along the cycle, calls and variables in turn; the first is not repeated.
+    """
+
+    default_code: ClassVar[str | None] = "dependency_cycle"
+    #: Steps told at each end of a long cycle.
+    _SHOWN = 8
+
+    def __init__(self, path: Sequence[str], *, param: str | None = "inputs") -> None:
+        steps = [f"'{name}'" for name in path]
+        if len(steps) > 2 * self._SHOWN:
+            left_out = len(steps) - 2 * self._SHOWN
+            steps[self._SHOWN : -self._SHOWN] = [f"… {left_out} more …"]
+        story = " -> ".join([*steps, f"'{path[0]}'"])
+        super().__init__(
+            f"This call would wait for its own output: {story}. Nothing was submitted.", param=param
+        )
+        self.path = tuple(path)
+
+
+class DoubleProducerError(ConflictError):
+    """A variable has one producer; this one has it already, or a value."""
+
+    default_code: ClassVar[str | None] = "output_taken"
+
+    def __init__(self, variable: str, taken_by: str, *, param: str | None = "output") -> None:
+        super().__init__(
+            f"Variable '{variable}' is already written by {taken_by}. "
+            "Give the output of this call another name.",
+            param=param,
+        )
+        self.variable = variable
+
+
+class SessionFullError(ConflictError):
+    """A session holds as much as the settings allow, and all of it is still needed."""
+
+    default_code: ClassVar[str | None] = "session_full"
+
+    def __init__(self, session: str, held: str, setting: str) -> None:
+        super().__init__(
+            f"Session '{session}' holds {held}, all still needed (setting sessions.{setting}). "
+            "Wait for its calls, delete variables, or begin another session.",
+            param="session",
+        )
+        self.session = session
+
+
+class VariableStateError(ConflictError):
+    """A variable was to change in a way that its state does not allow.
+
+    Args:
+        story: the states it went through, oldest first, with who caused them.
+    """
+
+    default_code: ClassVar[str | None] = "variable_already_written"
+
+    def __init__(self, variable: str, attempt: str, story: Sequence[str]) -> None:
+        super().__init__(
+            f"Variable '{variable}' cannot {attempt}; it went {' -> '.join(story)}. "
+            "A variable is written once: use another name.",
+            param="variable",
+        )
+        self.variable = variable
+        self.story = tuple(story)
+
+
 class RequestTooLargeError(GatewayError):
     """The body is over the limit in the settings."""
 
     status = 413
     type = "invalid_request_error"
     default_code: ClassVar[str | None] = "request_too_large"
+
+
+class ValueTooLargeError(GatewayError):
+    """The value of a variable is over the limit in the settings."""
+
+    status = 413
+    type = "invalid_request_error"
+    default_code: ClassVar[str | None] = "value_too_large"
+
+    def __init__(
+        self, variable: str, limit_bytes: int, setting: str = "sessions.max_value_bytes"
+    ) -> None:
+        super().__init__(
+            f"The value of variable '{variable}' does not fit into {limit_bytes} bytes "
+            f"(setting {setting}).",
+            param="variable",
+        )
+        self.variable = variable
+        self.limit_bytes = limit_bytes
+
+
+class DependencyFailedError(GatewayError):
+    """What a call or a reader waits for will never come: its producer failed or was cancelled.
+
+    Args:
+        variable: name of the variable that was waited for.
+        call: id of the call that was to write it, if one was.
+        cause: what happened there, fit for the client's eyes.
+    """
+
+    status = 424
+    type = "invalid_request_error"
+    default_code: ClassVar[str | None] = "dependency_failed"
+    #: The same call again would meet the same failure.
+    should_retry = False
+
+    def __init__(self, *, variable: str, call: str | None, cause: str) -> None:
+        producer = f" of call '{call}'" if call is not None else ""
+        super().__init__(f"Variable '{variable}'{producer} has no value: {cause}", param="variable")
+        self.variable = variable
+        self.call = call
 
 
 class OverloadedError(GatewayError):

@@ -186,6 +186,28 @@ class EngineLinkSettings(_Section):
     load_timeout_s: Seconds = 1800.0
 
 
+class SessionSettings(_Section):
+    """Sessions, their variables and graphs: how much is kept, and for how long."""
+
+    #: A session unused for so long is forgotten, unless calls of it are still in work.
+    ttl_s: Seconds = 3600.0
+    #: Sessions kept, of all tenants and of one; idle ones make room, longest unused first.
+    max_sessions: int = Field(default=10_000, gt=0)
+    max_sessions_per_tenant: int = Field(default=5_000, gt=0)
+    #: Variables of one session; those that nothing waits for make room, oldest first.
+    max_variables: int = Field(default=10_000, gt=0)
+    #: Calls of one session that are waiting or running.
+    max_calls: int = Field(default=10_000, gt=0)
+    #: Finished calls of one session that its graph still shows.
+    max_finished_calls: int = Field(default=1_000, ge=0)
+    #: Named contexts of one session.
+    max_contexts: int = Field(default=64, gt=0)
+    #: Values in UTF-8: one variable's, one session's, all of them.
+    max_value_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    max_session_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    max_total_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+
+
 class Settings(BaseSettings):
     """Everything that can be set."""
 
@@ -204,6 +226,7 @@ class Settings(BaseSettings):
     #: `*`. A served name is never shadowed by a pattern.
     aliases: dict[str, str] = {}
     engines: EngineLinkSettings = EngineLinkSettings()
+    sessions: SessionSettings = SessionSettings()
 
     @field_validator("models", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from parrot_gateway.settings import (
     EngineLinkSettings,
     ModelSettings,
     ServerSettings,
+    SessionSettings,
     UpstreamSettings,
 )
 
@@ -32,6 +33,7 @@ def section(title: str) -> str:
         ("models", ModelSettings),
         ("upstreams", UpstreamSettings),
         ("engines", EngineLinkSettings),
+        ("sessions", SessionSettings),
     ],
 )
 def test_settings_tables_are_complete_and_true(title: str, model: type[BaseModel]) -> None:
