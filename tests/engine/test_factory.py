@@ -17,7 +17,8 @@ from parrot_engine import hub
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.factory import EngineOptions, load_engine
 from parrot_engine.hub import ModelNotFoundError, resolve_model, served_name
-from parrot_engine.testing import Fill, Generate, greedy, run_until_idle, tokens_of
+from parrot_engine.protocol import Fill, Generate
+from parrot_engine.testing import greedy, run_until_idle, tokens_of
 from parrot_engine.text import Tokenizer
 from parrot_engine.worker import EXIT_CONFIG
 
