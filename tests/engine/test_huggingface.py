@@ -111,13 +111,38 @@ def test_few_caches_change_no_token(folders: dict[str, Path]) -> None:
         assert tokens_of(few, number) == tokens_of(plenty, number)
 
 
+def test_few_caches_change_no_prompt_logprob(folders: dict[str, Path]) -> None:
+    """A Fill whose past key values are dropped between its chunks scores no token twice."""
+    primitives = [
+        Fill(number, list(range(number, 150)), prompt_logprobs=0) for number in range(1, 5)
+    ]
+    plenty = run_until_idle(load(folders["llama"]), *primitives)
+    engine = load(folders["llama"], replace(SETTINGS, max_cached_contexts=1))
+    few = run_until_idle(engine, *primitives)
+    assert engine.stats().preemptions > 0
+    scores = [
+        {e.context_id: e.prompt_logprobs for e in events if isinstance(e, Filled)}
+        for events in (plenty, few)
+    ]
+    for number in range(1, 5):
+        expected, found = scores[0][number], scores[1][number]
+        assert expected is not None
+        assert found is not None
+        assert [item and item.token_id for item in found] == [None, *range(number + 1, 150)]
+        for one, other in zip(found[1:], expected[1:], strict=True):
+            assert one is not None
+            assert other is not None
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
 def test_caches_go_with_their_contexts(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
     run_until_idle(engine, Fill(1, [1, 2]), Fill(2, [3], parent_context_id=1))
     assert engine.stats().contexts == 2
     run_until_idle(engine, FreeContext(1), FreeContext(2))
     assert engine.stats().contexts == 0
-    assert not engine._cached
+    assert engine._forward is not None
+    assert engine._forward.num_cached == 0
 
 
 def test_a_freed_parent_still_bears_its_forks(folders: dict[str, Path]) -> None:
@@ -143,6 +168,26 @@ def test_forks_of_a_failed_context_fail(folders: dict[str, Path]) -> None:
     assert codes == {1: "context_too_long", 2: "context_too_long"}
 
 
+def test_a_fork_that_is_freed_before_it_happens_keeps_nothing(folders: dict[str, Path]) -> None:
+    engine = load(folders["llama"])
+    run_until_idle(engine, Fill(1, [1, 2]), Fill(2, [3], parent_context_id=1), FreeContext(2))
+    assert engine._forward is not None
+    assert engine._forward.num_cached == 1
+    assert engine.stats().contexts == 1
+
+
+def test_a_failed_fork_that_was_freed_is_not_failed_again(folders: dict[str, Path]) -> None:
+    engine = load(folders["llama"])
+    events = run_until_idle(
+        engine,
+        Fill(1, [1] * 10_000), Fill(2, [1], parent_context_id=1),
+        Fill(2, [-1]), FreeContext(2), Fill(2, [5]),
+    )  # fmt: skip
+    failed = [(e.context_id, e.code) for e in events if isinstance(e, Failed)]
+    assert failed == [(2, "invalid_request"), (1, "context_too_long")]
+    assert len(tokens_of(run_until_idle(engine, Generate(2, greedy(2))), 2)) == 2
+
+
 def test_too_many_contexts_are_refused(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"], replace(SETTINGS, max_contexts=2))
     events = run_until_idle(engine, Fill(1, [1]), Fill(2, [1]), Fill(3, [1]))
@@ -151,9 +196,9 @@ def test_too_many_contexts_are_refused(folders: dict[str, Path]) -> None:
 
 def test_broken_numbers_fail_their_context(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
-    assert engine._model is not None
+    assert engine._forward is not None
     with torch.no_grad():
-        engine._model.get_input_embeddings().weight[9] = float("nan")
+        engine._forward.model.get_input_embeddings().weight[9] = float("nan")
     events = run_until_idle(
         engine,
         Fill(1, [9]), Generate(1, greedy(3)),
@@ -169,8 +214,8 @@ def test_a_failing_forward_pass_fails_its_context_only(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(folders["llama"])
-    model = engine._model
-    assert model is not None
+    assert engine._forward is not None
+    model = engine._forward.model
 
     forward = model.forward
 

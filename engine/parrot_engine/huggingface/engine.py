@@ -11,26 +11,24 @@ their tokens stay and are computed again when needed.
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
 import random
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from parrot_engine.builtin.batch import SampledToken, SamplingRow
-from parrot_engine.builtin.sampler import prompt_logprobs, sample
+from parrot_engine.builtin.batch import SampledToken
+from parrot_engine.builtin.sampler import sample
 from parrot_engine.builtin.validation import check_fill, check_generate
-from parrot_engine.exceptions import CheckpointError, PrimitiveError, SettingsError
-from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
-from parrot_engine.models.loader import resolve_device, resolve_dtype
+from parrot_engine.exceptions import PrimitiveError
+from parrot_engine.failures import FailureMemory
+from parrot_engine.huggingface.contexts import Context, Filling, Fork, Generating, Work
+from parrot_engine.huggingface.forward import Forward, load_model, score
+from parrot_engine.huggingface.settings import HuggingFaceSettings
+from parrot_engine.models.generation_defaults import GenerationDefaults
 from parrot_engine.protocol import (
     EngineInfo,
     EngineStats,
@@ -38,96 +36,17 @@ from parrot_engine.protocol import (
     Failed,
     Fill,
     Filled,
-    FinishReason,
     FreeContext,
     Generate,
     Generated,
     Primitive,
     StepResult,
-    TokenLogprobs,
 )
 
 _log = logging.getLogger(__name__)
 
-#: Failed ids that are remembered.
-_MAX_FAILURES = 4096
-
 #: Taken when neither settings nor configuration name a length.
 _FALLBACK_CONTEXT_TOKENS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class HuggingFaceSettings:
-    """How the huggingface engine runs."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    #: Longest context; None: what the model's configuration says.
-    max_context_tokens: int | None = None
-    #: Contexts that advance in one step.
-    max_batch_size: int = 8
-    #: Tokens of one forward pass while a prompt is filled.
-    max_batch_tokens: int = 512
-    #: Contexts that keep their past key values.
-    max_cached_contexts: int = 64
-    #: Contexts at most; further ones fail as `overloaded`.
-    max_contexts: int = 4096
-    #: CPU threads.
-    num_threads: int = 1
-    #: Run Python code that comes with the checkpoint.
-    trust_remote_code: bool = False
-    #: Seeds generations that give no seed of their own; None: from the system.
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raises `SettingsError` for a number below one."""
-        for name in ("max_batch_size", "max_batch_tokens", "max_cached_contexts", "max_contexts",
-                     "num_threads", "max_context_tokens"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(name, f"must be at least 1, not {value}")
-
-
-@dataclass(slots=True, eq=False)
-class _Filling:
-    fill: Fill
-    #: Where its tokens begin; None before they are part of the context.
-    start: int | None = None
-    scores: list[TokenLogprobs | None] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Generating:
-    generate: Generate
-    seed: int
-    end_token_ids: frozenset[int]
-    row: SamplingRow | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Fork:
-    child: _Context
-
-
-_Work: TypeAlias = _Filling | _Generating | _Fork
-
-
-@dataclass(slots=True, eq=False)
-class _Context:
-    id: int
-    token_ids: list[int] = field(default_factory=list)
-    #: Past key values of the first `computed` tokens.
-    cache: DynamicCache | None = None
-    computed: int = 0
-    #: What the model says behind the last computed token, float32 `[vocab_size]`.
-    logits: Tensor | None = None
-    queue: deque[_Work] = field(default_factory=deque)
-    #: Waits in its parent's queue.
-    unborn: bool = False
-    freed: bool = False
-
-    def drop_cache(self) -> None:
-        self.cache, self.computed, self.logits = None, 0, None
 
 
 class HuggingFaceEngine:
@@ -152,24 +71,25 @@ class HuggingFaceEngine:
             settings: limits.
             name: under which the model is served.
         """
-        self._model: PreTrainedModel | None = model
+        self._forward: Forward | None = Forward(
+            model,
+            chunk_tokens=settings.max_batch_tokens,
+            max_cached=settings.max_cached_contexts,
+        )
         self._settings = settings
         self._random = random.Random(settings.seed)  # noqa: S311 -- sampling, not secrets
         self._eos = frozenset(defaults.eos_token_ids)
         self._inbox: deque[Primitive] = deque()
-        self._contexts: dict[int, _Context] = {}
+        self._contexts: dict[int, Context] = {}
         #: Every context with work, in the order of its turn.
-        self._busy: OrderedDict[_Context, None] = OrderedDict()
-        #: Every context with past key values, least recently used first.
-        self._cached: OrderedDict[_Context, None] = OrderedDict()
-        self._failures: OrderedDict[int, Failed] = OrderedDict()
+        self._busy: OrderedDict[Context, None] = OrderedDict()
+        self._failures = FailureMemory()
         self._events: list[Event] = []
         self._steps = self._filled_tokens = self._generated_tokens = self._recomputations = 0
         config = model.config.get_text_config()
         longest = getattr(config, "max_position_embeddings", None) or _FALLBACK_CONTEXT_TOKENS
         if settings.max_context_tokens is not None:
             longest = min(longest, settings.max_context_tokens)
-        self._device = model.device
         self.info = EngineInfo(
             model=name,
             kind="huggingface",
@@ -192,24 +112,8 @@ class HuggingFaceEngine:
             CheckpointError: transformers cannot load it.
             SettingsError: device or dtype cannot be had.
         """
-        device = resolve_device(settings.device)
-        if device.type == "cpu":
-            torch.set_num_threads(settings.num_threads)
-        config = _read_json(folder / "config.json") or {}
-        stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-        try:
-            loaded = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                dtype=resolve_dtype(settings.dtype, stored, device),
-                trust_remote_code=settings.trust_remote_code,
-                use_safetensors=True,
-                local_files_only=True,
-            )
-        except Exception as error:
-            # transformers raises nearly everything here: OSError, ValueError, KeyError, …
-            raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
-        defaults = read_generation_defaults(config, _read_json(folder / "generation_config.json"))
-        return cls(loaded.to(device).eval(), defaults, settings, name=model)
+        loaded = load_model(folder, settings)
+        return cls(loaded.model, loaded.defaults, settings, name=model)
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
         """Queue primitives, in order; they are looked at in the next step."""
@@ -230,7 +134,8 @@ class HuggingFaceEngine:
             self._steps += 1
         if ready:
             self._sample(ready)
-        self._shrink()
+        if self._forward is not None:
+            self._recomputations += self._forward.shrink(self._busy.__contains__)
         events, self._events = self._events, []
         return StepResult(events, bool(self._busy))
 
@@ -249,8 +154,8 @@ class HuggingFaceEngine:
 
     def close(self) -> None:
         """Let go of weights and caches. May be called twice."""
-        self._model = None
-        for store in (self._contexts, self._busy, self._cached, self._inbox):
+        self._forward = None
+        for store in (self._contexts, self._busy, self._inbox):
             store.clear()
 
     # Submission
@@ -258,7 +163,7 @@ class HuggingFaceEngine:
     def _take(self, primitive: Primitive) -> None:
         context_id = primitive.context_id
         if isinstance(primitive, FreeContext):
-            self._failures.pop(context_id, None)
+            self._failures.forget(context_id)
             context = self._contexts.pop(context_id, None)
             if context is not None:
                 context.freed = True
@@ -274,11 +179,11 @@ class HuggingFaceEngine:
                 self._remember(Failed(context_id, error.code, error.message))
 
     def _queue(self, primitive: Fill | Generate) -> None:
-        work: _Work
+        work: Work
         if isinstance(primitive, Fill):
             check_fill(primitive, self.info.vocab_size)
             context = self._open(primitive)
-            work = _Filling(primitive)
+            work = Filling(primitive)
         else:
             check_generate(primitive, self.info.vocab_size)
             context = self._open(primitive)
@@ -286,14 +191,14 @@ class HuggingFaceEngine:
             if not primitive.sampling.ignore_eos:
                 ends |= self._eos
             given = primitive.sampling.seed
-            work = _Generating(
+            work = Generating(
                 primitive, self._random.getrandbits(63) if given is None else given, ends
             )
         context.queue.append(work)
         if not context.unborn:
             self._busy[context] = None
 
-    def _open(self, primitive: Fill | Generate) -> _Context:
+    def _open(self, primitive: Fill | Generate) -> Context:
         """The context of a primitive; a new one, or a fork of its parent, if need be."""
         context_id, parent_id = primitive.context_id, primitive.parent_context_id
         failure = self._failures.get(context_id) or self._failures.get(
@@ -318,23 +223,23 @@ class HuggingFaceEngine:
             raise PrimitiveError(
                 "overloaded", f"{len(self._contexts)} contexts exist (max_contexts); free some"
             )
-        context = self._contexts[context_id] = _Context(context_id, unborn=parent is not None)
+        context = self._contexts[context_id] = Context(context_id, unborn=parent is not None)
         if parent is not None:
-            parent.queue.append(_Fork(context))
+            parent.queue.append(Fork(context))
             if not parent.unborn:
                 self._busy[parent] = None
         return context
 
     # Progress
 
-    def _advance(self, context: _Context) -> bool:
+    def _advance(self, context: Context) -> bool:
         """Do one piece of a context's work; whether it waits for a token to be sampled now."""
         try:
             while context.queue:
                 head = context.queue[0]
-                if isinstance(head, _Fork):
+                if isinstance(head, Fork):
                     self._bear(context, head.child)
-                elif isinstance(head, _Filling):
+                elif isinstance(head, Filling):
                     if not self._fill(context, head):
                         return False
                 elif not self._begin_generate(context, head):
@@ -349,18 +254,18 @@ class HuggingFaceEngine:
             self._settle(context)
         return False
 
-    def _bear(self, parent: _Context, child: _Context) -> None:
+    def _bear(self, parent: Context, child: Context) -> None:
         parent.queue.popleft()
+        if child.gone:
+            return
         child.token_ids = list(parent.token_ids)
         child.unborn = False
-        if parent.cache is not None and parent.computed:
-            child.cache = copy.deepcopy(parent.cache)
-            child.computed, child.logits = parent.computed, parent.logits
-            self._touch(child)
+        if self._forward is not None:
+            self._forward.fork(parent, child)
         if child.queue:
             self._busy[child] = None
 
-    def _fill(self, context: _Context, work: _Filling) -> bool:
+    def _fill(self, context: Context, work: Filling) -> bool:
         """One chunk of a Fill; whether it is done."""
         fill = work.fill
         if work.start is None:
@@ -375,7 +280,7 @@ class HuggingFaceEngine:
                 # The first new token is scored by what comes before it.
                 if not self._compute(context):
                     return False
-                self._score(context, work, context.logits, fill.token_ids[:1])
+                score(work, context.logits, fill.token_ids[:1])
             elif fill.prompt_logprobs is not None and fill.token_ids:
                 work.scores.append(None)
             work.start = len(context.token_ids)
@@ -388,105 +293,58 @@ class HuggingFaceEngine:
         self._emit(context, Filled(context.id, len(fill.token_ids), 0, scores))
         return True
 
-    def _begin_generate(self, context: _Context, work: _Generating) -> bool:
+    def _begin_generate(self, context: Context, work: Generating) -> bool:
         """Whether a Generate is over before it begins; then it is off the queue."""
         if not context.token_ids:
             raise PrimitiveError(
                 "invalid_request", "the context is empty; there is nothing to extend"
             )
-        generated = 0 if work.row is None else len(work.row.generated_token_ids)
-        limit = min(
-            work.generate.sampling.max_tokens,
-            self.info.max_context_tokens - len(context.token_ids) + generated,
-        )
-        if generated < limit:
+        if (
+            work.num_generated < work.generate.sampling.max_tokens
+            and len(context.token_ids) < self.info.max_context_tokens
+        ):
             return False
         context.queue.popleft()
-        logprobs: list[TokenLogprobs] | None = None
-        if work.generate.sampling.logprobs is not None:
-            logprobs = []
-        self._emit(context, Generated(context.id, [], logprobs, "length"))
+        self._emit(context, Generated(context.id, [], work.no_logprobs(), "length"))
         return True
 
-    def _compute(self, context: _Context, scored: _Filling | None = None) -> bool:
+    def _compute(self, context: Context, scored: Filling | None = None) -> bool:
         """One forward pass over tokens that have no KV; whether none is left without."""
         if context.computed == len(context.token_ids) and context.logits is not None:
             return True
-        if self._model is None:
+        if self._forward is None:
             raise RuntimeError("step after close")
-        if context.cache is None:
-            context.cache = DynamicCache(config=self._model.config)
         start = context.computed
-        chunk = context.token_ids[start : start + self._settings.max_batch_tokens]
         wants = scored is not None and scored.fill.prompt_logprobs is not None
-        output = self._model(
-            input_ids=torch.tensor([chunk], device=self._device),
-            past_key_values=context.cache,
-            use_cache=True,
-            logits_to_keep=0 if wants else 1,
-        )
-        logits = output.logits[0].float()
-        context.cache = output.past_key_values
-        context.computed = start + len(chunk)
-        context.logits = logits[-1].clone()
-        self._touch(context)
+        logits = self._forward.advance(context, all_logits=wants)
         if wants and scored is not None and scored.start is not None:
-            # Rows predict the next token; those of tokens before this Fill are not asked for.
-            first = max(start, scored.start)
+            # Rows predict the next token. Scored by now are the first token, and what was computed
+            # once before: the past key values may have been dropped since.
+            first = max(start, scored.start + len(scored.scores) - 1)
             targets = context.token_ids[first + 1 : context.computed + 1]
-            self._score(context, scored, logits[first - start :], targets)
+            score(scored, logits[first - start :], targets)
         return context.computed == len(context.token_ids)
 
-    def _score(
-        self, context: _Context, work: _Filling, logits: Tensor | None, targets: list[int]
-    ) -> None:
-        count = work.fill.prompt_logprobs
-        if logits is None or count is None or not targets:
-            return
-        rows = logits.reshape(-1, logits.shape[-1])[: len(targets)]
-        scores = prompt_logprobs(rows, targets, count)
-        if any(score.logprob != score.logprob for score in scores):
-            raise PrimitiveError(
-                "numerical_error", "the model's logits are not finite for this context"
-            )
-        work.scores.extend(scores)
-
-    def _sample(self, contexts: Sequence[_Context]) -> None:
-        waiting = list(_generations(contexts))
-        rows = []
-        for context, work in waiting:
-            if work.row is None:
-                work.row = SamplingRow(
-                    work.generate.sampling,
-                    list(context.token_ids),
-                    [],
-                    work.seed,
-                    work.end_token_ids,
-                )
-            rows.append(work.row)
+    def _sample(self, contexts: Sequence[Context]) -> None:
+        """A token for each context, which must have a Generate at the head and its logits."""
+        waiting = [
+            (context, work) for context in contexts if (work := context.generating) is not None
+        ]
+        rows = [work.begin(context.token_ids) for context, work in waiting]
         logits = torch.stack([c.logits for c, _ in waiting if c.logits is not None])
         for (context, work), token in zip(waiting, sample(logits, rows), strict=True):
             self._append(context, work, token)
 
-    def _append(self, context: _Context, work: _Generating, token: SampledToken) -> None:
+    def _append(self, context: Context, work: Generating, token: SampledToken) -> None:
         if token.token_id is None or work.row is None:
             message = "the model's logits are not finite for this context"
             self._fail(context, PrimitiveError("numerical_error", message))
             return
-        context.token_ids.append(token.token_id)
-        work.row.generated_token_ids.append(token.token_id)
+        finish = context.append_sampled(work.row, token.token_id, self.info.max_context_tokens)
         self._generated_tokens += 1
-        finish: FinishReason | None = None
-        if token.token_id in work.end_token_ids:
-            finish = "stop"
-        elif (
-            len(work.row.generated_token_ids) >= work.generate.sampling.max_tokens
-            or len(context.token_ids) >= self.info.max_context_tokens
-        ):
-            finish = "length"
-        logprobs: list[TokenLogprobs] | None = None
-        if work.generate.sampling.logprobs is not None:
-            logprobs = [token.logprobs] if token.logprobs is not None else []
+        logprobs = work.no_logprobs()
+        if logprobs is not None and token.logprobs is not None:
+            logprobs.append(token.logprobs)
         self._emit(context, Generated(context.id, [token.token_id], logprobs, finish))
         if finish is not None:
             context.queue.popleft()
@@ -494,34 +352,30 @@ class HuggingFaceEngine:
 
     # The end
 
-    def _settle(self, context: _Context) -> None:
+    def _settle(self, context: Context) -> None:
         if context.queue:
             return
         self._busy.pop(context, None)
         if context.freed:
             self._forget(context)
 
-    def _trim(self, context: _Context) -> None:
+    def _trim(self, context: Context) -> None:
         """Drop the work of a freed context that no fork waits for."""
-        while context.queue and not isinstance(context.queue[-1], _Fork):
-            context.queue.pop()
-        while context.queue and all(
-            isinstance(work, _Fork) and work.child.freed and not work.child.queue
-            for work in context.queue
-        ):
+        while context.queue:
+            last = context.queue[-1]
+            if isinstance(last, Fork) and not last.child.gone:
+                break
             context.queue.pop()
         if not context.queue:
             self._forget(context)
 
-    def _fail(self, context: _Context, error: PrimitiveError) -> None:
+    def _fail(self, context: Context, error: PrimitiveError) -> None:
         """Give a context up, and the forks that wait for it."""
         todo = [(context, error.message)]
         while todo:
             current, message = todo.pop()
             todo += [
-                (work.child, f"parent context {current.id} failed: {message}")
-                for work in current.queue
-                if isinstance(work, _Fork)
+                (child, f"parent context {current.id} failed: {message}") for child in current.forks
             ]
             current.queue.clear()
             if not current.freed:
@@ -532,47 +386,15 @@ class HuggingFaceEngine:
     def _remember(self, failure: Failed) -> None:
         """Report a failure; what is on its way to this id is answered with it too, until freed."""
         self._events.append(failure)
-        self._failures[failure.context_id] = failure
-        if len(self._failures) > _MAX_FAILURES:
-            self._failures.popitem(last=False)
+        self._failures.remember(failure)
 
-    def _forget(self, context: _Context) -> None:
-        context.drop_cache()
+    def _forget(self, context: Context) -> None:
+        """The context is no more; a fork of it that waits in a parent's queue will not happen."""
+        context.gone = True
         self._busy.pop(context, None)
-        self._cached.pop(context, None)
+        if self._forward is not None:
+            self._forward.drop(context)
 
-    def _emit(self, context: _Context, event: Event) -> None:
+    def _emit(self, context: Context, event: Event) -> None:
         if not context.freed:
             self._events.append(event)
-
-    def _touch(self, context: _Context) -> None:
-        self._cached[context] = None
-        self._cached.move_to_end(context)
-
-    def _shrink(self) -> None:
-        """Drop the caches of the contexts that were used longest ago."""
-        for idle_only in (True, False):
-            for context in list(self._cached):
-                if len(self._cached) <= self._settings.max_cached_contexts:
-                    return
-                if not idle_only or context not in self._busy:
-                    context.drop_cache()
-                    del self._cached[context]
-                    self._recomputations += 1
-
-
-def _generations(contexts: Sequence[_Context]) -> Iterator[tuple[_Context, _Generating]]:
-    for context in contexts:
-        head = context.queue[0] if context.queue else None
-        if isinstance(head, _Generating):
-            yield context, head
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return value if isinstance(value, dict) else None
