@@ -1,0 +1,123 @@
+"""JSON that stands inside a text: where it is, and how a value is written into it.
+
+A text may hold JSON documents: tool arguments are one, a prompt may embed what `json.dumps` gave.
+A place in a string literal of such a document takes a value only in escaped form, else the
+document breaks. A document is an object or array that parses; what does not parse is prose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+#: Longest document looked for in a text, in characters.
+MAX_DOCUMENT = 1 << 20
+#: No attempt begins after so many characters parsed per character of text: the rest is prose.
+WORK_FACTOR = 8
+_WORK_FLOOR = 4096
+#: What an attempt costs besides the characters it parsed, in characters.
+_ATTEMPT = 256
+_STRIDE = 1 << 14
+
+# Only what can begin an object or an array; most braces and brackets of prose and code do not.
+_BEGINNING = re.compile(r'\{[ \t\r\n]*+["}]|\[[ \t\r\n]*+[]["{0-9tfn-]')
+# A string literal; one that the text breaks off runs to its end.
+_LITERAL = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)', re.DOTALL)
+# Numbers are not converted: that would be quadratic in their digits.
+_PARSER = json.JSONDecoder(parse_int=len, parse_float=len)
+
+
+class Span(NamedTuple):
+    """`text[start:end]`."""
+
+    start: int
+    end: int
+
+
+class Documents(NamedTuple):
+    """What `find_documents` saw."""
+
+    spans: list[Span]
+    #: Characters parsed, failed attempts included.
+    work: int
+
+
+def find_documents(text: str, until: int | None = None) -> Documents:
+    """The outermost JSON objects and arrays that begin before `until`, in order; linear."""
+    limit = len(text) if until is None else until
+    budget = WORK_FACTOR * len(text) + _WORK_FLOOR
+    spans: list[Span] = []
+    work = 0
+    # NOTE: an error of the parser counts the lines before it, so that failed attempts far into a
+    # long text would be quadratic; hence a window that moves on.
+    base, window = 0, text[:MAX_DOCUMENT]
+    match = _BEGINNING.search(text, 0, limit)
+    while match is not None and work < budget:
+        start = match.start()
+        if start - base > _STRIDE:
+            base, window = start, text[start : start + MAX_DOCUMENT]
+        next_start = start + 1
+        work += _ATTEMPT
+        try:
+            _, end = _PARSER.raw_decode(window, start - base)
+        except json.JSONDecodeError as error:
+            unterminated = error.msg.startswith("Unterminated")
+            work += (len(window) if unterminated else error.pos + 1) - (start - base)
+        except RecursionError:
+            break
+        else:
+            next_start = base + end
+            work += next_start - start
+            spans.append(Span(start, next_start))
+        match = _BEGINNING.search(text, next_start, limit)
+    return Documents(spans, work)
+
+
+def find_literals(text: str, document: Span, marks: Sequence[int]) -> Iterator[Span]:
+    """The insides of the document's string literals, keys included, that hold a mark; linear.
+
+    The document need not be valid: its strings are told apart from its beginning on.
+
+    Args:
+        marks: positions in the document, in order.
+    """
+    number = 0
+    for match in _LITERAL.finditer(text, document.start, document.end):
+        start, end = match.span(1)
+        while number < len(marks) and marks[number] < start:
+            number += 1
+        if number == len(marks):
+            return
+        if marks[number] < end:
+            yield Span(start, end)
+
+
+def decode_literal(text: str, literal: Span) -> str | None:
+    """The characters that a literal stands for; None when it is not valid."""
+    try:
+        decoded: Any = json.loads(f'"{text[literal.start : literal.end]}"')
+    except ValueError:
+        return None
+    return decoded if isinstance(decoded, str) else None
+
+
+def well_formed(text: str) -> str:
+    """The text with every lone surrogate, which no encoding can carry, replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def escape_json(text: str, times: int = 1) -> str:
+    """A well-formed text as it is written inside a JSON string, `times` levels deep."""
+    for _ in range(times):
+        text = msgspec.json.encode(text)[1:-1].decode()
+    return text

@@ -1,0 +1,84 @@
+"""Where in a request body texts stand that may hold references and placeholders.
+
+A table, by path. Everything it does not name (model, tools, stop strings, images, unknown fields)
+is never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a JSON value may hold."""
+
+    #: A string here is such a text.
+    is_text: bool = False
+    #: The string is itself a JSON document.
+    is_json: bool = False
+    #: Of an array: what each item may hold.
+    items: Place | None = None
+    #: Of an object: what its fields may hold.
+    fields: Mapping[str, Place] = field(default_factory=dict)
+    #: Every string below, at any depth.
+    is_anything: bool = False
+
+    def item(self) -> Place | None:
+        """What the items of an array here may hold."""
+        return self if self.is_anything else self.items
+
+    def field_of(self, name: str) -> Place | None:
+        """What a field of an object here may hold."""
+        return self if self.is_anything else self.fields.get(name)
+
+
+_TEXT = Place(is_text=True)
+_JSON_TEXT = Place(is_text=True, is_json=True)
+_TEXTS = Place(is_text=True, items=_TEXT)
+#: A string, or parts of which some hold text.
+_CONTENT = Place(is_text=True, items=Place(fields={"text": _TEXT, "refusal": _TEXT}))
+_TOOL_CALL = Place(
+    fields={
+        "function": Place(fields={"arguments": _JSON_TEXT}),
+        "custom": Place(fields={"input": _TEXT}),
+    }
+)
+_MESSAGE = Place(
+    fields={
+        "content": _CONTENT,
+        "refusal": _TEXT,
+        "reasoning": _TEXT,
+        "reasoning_content": _TEXT,
+        "tool_calls": Place(items=_TOOL_CALL),
+        "function_call": Place(fields={"arguments": _JSON_TEXT}),
+    }
+)
+#: An item of the Responses API: a message, a tool call, or what a tool gave.
+_ITEM = Place(
+    is_text=True,
+    fields={
+        "content": _CONTENT,
+        "arguments": _JSON_TEXT,
+        "input": _TEXT,
+        "output": _CONTENT,
+        "summary": _CONTENT,
+    },
+)
+
+ANYTHING = Place(is_text=True, is_anything=True)
+
+PLACES: Mapping[str, Place] = {
+    "/v1/completions": Place(fields={"prompt": _TEXTS, "suffix": _TEXT}),
+    "/v1/chat/completions": Place(
+        fields={
+            "messages": Place(items=_MESSAGE),
+            "prediction": Place(fields={"content": _CONTENT}),
+        }
+    ),
+    "/v1/responses": Place(
+        fields={"instructions": _TEXT, "input": Place(is_text=True, items=_ITEM)}
+    ),
+    "/v1/embeddings": Place(fields={"input": _TEXTS}),
+}
