@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -227,7 +228,7 @@ def test_documents_found_are_documents_and_outermost(before: str, after: str) ->
     text = f'{before}{{"key": [1, "{{"]}}{after}'
     spans = find_documents(text).spans
     assert spans == sorted(spans)
-    for span, following in zip(spans, spans[1:], strict=False):
+    for span, following in pairwise(spans):
         assert span.end <= following.start
     for span in spans:
         assert isinstance(json.loads(text[span.start : span.end]), (dict, list))
@@ -423,6 +424,8 @@ def test_escaped_text_in_the_body_is_found() -> None:
         body = body[:1] + body[1:-1].replace(plain, escaped) + body[-1:]
     template = BodyTemplate.of(body.encode(), COMPLETIONS, {"n": Binding(value="N")})
     assert json.loads(template.render({V: "X"})) == {"prompt": "N X"}
+    braces = BodyTemplate.of(b'{"prompt": "\\u007b{n}}"}', COMPLETIONS, {"n": Binding(value="N")})
+    assert braces.render({}) == b'{"prompt":"N"}'
 
 
 def test_lone_surrogates_in_a_body() -> None:
@@ -501,6 +504,11 @@ def calls_during(action: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return count
+
+
+def test_attempts_at_finding_documents_are_bounded() -> None:
+    text = '{"' * 40_000
+    assert calls_during(lambda: find_documents(text)) < len(text) / 4
 
 
 @pytest.mark.parametrize(
