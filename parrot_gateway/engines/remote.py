@@ -126,9 +126,8 @@ class RemoteEngine:
         self._check_open()
         if self.draining:
             raise OverloadedError(f"The engine of model '{self.info.model}' is shutting down.")
-        channel = EngineChannel(self, [next(self._context_ids) for _ in range(count)], salt)
-        for context_id in channel.context_ids:
-            self._channels[context_id] = channel
+        channel = EngineChannel(self, salt)
+        self._add_contexts(channel, count)
         return channel
 
     def describe(self) -> dict[str, Any]:
@@ -201,6 +200,13 @@ class RemoteEngine:
             raise OverloadedError(
                 f"The engine of model '{self.info.model}' does not take work as fast as it comes."
             )
+
+    def _add_contexts(self, channel: EngineChannel, count: int) -> list[int]:
+        added = [next(self._context_ids) for _ in range(count)]
+        channel.context_ids += added
+        for context_id in added:
+            self._channels[context_id] = channel
+        return added
 
     def _submit(self, primitives: tuple[Primitive, ...]) -> None:
         for primitive in primitives:
@@ -304,9 +310,9 @@ class EngineChannel:
         "context_ids",
     )
 
-    def __init__(self, engine: RemoteEngine, context_ids: list[int], salt: str) -> None:
-        #: Fresh ids on this engine.
-        self.context_ids = context_ids
+    def __init__(self, engine: RemoteEngine, salt: str) -> None:
+        #: All ids that it was given on this engine, freed ones included.
+        self.context_ids: list[int] = []
         self._engine = engine
         self._salt = salt
         self._events: deque[Event] = deque()
@@ -331,6 +337,16 @@ class EngineChannel:
             self._closed = True
             self._events.clear()
             self._engine._free(self.context_ids, self._submitted)
+
+    def extend(self, count: int) -> list[int]:
+        """Add fresh contexts to this channel, also while the engine is leaving.
+
+        Raises:
+            EngineLostError: the link is gone.
+            OverloadedError: too much waits to be sent.
+        """
+        self._engine._check_open()
+        return self._engine._add_contexts(self, count)
 
     def submit(self, *primitives: Primitive) -> None:
         """Send primitives of this channel's contexts, in order. Never blocks.

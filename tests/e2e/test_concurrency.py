@@ -50,6 +50,20 @@ def test_a_crowd_is_answered_as_each_one_alone(demo: GatewayProcess) -> None:
     demo.wait_idle()
 
 
+def test_thousands_of_prompts_in_one_call(demo: GatewayProcess) -> None:
+    """More than an engine lets wait, while somebody else asks too."""
+    prompts = [f"Number {number}" for number in range(1500)]
+    body = {"model": DEMO_MODEL, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(demo.post, "/v1/completions", body)
+        small = pool.submit(tell, demo, 0, stream=True)
+        assert small.result()
+        status, _, answer = large.result()
+    assert status == 200, answer
+    assert [choice["text"] for choice in answer["choices"]] == prompts
+    demo.wait_idle()
+
+
 def test_a_crowd_passes_through_unmixed(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     raws: dict[str, bytes] = {}
     for number in range(60):

@@ -111,6 +111,8 @@ class ScriptedRemoteEngine:
         self.cached_tokens = cached_tokens
         #: Live contexts and their tokens.
         self.contexts: dict[int, list[int]] = {}
+        #: The most there have been at once.
+        self.most_contexts = 0
         #: Everything ever submitted.
         self.submitted: list[Primitive] = []
         self.changed = asyncio.Event()
@@ -138,6 +140,7 @@ class ScriptedRemoteEngine:
                 self._runs[primitive.context_id] = _Run(primitive.context_id, primitive.sampling)
             else:
                 self._free(primitive)
+            self.most_contexts = max(self.most_contexts, len(self.contexts))
         self._notify()
 
     def step(self) -> None:
