@@ -176,7 +176,9 @@ class HuggingFaceEngine:
             if context is not None:
                 self._fail(context, error)
             else:
-                self._remember(Failed(context_id, error.code, error.message))
+                failure = Failed(context_id, error.code, error.message)
+                self._events.append(failure)
+                self._failures.remember(failure)
 
     def _queue(self, primitive: Fill | Generate) -> None:
         work: Work
@@ -378,15 +380,12 @@ class HuggingFaceEngine:
                 (child, f"parent context {current.id} failed: {message}") for child in current.forks
             ]
             current.queue.clear()
+            failure = Failed(current.id, error.code, message)
+            self._emit(current, failure)
             if not current.freed:
                 self._contexts.pop(current.id, None)
-                self._remember(Failed(current.id, error.code, message))
+                self._failures.remember(failure)
             self._forget(current)
-
-    def _remember(self, failure: Failed) -> None:
-        """Report a failure; what is on its way to this id is answered with it too, until freed."""
-        self._events.append(failure)
-        self._failures.remember(failure)
 
     def _forget(self, context: Context) -> None:
         """The context is no more; a fork of it that waits in a parent's queue will not happen."""
@@ -396,5 +395,6 @@ class HuggingFaceEngine:
             self._forward.drop(context)
 
     def _emit(self, context: Context, event: Event) -> None:
-        if not context.freed:
+        # NOTE: a freed id may be in use again; its events belong to the new context.
+        if not context.freed or context.id not in self._contexts:
             self._events.append(event)

@@ -85,6 +85,33 @@ def _forks_outlive_their_parent(engine: Engine) -> None:
     assert tokens_of(events, 2) == tokens_of(whole, 9)
 
 
+def _a_freed_parent_reports_up_to_its_last_fork(engine: Engine) -> None:
+    events = run_until_idle(
+        engine,
+        Fill(1, [1, 2, 3]),
+        Generate(2, greedy(3), parent_context_id=1),
+        Generate(1, greedy(3)),
+        FreeContext(1),
+    )
+    own = [event for event in events if event.context_id == 1]
+    assert [(type(event), getattr(event, "num_tokens", None)) for event in own[:1]] == [(Filled, 3)]
+    # What was queued behind the fork may have begun, but does not end.
+    assert all(isinstance(event, Generated) for event in own[1:])
+    assert len(tokens_of(events, 1)) < 3
+    assert len(tokens_of(events, 2)) == 3
+    # The id is free: its next use is a new context, whatever the old one still has to say.
+    events = run_until_idle(
+        engine,
+        Fill(3, [4] * 20),
+        Generate(4, greedy(3), parent_context_id=3),
+        FreeContext(3),
+        Fill(3, [5, 6]),
+    )
+    filled = [event for event in events if isinstance(event, Filled) and event.context_id == 3]
+    assert filled[-1].num_tokens == 2
+    assert len(tokens_of(events, 4)) == 3
+
+
 def _generated_tokens_are_part_of_the_context(engine: Engine) -> None:
     whole = tokens_of(run_until_idle(engine, Fill(1, [8, 9]), Generate(1, greedy(6))), 1)
     parts = run_until_idle(engine, Fill(2, [8, 9]), Generate(2, greedy(2)), Generate(2, greedy(4)))
@@ -205,6 +232,7 @@ ENGINE_CHECKS: tuple[Callable[[Engine], None], ...] = (
     _no_tokens_asked_for,
     _forks_begin_at_the_parents_end,
     _forks_outlive_their_parent,
+    _a_freed_parent_reports_up_to_its_last_fork,
     _generated_tokens_are_part_of_the_context,
     _stop_ids_end_a_generation,
     _freeing_cancels,
