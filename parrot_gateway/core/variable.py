@@ -277,14 +277,12 @@ class Variable:
         self._end("cancelled", failure)
 
     def release(self) -> None:
-        """Give the memory back and forget all listeners, without telling them: the owner is done.
+        """The owner forgets the variable: it no longer counts, and listeners are not told.
 
-        The state stays what it was; only the text is gone.
+        State and value stay for whoever was told of them and is only now about to read.
         """
         self._account(-self._size_bytes)
         self._size_bytes = 0
-        self.value = None
-        self._drop_parts()
         self._listeners.clear()
         self._account = _unlimited
 

@@ -299,7 +299,7 @@ def test_a_cancelled_variable_says_so() -> None:
     assert (subject.failure.code, subject.failure.call_id) == ("cancelled", "call-3")
 
 
-def test_release_gives_the_memory_back() -> None:
+def test_a_released_variable_counts_no_more_but_can_be_read() -> None:
     held = [0]
 
     def account(delta: int) -> None:
@@ -311,4 +311,4 @@ def test_release_gives_the_memory_back() -> None:
     subject.release()
     subject.release()
     assert held == [0]
-    assert subject.state == "ready"
+    assert (subject.state, subject.value) == ("ready", "value")
