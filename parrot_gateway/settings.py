@@ -104,12 +104,16 @@ class ModelSettings(_Section):
     block_size: int = Field(default=16, ge=1, le=256)
     #: Blocks of the KV cache; sized from memory when not given.
     num_blocks: int | None = Field(default=None, ge=1)
+    #: Memory for the KV cache in bytes; `num_blocks` wins over it.
+    kv_cache_bytes: int | None = Field(default=None, ge=1)
     max_batch_size: int = Field(default=64, ge=1, le=1024)
     #: Token budget of one engine step.
     max_batch_tokens: int = Field(default=512, ge=1)
     #: Longest context served; the model's own limit when not given.
     max_context_tokens: int | None = Field(default=None, ge=1)
     prefix_caching: bool = True
+    #: Seeds generations whose calls give no seed; fresh at each start when not given.
+    seed: int | None = None
     #: CPU threads of the engine. More than one pays only on an otherwise idle machine.
     num_threads: int = Field(default=1, ge=1, le=256)
     #: Run Python code that comes with the checkpoint (huggingface engine only).

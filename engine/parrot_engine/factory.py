@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
+from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.hub import resolve_model, served_name
 from parrot_engine.progress import ProgressLines
@@ -24,21 +25,13 @@ EngineKind: TypeAlias = Literal["auto", "builtin", "huggingface"]
 
 _KINDS = ("auto", "builtin", "huggingface")
 
-#: Options that only the builtin engine has; None leaves them to its own defaults.
-_BUILTIN_OPTIONS = (
-    "block_size",
-    "num_blocks",
-    "max_batch_size",
-    "max_batch_tokens",
-    "max_context_tokens",
-    "prefix_caching",
-    "num_threads",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What to load and how. None stands for the engine's own default."""
+    """What to load and how: the settings of all engines.
+
+    None stands for the engine's own default. What the chosen engine does not have is ignored.
+    """
 
     #: A folder, a hub id, or `parrot-demo`.
     model: str
@@ -48,12 +41,19 @@ class EngineOptions:
     kind: EngineKind = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    kernels: str | None = None
     block_size: int | None = None
     num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
     max_batch_size: int | None = None
     max_batch_tokens: int | None = None
     max_context_tokens: int | None = None
+    max_logprob_tokens: int | None = None
+    max_cached_contexts: int | None = None
+    max_waiting: int | None = None
+    max_contexts: int | None = None
     prefix_caching: bool | None = None
+    seed: int | None = None
     num_threads: int | None = None
     #: Run Python code that comes with the checkpoint (huggingface engine only).
     trust_remote_code: bool = False
@@ -95,38 +95,39 @@ class LoadedEngine(NamedTuple):
 def load_engine(options: EngineOptions) -> LoadedEngine:
     """Find the model and load it; may download, takes as long as it takes.
 
+    With `auto`, a model that the builtin engine does not know goes to the huggingface engine.
+
     Raises:
         ModelError: the model cannot be found, read or run.
         SettingsError: an option does not fit model or machine.
     """
+    # First, as a download may be long.
+    builtin = None if options.kind == "huggingface" else _builtin_settings(options)
     folder = resolve_model(options.model, with_code=options.trust_remote_code)
     name = options.name or served_name(options.model)
     try:
         text = load_text_assets(folder)
     except TextAssetsError as error:
         raise CheckpointError(str(error)) from error
-    if options.kind == "huggingface":
-        return LoadedEngine(_load_huggingface(folder, options, name), text)
-    try:
-        return LoadedEngine(_load_builtin(folder, options, name), text)
-    except UnsupportedModelError as error:
-        if options.kind == "builtin":
-            raise
-        _log.warning("%s: %s. Using the huggingface engine.", name, error)
+    if builtin is not None:
+        try:
+            return LoadedEngine(_load_builtin(folder, builtin, name), text)
+        except UnsupportedModelError as error:
+            if options.kind == "builtin":
+                raise
+            _log.warning("%s: %s. Using the huggingface engine.", name, error)
     return LoadedEngine(_load_huggingface(folder, options, name), text)
 
 
-def _load_builtin(folder: Path, options: EngineOptions, name: str) -> Engine:
-    from parrot_engine.builtin.engine import BuiltinEngine
-    from parrot_engine.builtin.settings import BuiltinSettings
+def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
+    return BuiltinSettings(**_chosen(options, fields(BuiltinSettings)))
 
-    chosen: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
-    for option in _BUILTIN_OPTIONS:
-        value = getattr(options, option)
-        if value is not None:
-            chosen[option] = value
+
+def _load_builtin(folder: Path, settings: BuiltinSettings, name: str) -> Engine:
+    from parrot_engine.builtin.engine import BuiltinEngine
+
     progress = ProgressLines("loading weights")
-    return BuiltinEngine.load(folder, BuiltinSettings(**chosen), model=name, progress=progress)
+    return BuiltinEngine.load(folder, settings, model=name, progress=progress)
 
 
 def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine:
@@ -136,13 +137,14 @@ def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine
         raise SettingsError(
             "kind", f"the huggingface engine needs the transformers package ({error})"
         ) from error
-    known = {item.name for item in fields(HuggingFaceSettings)}
-    chosen = {
-        item.name: getattr(options, item.name)
-        for item in fields(options)
-        if item.name in known and getattr(options, item.name) is not None
-    }
-    return HuggingFaceEngine.load(folder, HuggingFaceSettings(**chosen), model=name)
+    settings = HuggingFaceSettings(**_chosen(options, fields(HuggingFaceSettings)))
+    return HuggingFaceEngine.load(folder, settings, model=name)
+
+
+def _chosen(options: EngineOptions, known: tuple[Field[Any], ...]) -> dict[str, Any]:
+    """The options that an engine knows and that were given."""
+    names = [item.name for item in known if item.name in EngineOptions.__dataclass_fields__]
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def _fits(value: Any, hint: Any) -> bool:

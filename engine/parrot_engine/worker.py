@@ -82,10 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--block-size", type=int, help="tokens in a block of the KV cache")
     parser.add_argument("--num-blocks", type=int, help="blocks of the KV cache")
+    parser.add_argument(
+        "--kv-cache-bytes", type=int, help="memory for the KV cache, instead of --num-blocks"
+    )
     parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
     parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")
     parser.add_argument("--max-context-tokens", type=int, help="longest context served")
     parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--seed", type=int, help="of generations that give none of their own")
     parser.add_argument("--num-threads", type=int, help="CPU threads")
     parser.add_argument(
         "--trust-remote-code", action="store_true", default=None, help="run the checkpoint's code"
@@ -103,9 +107,9 @@ def _parser() -> argparse.ArgumentParser:
 def _options(parsed: argparse.Namespace) -> EngineOptions:
     if parsed.options is not None:
         return EngineOptions.from_json(parsed.options)
-    names = EngineOptions.__dataclass_fields__
-    given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
-    return EngineOptions(**given)
+    names = EngineOptions.__dataclass_fields__.keys()
+    given = {key: value for key, value in vars(parsed).items() if value is not None}
+    return EngineOptions(**{key: given[key] for key in given.keys() & names})
 
 
 def _load(options: EngineOptions) -> LoadedEngine:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine import hub
+from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.factory import EngineOptions, load_engine
 from parrot_engine.hub import ModelNotFoundError, resolve_model, served_name
-from parrot_engine.protocol import Fill, Generate
+from parrot_engine.huggingface import HuggingFaceSettings
+from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.testing import greedy, run_until_idle, tokens_of
 from parrot_engine.text import Tokenizer
 from parrot_engine.worker import EXIT_CONFIG
@@ -61,6 +64,43 @@ def test_kinds(folders: dict[str, Path], model: str, kind: Any, expected: str) -
     events = run_until_idle(loaded.engine, Fill(1, tokenizer.encode("Hi")), Generate(1, greedy(3)))
     assert len(tokens_of(events, 1)) == 3
     loaded.engine.close()
+
+
+def test_every_setting_of_an_engine_is_an_option() -> None:
+    names = {item.name for item in fields(EngineOptions)}
+    for settings in (BuiltinSettings, HuggingFaceSettings):
+        assert {item.name for item in fields(settings)} <= names
+
+
+def test_memory_for_the_cache_is_given_in_bytes(folders: dict[str, Path]) -> None:
+    sizes = []
+    for size in (10**5, 2 * 10**5):
+        given = options(folders["known"], num_blocks=None, kv_cache_bytes=size)
+        loaded = load_engine(given)
+        sizes.append(loaded.engine.info.num_blocks)
+        loaded.engine.close()
+    assert 1 <= sizes[0] <= sizes[1] // 2
+
+
+@pytest.mark.parametrize("kind", ["builtin", "huggingface"])
+def test_a_seed_repeats_generations_that_give_none(folders: dict[str, Path], kind: Any) -> None:
+    said = []
+    for seed in (1, 1, 2):
+        loaded = load_engine(options(folders["known"], kind=kind, seed=seed))
+        sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+        events = run_until_idle(loaded.engine, Fill(1, [5, 6]), Generate(1, sampling))
+        said.append(tokens_of(events, 1))
+        loaded.engine.close()
+    assert said[0] == said[1] != said[2]
+
+
+def test_settings_are_checked_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: Any, **__: Any) -> None:
+        raise AssertionError("asked for the model")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(SettingsError, match="block_size"):
+        load_engine(EngineOptions("owner/model", block_size=0))
 
 
 def test_both_engines_say_the_same(folders: dict[str, Path]) -> None:

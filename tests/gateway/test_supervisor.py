@@ -173,7 +173,14 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
     from parrot_engine.factory import EngineOptions
     from parrot_engine.worker import _options, _parser
 
-    model = ModelSettings(model="owner/model", name="served", kind="huggingface", num_blocks=7)
+    model = ModelSettings(
+        model="owner/model",
+        name="served",
+        kind="huggingface",
+        num_blocks=7,
+        kv_cache_bytes=10**9,
+        seed=5,
+    )
     command = worker_command(model, "ws://host/join", "served-0")
     assert command[:3] == [sys.executable, "-m", "parrot_engine.worker"]
     parsed = _parser().parse_args(command[3:])
@@ -182,4 +189,4 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
     options = _options(parsed)
     assert isinstance(options, EngineOptions)
     assert (options.model, options.name, options.kind) == ("owner/model", "served", "huggingface")
-    assert options.num_blocks == 7
+    assert (options.num_blocks, options.kv_cache_bytes, options.seed) == (7, 10**9, 5)
