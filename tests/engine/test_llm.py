@@ -11,8 +11,13 @@ import torch
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.exceptions import GenerationError, ParrotEngineError, SettingsError
-from transformers import AutoModelForCausalLM
+from parrot_engine.exceptions import (
+    GenerationError,
+    ParrotEngineError,
+    SettingsError,
+    UnsupportedModelError,
+)
+from transformers import AutoModelForCausalLM, GPT2Config
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 PROMPTS = ["The parrot", "said to the gateway:", "one, two, three, one, two, three, one,"]
@@ -38,10 +43,10 @@ def shared(checkpoint: Path) -> Iterator[LLM]:
 def llm(shared: LLM) -> Iterator[LLM]:
     """The module's LLM; a test that leaves something behind in its engine fails."""
     yield shared
-    shared._step()
+    shared._session.step()
     stats = shared.stats()
     assert (stats.contexts, stats.free_blocks) == (0, shared.info.num_blocks)
-    assert not shared._handlers
+    assert shared._session.num_awaited == 0
     assert isinstance(shared._engine, BuiltinEngine)
     shared._engine.check_integrity()
 
@@ -183,7 +188,7 @@ def test_interrupt_cancels(llm: LLM) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS * 3, GREEDY, progress=interrupt)
-    llm._step()
+    llm._session.step()
     assert llm.stats().contexts == 0
 
 
@@ -278,6 +283,41 @@ def test_unknown_model_and_settings(tmp_path: Path, checkpoint: Path) -> None:
         LLM(str(checkpoint), colour="green")
     with pytest.raises(SettingsError, match="block_size"):
         LLM(str(checkpoint), block_size=0)
+
+
+def test_models_that_the_builtin_engine_does_not_know(tmp_path: Path) -> None:
+    """They run on the huggingface engine, with all that an LLM offers."""
+    config = GPT2Config(
+        vocab_size=257, n_embd=32, n_layer=1, n_head=2, n_positions=128,
+        bos_token_id=None, eos_token_id=256, pad_token_id=None,
+    )  # fmt: skip
+    folder = str(make_checkpoint(tmp_path / "gpt2", config))
+    with pytest.raises(UnsupportedModelError):
+        LLM(folder, kind="builtin")
+    with LLM(folder, device="cpu", num_blocks=64) as other:
+        assert other.info.kind == "huggingface"
+        whole, *rest = other.generate(PROMPTS, GREEDY)
+        assert len(rest) == 2
+        several = other.generate(PROMPTS[0], GREEDY, n=3)[0].outputs
+        assert [output.token_ids for output in several] == [whole.outputs[0].token_ids] * 3
+        with other.context() as context:
+            context.fill(PROMPTS[0])
+            with context.fork() as fork:
+                assert fork.generate(replace(GREEDY, stop=("never",))).text == (
+                    whole.outputs[0].text
+                )
+            assert context.generate(GREEDY).token_ids == whole.outputs[0].token_ids
+        other._session.step()
+        assert other.stats().contexts == 0
+
+
+def test_the_kind_of_engine_can_be_chosen(checkpoint: Path, llm: LLM) -> None:
+    with LLM(str(checkpoint), kind="huggingface", device="cpu", dtype="float32") as other:
+        assert other.info.kind == "huggingface"
+        for one, two in zip(
+            other.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, GREEDY), strict=True
+        ):
+            assert one.outputs == two.outputs
 
 
 def test_any_engine(checkpoint: Path, llm: LLM) -> None:

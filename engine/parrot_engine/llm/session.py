@@ -1,0 +1,117 @@
+"""An engine that runs while somebody waits for it: hands events to whoever asked for them.
+
+Neither texts nor tokenizers here. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any, TypeAlias
+
+from parrot_engine.exceptions import EngineStateError, GenerationError
+from parrot_engine.protocol import (
+    Engine,
+    Event,
+    Failed,
+    Fill,
+    Filled,
+    FreeContext,
+    Primitive,
+    SamplingParams,
+)
+
+#: Gets the events of a context. What it raises ends the step, and goes to who waits for it.
+Handler: TypeAlias = Callable[[Event], None]
+
+
+def raise_failure(event: Event) -> None:
+    """Turn a failure into an exception.
+
+    Raises:
+        GenerationError: the event is a `Failed`.
+    """
+    if isinstance(event, Failed):
+        raise GenerationError(event)
+
+
+class Session:
+    """One engine and the contexts that are waited for."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Take an engine that nobody else drives."""
+        self.engine = engine
+        self._ids = count(1)
+        self._handlers: dict[int, Handler] = {}
+
+    @property
+    def num_awaited(self) -> int:
+        """Contexts whose events somebody waits for."""
+        return len(self._handlers)
+
+    def default_params(self) -> SamplingParams:
+        """`SamplingParams` with what the checkpoint itself recommends."""
+        chosen: dict[str, Any] = dict(self.engine.info.default_sampling)
+        if "top_k" in chosen:
+            chosen["top_k"] = int(chosen["top_k"])
+        return replace(SamplingParams(), **chosen)
+
+    def new_id(self) -> int:
+        """A context id that was never used."""
+        return next(self._ids)
+
+    def submit(self, handler: Handler, *primitives: Primitive) -> None:
+        """Queue primitives; `handler` gets the events of their contexts from now on."""
+        for primitive in primitives:
+            if not isinstance(primitive, FreeContext):
+                self._handlers[primitive.context_id] = handler
+        self.engine.submit(primitives)
+
+    def ignore(self, context_id: int) -> None:
+        """Drop the further events of a context, if there are any; it stays."""
+        self._handlers.pop(context_id, None)
+
+    def free(self, *context_ids: int) -> None:
+        """Free contexts, and drop their further events."""
+        for context_id in context_ids:
+            self.ignore(context_id)
+        self.engine.submit([FreeContext(context_id) for context_id in context_ids])
+
+    def step(self) -> None:
+        """One step of the engine; hands out its events.
+
+        Raises:
+            EngineStateError: somebody waits, but the engine has nothing to do.
+            BaseException: whatever a handler raises; the rest of the events is lost.
+        """
+        result = self.engine.step()
+        for event in result.events:
+            handler = self._handlers.get(event.context_id)
+            if handler is not None:
+                handler(event)
+        if not result.has_work and not result.events and self._handlers:
+            raise EngineStateError("engine", "it has nothing to do, but answers are missing")
+
+    def call(self, fill: Fill) -> Filled:
+        """Run a single Fill to its end.
+
+        Raises:
+            GenerationError: it failed. Then, as when interrupted, its context is freed.
+        """
+        answer: list[Filled] = []
+
+        def handle(event: Event) -> None:
+            raise_failure(event)
+            if isinstance(event, Filled):
+                answer.append(event)
+
+        self.submit(handle, fill)
+        try:
+            while not answer:
+                self.step()
+        except BaseException:
+            self.free(fill.context_id)
+            raise
+        self.ignore(fill.context_id)
+        return answer[0]
