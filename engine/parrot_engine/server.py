@@ -15,51 +15,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, TypeAlias
+from types import FrameType
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
 
-from parrot_engine.driver import DriverStoppedError, EngineDriver
-from parrot_engine.protocol import (
-    Engine,
-    Event,
-    Failed,
-    FailureCode,
-    Fill,
-    Filled,
-    FreeContext,
-    Generate,
-    Generated,
-    Primitive,
-    SamplingParams,
-)
-from parrot_engine.text import IncrementalDetokenizer, StopStrings, TextAssets, Tokenizer
-
-_log = logging.getLogger(__name__)
+from parrot_engine.protocol import Engine, Fill, Filled, Generate, Generated, SamplingParams
+from parrot_engine.service import TIMEOUT_S, ApiError, EngineService
+from parrot_engine.text import IncrementalDetokenizer, StopStrings, TextAssets
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 
-#: A primitive that takes longer is given up, and its context freed.
-_TIMEOUT_S = 600.0
-
-_STATUSES: dict[FailureCode, int] = {
-    "context_too_long": 400,
-    "unknown_context": 404,
-    "invalid_request": 400,
-    "numerical_error": 500,
-    "overloaded": 503,
-    "engine_error": 500,
-}
-
 _Pieces: TypeAlias = AsyncGenerator[dict[str, Any], None]
+
+_Result = TypeVar("_Result")
 
 _ContextId = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -112,119 +88,8 @@ class _FreeBody(msgspec.Struct, forbid_unknown_fields=True):
     context_id: _ContextId
 
 
-class _ApiError(Exception):
-    """An answer that is an error."""
-
-    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = {
-            "message": message,
-            "type": "invalid_request_error" if status < 500 else "server_error",
-            "param": param,
-            "code": code,
-        }
-
-
-class EngineService:
-    """One engine for several HTTP requests: whose events are whose.
-
-    One request at a time may work on a context; a second one is refused.
-    """
-
-    def __init__(self, engine: Engine, text: TextAssets) -> None:
-        self.driver = EngineDriver(engine, on_crash=self._on_crash)
-        self.tokenizer = Tokenizer(text)
-        #: The last tokens of each context, from which a detokenizer can go on.
-        self.tails: dict[int, list[int]] = {}
-        self._waiting: dict[int, _Inbox] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def start(self) -> None:
-        """Start the engine's thread; call it in the event loop."""
-        self._loop = asyncio.get_running_loop()
-        self.driver.attach(self._on_step)
-        self.driver.start()
-
-    async def close(self) -> None:
-        """Stop the engine."""
-        await asyncio.to_thread(self.driver.close)
-
-    @asynccontextmanager
-    async def running(self, primitive: Fill | Generate) -> AsyncIterator[AsyncIterator[Event]]:
-        """Submit a primitive and receive its events.
-
-        Leaving before the last one frees the context: whoever asked has gone.
-        """
-        context_id = primitive.context_id
-        if context_id in self._waiting:
-            raise _ApiError(
-                409, f"Context {context_id} is at work for another request.", "context_busy",
-                "context_id",
-            )  # fmt: skip
-        inbox = self._waiting[context_id] = _Inbox()
-        try:
-            self.submit(primitive)
-            yield self._events(inbox)
-        finally:
-            del self._waiting[context_id]
-            if not inbox.complete and not self.driver.crashed:
-                self.free(context_id)
-
-    def submit(self, *primitives: Primitive) -> None:
-        """Hand primitives to the engine."""
-        try:
-            self.driver.submit(primitives)
-        except DriverStoppedError:
-            raise _ApiError(503, "The engine has stopped.", "engine_stopped") from None
-
-    def free(self, context_id: int) -> None:
-        """Free a context."""
-        self.tails.pop(context_id, None)
-        self.submit(FreeContext(context_id))
-
-    async def _events(self, inbox: _Inbox) -> AsyncIterator[Event]:
-        deadline = asyncio.get_running_loop().time() + _TIMEOUT_S
-        while not inbox.complete:
-            while not inbox.events:
-                inbox.filled.clear()
-                # NOTE: only round the wait: a stream is continued by another task than began it.
-                async with asyncio.timeout_at(deadline):
-                    await inbox.filled.wait()
-            event = inbox.events.popleft()
-            if isinstance(event, Failed):
-                raise _ApiError(_STATUSES[event.code], event.message, event.code)
-            inbox.complete = isinstance(event, Filled) or event.finish_reason is not None
-            yield event
-
-    def _on_step(self, events: list[Event]) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, events)
-        except RuntimeError:
-            # The server has ended while the engine's last step was running.
-            _log.debug("events after the end of the event loop")
-
-    def _deliver(self, events: list[Event]) -> None:
-        for event in events:
-            inbox = self._waiting.get(event.context_id)
-            if inbox is not None:
-                inbox.events.append(event)
-                inbox.filled.set()
-
-    def _on_crash(self, error: Exception) -> None:
-        _log.error("the engine broke down: %s", error)
-
-
-class _Inbox:
-    """Events of one request that were not taken yet."""
-
-    __slots__ = ("complete", "events", "filled")
-
-    def __init__(self) -> None:
-        self.events: deque[Event] = deque()
-        self.filled = asyncio.Event()
-        self.complete = False
+class _ClientGone(Exception):
+    """The client left before its answer: there is nobody to be told."""
 
 
 def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> FastAPI:
@@ -241,7 +106,7 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
     async def check_key(request: Request) -> None:
         sent = _digest(request.headers.get("authorization", ""))
         if wanted is not None and not hmac.compare_digest(sent, wanted):
-            raise _ApiError(401, "Incorrect API key provided.", "invalid_api_key")
+            raise ApiError(401, "Incorrect API key provided.", "invalid_api_key")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -255,14 +120,32 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
         title="Parrot engine", lifespan=lifespan, dependencies=[Depends(check_key)], redoc_url=None
     )
 
-    @app.exception_handler(_ApiError)
-    async def on_api_error(_: Request, error: _ApiError) -> Response:
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
         return _json({"error": error.error}, error.status)
 
     @app.exception_handler(TimeoutError)
     async def on_timeout(_: Request, error: TimeoutError) -> Response:
-        message = f"The engine did not finish within {_TIMEOUT_S:g} s."
-        return _json({"error": _ApiError(504, message, "timeout").error}, 504)
+        message = f"The engine did not finish within {TIMEOUT_S:g} s."
+        return _json({"error": ApiError(504, message, "timeout").error}, 504)
+
+    @app.exception_handler(_ClientGone)
+    async def on_client_gone(_: Request, error: _ClientGone) -> Response:
+        # Nobody reads it.
+        return Response(status_code=499)
+
+    @app.exception_handler(HTTPException)
+    async def on_routing_error(request: Request, error: HTTPException) -> Response:
+        path, method = request.url.path, request.method
+        if error.status_code == 405:
+            refusal = ApiError(405, f"{path} does not take {method}.", "method_not_allowed")
+        else:
+            refusal = ApiError(
+                error.status_code, f"No such route: {method} {path}.", "unknown_route"
+            )
+        answer = _json({"error": refusal.error}, error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
 
     @app.get("/health")
     async def health() -> Response:
@@ -277,14 +160,14 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
     @app.post("/fill")
     async def fill(request: Request) -> Response:
         body = await _body(request, _FILL_DECODER)
-        return _json(await _fill(service, body))
+        return _json(await _while_connected(request, _fill(service, body)))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
         body = await _body(request, _GENERATE_DECODER)
         if body.stream:
-            return await _stream(_generate(service, body))
-        return _json(await _collect(_generate(service, body)))
+            return await _stream(request, _generate(service, body))
+        return _json(await _while_connected(request, _collect(_generate(service, body))))
 
     @app.post("/free_context")
     async def free_context(request: Request) -> Response:
@@ -295,6 +178,15 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
     return app
 
 
+class _Server(uvicorn.Server):
+    """Uvicorn, but a signal that was followed is not raised again: it was no failure."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signal handler: finish what runs; at the second signal, do not."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
 def run_server(
     engine: Engine, text: TextAssets, *, host: str, port: int, key: str | None = None
 ) -> int:
@@ -303,7 +195,7 @@ def run_server(
         create_app(engine, text, key), host=host, port=port, access_log=False,
         log_level="warning", timeout_graceful_shutdown=10,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = _Server(config)
     server.run()
     return 0 if server.started else 1
 
@@ -316,26 +208,50 @@ _FILL_DECODER = msgspec.json.Decoder(_FillBody)
 _GENERATE_DECODER = msgspec.json.Decoder(_GenerateBody)
 _FREE_DECODER = msgspec.json.Decoder(_FreeBody)
 
-#: How many tokens of a context a detokenizer needs to go on from.
-_TAIL = 8
-
 
 async def _body(request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > _MAX_BODY_BYTES:
-            raise _ApiError(413, "The request body is too large.", "request_too_large")
+            raise ApiError(413, "The request body is too large.", "request_too_large")
     try:
         return decoder.decode(bytes(data))
     except msgspec.DecodeError as error:
         message, _, path = str(error).partition(" - at `$.")
-        raise _ApiError(400, f"{message}.", "invalid_body", path.rstrip("`") or None) from None
+        raise ApiError(400, f"{message}.", "invalid_body", path.rstrip("`") or None) from None
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of `work`, which is cancelled the moment the client goes away.
+
+    Args:
+        request: its body has been read.
+        work: frees what it holds when it is cancelled.
+
+    Raises:
+        _ClientGone: the client went first.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _ClientGone
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _fill(service: EngineService, body: _FillBody) -> dict[str, Any]:
     if (body.token_ids is None) == (body.text is None):
-        raise _ApiError(400, "Give either 'token_ids' or 'text'.", "invalid_body", "token_ids")
+        raise ApiError(400, "Give either 'token_ids' or 'text'.", "invalid_body", "token_ids")
     token_ids = body.token_ids
     if token_ids is None:
         assert body.text is not None
@@ -359,7 +275,7 @@ async def _fill(service: EngineService, body: _FillBody) -> dict[str, Any]:
             answer["cached_tokens"] = event.cached_tokens
             if event.prompt_logprobs is not None:
                 answer["prompt_logprobs"] = event.prompt_logprobs
-    _remember(service, body.context_id, body.parent_context_id, token_ids)
+    service.tails.append(body.context_id, body.parent_context_id, token_ids)
     return answer
 
 
@@ -367,7 +283,7 @@ async def _generate(service: EngineService, body: _GenerateBody) -> _Pieces:
     """Pieces of the answer: text that is certain, with the tokens that came meanwhile."""
     sampling = body.sampling()
     source = body.context_id if body.parent_context_id is None else body.parent_context_id
-    detokenizer = IncrementalDetokenizer(service.tokenizer, service.tails.get(source, ()))
+    detokenizer = IncrementalDetokenizer(service.tokenizer, service.tails.get(source))
     stops = StopStrings(sampling.stop)
     primitive = Generate(body.context_id, sampling, body.parent_context_id, body.priority)
     generated: list[int] = []
@@ -392,14 +308,7 @@ async def _generate(service: EngineService, body: _GenerateBody) -> _Pieces:
             if matched is not None:
                 break
     if matched is None:
-        _remember(service, body.context_id, body.parent_context_id, generated)
-
-
-def _remember(
-    service: EngineService, context_id: int, parent_id: int | None, token_ids: list[int]
-) -> None:
-    source = context_id if parent_id is None else parent_id
-    service.tails[context_id] = [*service.tails.get(source, ()), *token_ids[-_TAIL:]][-_TAIL:]
+        service.tails.append(body.context_id, body.parent_context_id, generated)
 
 
 async def _collect(pieces: _Pieces) -> dict[str, Any]:
@@ -413,9 +322,13 @@ async def _collect(pieces: _Pieces) -> dict[str, Any]:
     return answer
 
 
-async def _stream(pieces: _Pieces) -> Response:
+async def _stream(request: Request, pieces: _Pieces) -> Response:
     """Server-sent events; what fails before the first piece is a plain error."""
-    first = await anext(pieces)
+
+    async def begin() -> dict[str, Any]:
+        return await anext(pieces)
+
+    first = await _while_connected(request, begin())
 
     async def body() -> AsyncIterator[bytes]:
         try:
@@ -424,10 +337,10 @@ async def _stream(pieces: _Pieces) -> Response:
                 yield _event(first)
                 async for piece in pieces:
                     yield _event(piece)
-        except _ApiError as error:
+        except ApiError as error:
             yield _event({"error": error.error})
         except TimeoutError:
-            yield _event({"error": _ApiError(504, "The engine is too slow.", "timeout").error})
+            yield _event({"error": ApiError(504, "The engine is too slow.", "timeout").error})
         yield b"data: [DONE]\n\n"
 
     return StreamingResponse(body(), media_type="text/event-stream")

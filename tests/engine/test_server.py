@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from parrot_engine.protocol import EngineInfo
+from parrot_engine.protocol import EngineInfo, FreeContext, Primitive
 from parrot_engine.server import create_app
+from parrot_engine.service import Tails
 from parrot_engine.testing import ScriptedEngine, fixed_script, hashed_script
 from parrot_engine.text import TextAssets, Tokenizer, load_text_assets
 from tokenizer_kinds import write_kind
@@ -192,6 +194,116 @@ def test_a_context_works_for_one_request_at_a_time(serve: Serve) -> None:
     go_on.set()
     first.join(10)
     assert answers[0]["num_tokens"] == 1
+
+
+class Leaver:
+    """A client at the ASGI interface, which can go away."""
+
+    def __init__(self, app: Any, path: str, body: dict[str, Any]) -> None:
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._messages.put_nowait(
+            {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        )
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "method": "POST",
+            "http_version": "1.1", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "root_path": "", "scheme": "http", "headers": [],
+        }  # fmt: skip
+        self.task = asyncio.create_task(app(scope, self._messages.get, self._send))
+
+    async def _send(self, message: Any) -> None:
+        return None
+
+    async def leave(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+        async with asyncio.timeout(10):
+            await self.task
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/fill", {"token_ids": [1]}),
+        ("/generate", {"max_tokens": 400}),
+        ("/generate", {"max_tokens": 400, "stream": True}),
+    ],
+)
+async def test_a_client_that_leaves_cancels(
+    text: TextAssets, tokenizer: Tokenizer, path: str, fields: dict[str, Any]
+) -> None:
+    """Even while the engine is in the middle of a step."""
+    entered, go_on = threading.Semaphore(0), threading.Event()
+
+    def before_step() -> None:
+        entered.release()
+        assert go_on.wait(20)
+
+    engine = ScriptedEngine(
+        hashed_script(tokenizer.vocab_size), info=info(tokenizer), before_step=before_step
+    )
+    freed: list[FreeContext] = []
+    submit = engine.submit
+
+    def noting_submit(primitives: Sequence[Primitive]) -> None:
+        freed.extend(item for item in primitives if isinstance(item, FreeContext))
+        submit(primitives)
+
+    engine.submit = noting_submit  # type: ignore[method-assign]
+    app = create_app(engine, text)
+    async with app.router.lifespan_context(app):
+        go_on.set()
+        filled = Leaver(app, "/fill", {"context_id": 1, "token_ids": [1]})
+        await filled.task
+        while entered.acquire(blocking=False):
+            pass
+        go_on.clear()
+        client = Leaver(app, path, {"context_id": 1, **fields})
+        assert await asyncio.to_thread(entered.acquire, timeout=10)
+        # The step has not ended, so there is nothing that could have ended the call but this.
+        await client.leave()
+        go_on.set()
+        async with asyncio.timeout(10):
+            while not freed:  # noqa: ASYNC110  the engine's thread takes it with its next step
+                await asyncio.sleep(0.005)
+    assert freed == [FreeContext(1)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "unknown_route"),
+        ("POST", "/v1/completions", 404, "unknown_route"),
+        ("GET", "/generate", 405, "method_not_allowed"),
+        ("DELETE", "/health", 405, "method_not_allowed"),
+    ],
+)
+def test_unknown_routes_and_methods(
+    serve: Serve, method: str, path: str, status: int, code: str
+) -> None:
+    answer = serve().request(method, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert path in error["message"]
+
+
+def test_tails_are_bounded() -> None:
+    tails = Tails(limit=3)
+    tails.append(1, None, range(20))
+    assert list(tails.get(1)) == list(range(12, 20))
+    tails.append(2, 1, [20])
+    assert list(tails.get(2)) == [*range(13, 20), 20]
+    tails.append(3, None, [3])
+    tails.append(1, None, [20])
+    tails.append(4, None, [4])
+    assert len(tails) == 3
+    # The one unused for longest has gone.
+    assert list(tails.get(2)) == []
+    assert list(tails.get(1)) == [*range(13, 20), 20]
+    tails.forget(1)
+    tails.forget(1)
+    assert len(tails) == 2
 
 
 def test_a_broken_engine_answers_errors(serve: Serve) -> None:
