@@ -24,6 +24,9 @@ from parrot_gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+#: How long the clients of calls that are cut off may take to be told.
+CUT_OFF_GRACE_S = 1.0
+
 #: Descriptors below which many concurrent streams cannot work; raised to the hard limit.
 WANTED_DESCRIPTORS = 65536
 
@@ -60,7 +63,8 @@ class DrainingServer(uvicorn.Server):
         if running:
             logger.info("waiting up to %g s for %d running calls", timeout_s, running)
         if not await self._gateway.gate.drain(timeout_s):
-            logger.warning("%d calls were cut off", self._gateway.gate.running)
+            logger.warning("%d calls were cut off", self._gateway.gate.cut_off())
+            await self._gateway.gate.drain(CUT_OFF_GRACE_S)
         # Before uvicorn closes their connections, which they would take for a lost gateway.
         await self._gateway.stop_engines()
         self.should_exit = True

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
+#: How long a client of a call that is cut off may take to read that.
+_LAST_WORDS_S = 0.5
+
 #: Reachable without a key: probes, and the description of the API.
 OPEN_PATHS = frozenset(
     {"/health", "/health/liveness", "/health/readiness", "/version", "/docs", "/openapi.json"}
@@ -80,7 +83,8 @@ class Dispatcher:
             self._keys.check(exchange.header(b"authorization"))
             if post_only and exchange.method != "POST":
                 raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
-            self._gate.enter()
+            task = asyncio.current_task()
+            self._gate.enter(task)
         except GatewayError as error:
             await exchange.respond_error(error)
             return
@@ -89,10 +93,13 @@ class Dispatcher:
         except ClientDisconnected:
             logger.debug("%s: the client went away", exchange.request_id)
         except asyncio.CancelledError:
-            # A cancellation by the disconnect watch ends here; any other (shutdown) goes on.
-            if not exchange.disconnected:
+            # Cancellations by the disconnect watch and by the drain's end are dealt with here.
+            if exchange.disconnected:
+                logger.debug("%s: the client went away", exchange.request_id)
+            elif (cut := self._gate.cut_error(task)) is not None:
+                await self._cut_off(exchange, cut)
+            else:
                 raise
-            logger.debug("%s: the client went away", exchange.request_id)
         except GatewayError as error:
             await self._answer_error(exchange, error)
         except Exception:
@@ -100,15 +107,27 @@ class Dispatcher:
             await self._answer_error(exchange, internal_error(exchange.request_id))
         finally:
             exchange.finish()
-            self._gate.leave()
+            self._gate.leave(task)
+
+    async def _cut_off(self, exchange: Exchange, error: GatewayError) -> None:
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._answer_error(exchange, error)
+        except TimeoutError:
+            logger.debug("%s: the client reads nothing", exchange.request_id)
 
     async def _answer_error(self, exchange: Exchange, error: GatewayError) -> None:
+        if exchange.completed:
+            return
         if error.status >= 500:
             logger.warning("%s: %s: %s", exchange.request_id, error.code, error.message)
-        if exchange.responded:
+        if not exchange.responded:
+            await exchange.respond_error(error)
+        elif exchange.fail_in_band is not None:
+            await exchange.fail_in_band(error)
+        else:
+            # The connection is cut, which is all that tells the client.
             logger.error("%s: failed after its answer began", exchange.request_id)
-            return
-        await exchange.respond_error(error)
 
     async def _ask_quiet(
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send

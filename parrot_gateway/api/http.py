@@ -46,8 +46,8 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_receive", "_send", "_watcher", "disconnected", "request_id", "responded",
-                 "scope", "started")  # fmt: skip
+    __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "fail_in_band",
+                 "request_id", "responded", "scope", "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -57,6 +57,10 @@ class Exchange:
         self.request_id = new_request_id()
         #: True once the status line is out: from then on errors go in band.
         self.responded = False
+        #: True once the last byte of the answer was handed over.
+        self.completed = False
+        #: Ends an answer that has begun with an error in it, where its format has a way to.
+        self.fail_in_band: Callable[[GatewayError], Awaitable[None]] | None = None
         self.disconnected = False
         self._watcher: asyncio.Task[None] | None = None
 
@@ -144,6 +148,7 @@ class Exchange:
         self.responded = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self.completed = True
 
     async def respond_error(self, error: GatewayError) -> None:
         """Send `error` in OpenAI's shape."""
@@ -168,6 +173,7 @@ class Exchange:
     async def end_stream(self, data: bytes = b"") -> None:
         """Send the last bytes of a stream."""
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self.completed = True
 
     def finish(self) -> None:
         """End the watch for a disconnect. Safe to call twice."""

@@ -263,6 +263,7 @@ class _Relay:
         self, response: UpstreamResponse, headers: Headers, events: EventTail
     ) -> None:
         exchange = self._exchange
+        exchange.fail_in_band = self._fail
         if not any(name == b"x-accel-buffering" for name, _ in headers):
             headers.append((b"x-accel-buffering", b"no"))
         ready = events.feed(response.first)

@@ -41,6 +41,7 @@ class EventStream:
         self._opening = opening
         #: `time.perf_counter()` at which a comment is due.
         self.quiet_until = time.perf_counter() + keep_alive_s
+        exchange.fail_in_band = self.fail
 
     async def send(self, events: bytes) -> None:
         """Send whole events."""

@@ -1,7 +1,7 @@
 """How many calls are in work, and whether new ones may come in.
 
-The bound on everything behind it, and what a shutdown waits for. Knows nothing of what the calls
-are.
+The bound on everything behind it, and what a shutdown waits for, or in the end cuts off. Knows
+nothing of what the calls are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ class CallGate:
         self._retry_after_s = retry_after_s
         self._empty = asyncio.Event()
         self._empty.set()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._cut: set[asyncio.Task[object]] = set()
         self.running = 0
         self.accepted = 0
         self.refused = 0
         self.draining = False
 
-    def enter(self) -> None:
+    def enter(self, task: asyncio.Task[object] | None = None) -> None:
         """Count a call in; pair it with `leave`.
+
+        Args:
+            task: does the call's work, and is what `cut_off` cancels.
 
         Raises:
             DrainingError: the gateway is shutting down.
@@ -38,10 +43,7 @@ class CallGate:
         """
         if self.draining:
             self.refused += 1
-            raise DrainingError(
-                "This gateway is shutting down and takes no new calls.",
-                retry_after_s=self._retry_after_s,
-            )
+            raise self._draining_error("takes no new calls")
         if self.running >= self._limit:
             self.refused += 1
             raise OverloadedError(
@@ -51,10 +53,15 @@ class CallGate:
         self.running += 1
         self.accepted += 1
         self._empty.clear()
+        if task is not None:
+            self._tasks.add(task)
 
-    def leave(self) -> None:
+    def leave(self, task: asyncio.Task[object] | None = None) -> None:
         """Count a call out."""
         self.running -= 1
+        if task is not None:
+            self._tasks.discard(task)
+            self._cut.discard(task)
         if self.running == 0:
             self._empty.set()
 
@@ -67,3 +74,25 @@ class CallGate:
         except TimeoutError:
             return False
         return True
+
+    def cut_off(self) -> int:
+        """Cancel the calls in work; returns how many. See `cut_error`."""
+        for task in self._tasks - self._cut:
+            self._cut.add(task)
+            task.cancel()
+        return len(self._cut)
+
+    def cut_error(self, task: asyncio.Task[object] | None) -> DrainingError | None:
+        """What the client of a cancelled call is told; None when it was not cancelled by `cut_off`.
+
+        The task's cancellation counts as dealt with.
+        """
+        if task is None or task not in self._cut:
+            return None
+        task.uncancel()
+        return self._draining_error("could not wait for the end of this call; please send it again")
+
+    def _draining_error(self, story: str) -> DrainingError:
+        return DrainingError(
+            f"This gateway is shutting down and {story}.", retry_after_s=self._retry_after_s
+        )

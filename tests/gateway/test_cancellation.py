@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from parrot_engine.protocol import FreeContext, Generated
 from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_head, serving, until
+from serving import Service, read_answer, read_chunk, read_head, serving, until
 
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 
@@ -137,3 +137,38 @@ async def test_headers_of_a_stream_wait_for_the_first_token() -> None:
             await asyncio.wait_for(read_head(reader), 0.05)
         writer.close()
         await engine.wait_for(lambda: not engine.contexts)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("stream", "steps"), [(False, 3), (True, 0), (True, 3)])
+async def test_a_call_cut_off_by_a_shutdown_is_told(path: str, stream: bool, steps: int) -> None:
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
+    async with serving(engine) as service:
+        reader, writer = await service.send(path, body(path, stream=stream))
+        await engine.wait_for(lambda: len(engine.contexts) >= 2)
+        for _ in range(steps):
+            engine.step()
+        if stream and steps:
+            # The stream has begun.
+            await reader.readuntil(b"\r\n\r\n")
+        assert await service.gate.drain(0.01) is False
+        assert service.gate.cut_off() == 1
+        assert await service.gate.drain(1.0)
+        assert not engine.contexts or await engine.settle() is None
+        if stream and steps:
+            parts = []
+            async with asyncio.timeout(5):
+                while chunk := await read_chunk(reader):
+                    parts.append(chunk)
+            *_, last, done, rest = b"".join(parts).split(b"\n\n")
+            assert (done, rest) == (b"data: [DONE]", b"")
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+        else:
+            async with asyncio.timeout(5):
+                status, headers, answer = await read_answer(reader)
+            assert status == 503
+            assert float(headers[b"retry-after"]) > 0
+            error = json.loads(answer)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == "shutting_down"
+        writer.close()

@@ -46,3 +46,40 @@ async def test_drain_ends_in_bounded_time() -> None:
 
 async def test_drain_of_an_idle_gate_is_immediate() -> None:
     assert await CallGate(limit=1).drain(0.01) is True
+
+
+async def test_calls_in_work_are_cut_off_with_a_reason() -> None:
+    gate = CallGate(limit=3)
+
+    async def call() -> DrainingError | None:
+        task = asyncio.current_task()
+        gate.enter(task)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            error = gate.cut_error(task)
+            if error is None:
+                raise
+            # Not cancelled any more: it can still wait.
+            await asyncio.sleep(0)
+            return error
+        finally:
+            gate.leave(task)
+        return None
+
+    calls = [asyncio.create_task(call()) for _ in range(3)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calls[0]
+    assert await gate.drain(0.01) is False
+    assert gate.cut_off() == 2
+    # A second time cancels nobody twice.
+    assert gate.cut_off() == 2
+    for cut in calls[1:]:
+        error = await cut
+        assert error is not None
+        assert (error.status, error.code) == (503, "shutting_down")
+        assert error.retry_after_s is not None
+    assert await gate.drain(0.01) is True
+    assert gate.cut_off() == 0
