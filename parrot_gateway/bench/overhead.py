@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -96,12 +97,18 @@ class Measured(NamedTuple):
     cpu_s: dict[str, float]
 
     def figure(self, scenario: str, pick: Callable[[LoadResult], float]) -> float:
-        """The median over the rounds."""
-        return median(pick(result) for result in self.results[scenario])
+        """The median over the rounds; not a number when a round had errors."""
+        results = self.results[scenario]
+        if any(result.errors for result in results):
+            return math.nan
+        return median(pick(result) for result in results)
 
     def cpu_ms_per(self, scenario: str, pick: Callable[[LoadResult], float]) -> float:
-        """Processor milliseconds of the server per request or chunk."""
-        return self.cpu_s[scenario] * 1000 / sum(map(pick, self.results[scenario]))
+        """Processor milliseconds of the server per request or chunk; as `figure` for errors."""
+        done = sum(map(pick, self.results[scenario]))
+        if not done or any(result.errors for result in self.results[scenario]):
+            return math.nan
+        return self.cpu_s[scenario] * 1000 / done
 
 
 class Outcome(NamedTuple):
@@ -286,10 +293,12 @@ def _notes(measured: dict[str, Measured]) -> list[str]:
         share = max(result.cpu_s / result.seconds for result in results)
         if share > 0.9:
             notes.append(f"Gateway, {name}: the load generator was the bottleneck ({share:.0%}).")
-    failed = sum(r.errors for rs in measured["peer"].results.values() for r in rs) if (
-        "peer" in measured) else 0  # fmt: skip
-    if failed:
-        notes.append(f"{failed} requests to the peer failed.")
+    if "peer" in measured:
+        for name, results in measured["peer"].results.items():
+            failed = [result for result in results if result.errors]
+            if failed:
+                count = sum(result.errors for result in failed)
+                notes.append(f"Peer, {name}: {count} requests failed: {failed[0].first_error}")
     return notes
 
 

@@ -5,6 +5,7 @@ Knows nothing of what is measured.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -64,7 +65,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
             "gateway": self.gateway,
             "added": self.added,
             "ratio": ratio,
-            "peer": self.peer,
+            "peer": None if self.peer is None or math.isnan(self.peer) else self.peer,
             "at_most": self.at_most,
             "at_least": self.at_least,
             "aims_at_added": self.aims_at_added,
@@ -153,6 +154,8 @@ def _aim(row: Row) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return ""
+    if math.isnan(value):
+        return "failed"
     if value == 0:
         return "0"
     size = abs(value)

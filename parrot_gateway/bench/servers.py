@@ -177,7 +177,12 @@ async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) 
         port = probe.getsockname()[1]
     command = [str(program), "--config", str(config), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--num_workers", "1"]
-    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
+    env = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_TELEMETRY": "False",
+        # It listens on loopback for the time of the benchmark; ours checks no key either.
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
     server = await Server.start("LiteLLM", command, r"running on (http://[^\s/]+)", env)
     server.url = f"http://127.0.0.1:{port}/v1"
     await asyncio.to_thread(_wait_for, f"http://127.0.0.1:{port}/health/liveliness")
