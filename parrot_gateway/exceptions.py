@@ -3,6 +3,7 @@
     GatewayError                       500 server_error
     ├── InvalidRequestError            400 (code optional, names the field in `param`)
     │   ├── ContextLengthError         400 context_length_exceeded
+    │   ├── TransformSyntaxError       400 transform_syntax
     │   └── UnsupportedError           400 unsupported_parameter
     ├── AuthenticationError            401 invalid_api_key
     ├── NotFoundError                  404
@@ -17,6 +18,7 @@
     │   └── VariableStateError         409 variable_already_written
     ├── RequestTooLargeError           413 request_too_large
     ├── ValueTooLargeError             413 value_too_large
+    ├── TransformError                 422 transform_failed
     ├── DependencyFailedError          424 dependency_failed
     ├── OverloadedError                503 engine_overloaded, with retry-after
     │   ├── DrainingError              503 shutting_down
@@ -103,6 +105,29 @@ class UnsupportedError(InvalidRequestError):
     """A parameter that this model cannot honour; never ignored in silence."""
 
     default_code: ClassVar[str | None] = "unsupported_parameter"
+
+
+class TransformSyntaxError(InvalidRequestError):
+    """A transform that does not follow the grammar.
+
+    Args:
+        text: the whole transform.
+        position: of the character, counted from 0, at which it goes wrong.
+        expected: what should stand there.
+    """
+
+    default_code: ClassVar[str | None] = "transform_syntax"
+
+    def __init__(self, text: str, position: int, expected: str) -> None:
+        rest = text[position : position + 20]
+        near = f"near {rest!r}" if rest else "its end"
+        super().__init__(
+            f"Invalid transform at character {position}, {near}: expected {expected}.",
+            param="transform",
+        )
+        self.text = text
+        self.position = position
+        self.expected = expected
 
 
 class AuthenticationError(GatewayError):
@@ -264,6 +289,26 @@ class ValueTooLargeError(GatewayError):
         )
         self.variable = variable
         self.limit_bytes = limit_bytes
+
+
+class TransformError(GatewayError):
+    """A transform could not be applied to the text it was given.
+
+    Args:
+        step: the step of the pipeline, as written.
+        reason: what was wrong with its text.
+    """
+
+    status = 422
+    type = "invalid_request_error"
+    default_code: ClassVar[str | None] = "transform_failed"
+    #: The same transform of the same text would fail again.
+    should_retry = False
+
+    def __init__(self, step: str, reason: str) -> None:
+        super().__init__(f"The transform {step} failed: {reason}.", param="transform")
+        self.step = step
+        self.reason = reason
 
 
 class DependencyFailedError(GatewayError):

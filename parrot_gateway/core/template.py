@@ -8,12 +8,12 @@ given back as it came.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from parrot_gateway.core.json_text import mend_surrogates
 from parrot_gateway.core.places import ANYTHING, PLACES, Place
 from parrot_gateway.core.reference import has_reference
 from parrot_gateway.core.text_template import (
@@ -52,13 +52,6 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
 _STRING = msgspec.json.Decoder(str)
-
-# Pairs first, so that only halves without their other half are left.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
 
 
 class BodyTemplate:
@@ -157,8 +150,8 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[_T]) -> tuple[bytes, _T]:
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
-            # Halves of surrogate pairs are no text, but some clients send what was cut in two.
-            mended = _ESCAPE.sub(lambda m: rb"\ufffd" if m["lone"] else m[0], body)
+            # Some clients send what was cut in two.
+            mended = mend_surrogates(body)
             return mended, decoder.decode(mended)
     except msgspec.ValidationError:
         raise InvalidRequestError("The JSON body of your request has to be an object.") from None
