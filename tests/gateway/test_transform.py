@@ -352,6 +352,13 @@ def test_results_are_bounded(transform: str) -> None:
         parsed.apply("a" * 10, max_characters=10)
 
 
+def test_a_list_at_the_end_is_bounded_with_its_line_ends() -> None:
+    parsed = parse_transform("split(',')")
+    assert parsed.apply(",,,", max_characters=3) == "\n\n\n"
+    with pytest.raises(TransformError, match="longer than 2 characters"):
+        parsed.apply(",,,", max_characters=2)
+
+
 def test_an_explosion_is_stopped_before_it_happens() -> None:
     bomb = " | ".join(["template('" + "{{value}}" * 100 + "')"] * 8)
     with pytest.raises(TransformError, match="longer than"):
