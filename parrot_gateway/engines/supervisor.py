@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from parrot_gateway.engines.environment import engine_environment
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.settings import EngineLinkSettings, ModelSettings
@@ -181,7 +182,7 @@ class EngineSupervisor:
     async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:
         """Run one process again and again until it is given up or this is cancelled."""
         command = self._command(process.model, join_url, process.name)
-        environment = {**os.environ, JOIN_KEY_VARIABLE: join_key}
+        environment = {**engine_environment(os.environ), JOIN_KEY_VARIABLE: join_key}
         while True:
             process.ready_at = None
             process.last_lines.clear()

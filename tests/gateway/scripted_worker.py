@@ -1,13 +1,15 @@
 """An engine process without a model: what the supervisor starts in tests.
 
 Behaviour is chosen by the first argument: `serve` joins; `crash N` ends at once with status N;
-`deaf` neither joins nor listens to SIGTERM; `flaky PATH` crashes until PATH exists, which it makes.
+`deaf` neither joins nor listens to SIGTERM; `flaky PATH` crashes until PATH exists, which it makes;
+`tell PATH` writes its environment there and joins.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -56,6 +58,8 @@ def main() -> int:
     print("first line", "last line", sep="\n", file=sys.stderr, flush=True)
     if arguments.behaviour == "crash":
         return int(arguments.argument)
+    if arguments.behaviour == "tell":
+        Path(arguments.argument).write_text(json.dumps(dict(os.environ)), encoding="utf-8")
     if arguments.behaviour == "flaky":
         marker = Path(arguments.argument)
         if not marker.exists():

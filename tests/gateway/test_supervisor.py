@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -190,3 +191,43 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
     assert isinstance(options, EngineOptions)
     assert (options.model, options.name, options.kind) == ("owner/model", "served", "huggingface")
     assert (options.num_blocks, options.kv_cache_bytes, options.seed) == (7, 10**9, 5)
+
+
+SECRETS = {
+    "OPENAI_API_KEY": "s1",
+    "PARROT_API_KEY": "s2",
+    "HF_SOMETHING_API_KEY": "s3",
+    "AWS_SECRET_ACCESS_KEY": "s4",
+    "MY_GATEWAY_KEY": "s5",
+    "PARROT_ENGINE_KEY": "s6",
+    "DATABASE_URL": "s7",
+}
+PASSED_ON = {
+    "HF_HOME": "/cache",
+    "HF_TOKEN": "hub",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "3",
+    "LC_ALL": "C.UTF-8",
+    "HTTPS_PROXY": "http://proxy",
+    "no_proxy": "localhost",
+    "TORCHINDUCTOR_CACHE_DIR": "/inductor",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "SSL_CERT_FILE": "/ca.pem",
+}
+
+
+async def test_engine_processes_get_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, text in {**SECRETS, **PASSED_ON}.items():
+        monkeypatch.setenv(name, text)
+    path = tmp_path / "environment"
+    async with supervised("tell", str(path)) as (supervisor, _):
+        await settled(supervisor)
+    seen = json.loads(path.read_text(encoding="utf-8"))
+    assert {name: seen.get(name) for name in PASSED_ON} == PASSED_ON
+    assert not SECRETS.keys() & seen.keys()
+    assert not set(SECRETS.values()) & set(seen.values())
+    assert seen["PATH"] == os.environ["PATH"]
+    # It could join.
+    assert seen["PARROT_JOIN_KEY"] == KEY
