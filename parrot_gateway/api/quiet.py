@@ -107,10 +107,14 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
     """Every model name that can be asked for, aliases included."""
     started = int(gateway.started_at)
     models: dict[str, dict[str, Any]] = {}
+    for name in gateway.supervisor.models():
+        # Listed also while its engine starts or comes back: calls of it are told to come again.
+        models[name] = _model(name, started, "parrot-gateway")
     for served in gateway.registry.models():
-        models[served.id] = _model(served.id, int(served.created), "parrot-gateway") | {
-            "max_model_len": served.info.max_context_tokens
-        }
+        listed = models.setdefault(
+            served.id, _model(served.id, int(served.created), "parrot-gateway")
+        )
+        listed["max_model_len"] = served.info.max_context_tokens
     for upstream in gateway.upstreams.values():
         for name in upstream.models():
             models.setdefault(name, _model(name, started, upstream.name))

@@ -1,0 +1,50 @@
+"""`/v1/models`: what is listed, and when."""
+
+from __future__ import annotations
+
+from parrot_engine.text import TextAssets
+from parrot_engine.wire import Register
+from scripted_worker import EMPTY_TOKENIZER, scripted_info
+from starlette.testclient import TestClient
+
+from parrot_gateway.app import create_app
+from parrot_gateway.gateway import Gateway
+from parrot_gateway.settings import ModelSettings, Settings
+
+
+def test_configured_models_are_listed_while_their_engines_are_away() -> None:
+    gateway = Gateway(Settings(models=[ModelSettings(model="some/model", name="mine")]))
+    # Without its lifespan: no engine is ever started.
+    client = TestClient(create_app(gateway))
+
+    def listed() -> list[str]:
+        return [item["id"] for item in client.get("/v1/models").json()["data"]]
+
+    assert listed() == ["mine"]
+    found = client.get("/v1/models/mine")
+    assert found.status_code == 200
+    assert found.json() == {
+        "id": "mine",
+        "object": "model",
+        "created": int(gateway.started_at),
+        "owned_by": "parrot-gateway",
+    }
+    assert client.get("/health/readiness").status_code == 503
+    body = {"model": "mine", "prompt": "x"}
+    answer = client.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+    # Its engine joins, and another one from outside.
+    joined = [
+        gateway.registry.add(Register(name, scripted_info(name), TextAssets(EMPTY_TOKENIZER)))
+        for name in ("mine", "other")
+    ]
+    assert listed() == ["mine", "other"]
+    model = client.get("/v1/models/mine").json()
+    assert model["created"] == int(gateway.started_at)
+    assert model["max_model_len"] == joined[0].info.max_context_tokens
+    assert client.get("/health/readiness").status_code == 200
+    for engine in joined:
+        gateway.registry.remove(engine.id, "gone")
+    assert listed() == ["mine"]
+    assert client.get("/v1/models/other").status_code == 404
+    assert client.get("/health/readiness").status_code == 503
