@@ -17,7 +17,7 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from parrot_engine.driver import EngineDriver
 from parrot_engine.exceptions import ParrotEngineError
@@ -42,6 +42,9 @@ _log = logging.getLogger(__name__)
 
 #: Steps whose events may wait to be sent before the engine pauses.
 _MAX_UNSENT_STEPS = 64
+
+#: Close codes of a gateway that ends in good order: going away, service restart.
+_ORDERLY_CODES = frozenset({1001, 1012})
 
 _CONNECT_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S = 0.1
@@ -103,13 +106,16 @@ class EngineLink:
             LinkRefusedError: wrong key, wrong address, or a gateway of another version.
         """
         backoff_s = _FIRST_BACKOFF_S
+        # That a gateway which has said that it leaves is away is no news.
+        level = logging.WARNING
         while not self._stop.is_set():
+            websocket = None
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     websocket = await self._connect()
                 try:
                     heartbeat_s = await self._join(websocket)
-                    backoff_s = _FIRST_BACKOFF_S
+                    backoff_s, level = _FIRST_BACKOFF_S, logging.WARNING
                     await self._serve(websocket, heartbeat_s)
                 finally:
                     await websocket.close()
@@ -120,12 +126,16 @@ class EngineLink:
                         f"The gateway at {self._url} refused this engine (HTTP {status}): check "
                         "the address and the join key."
                     ) from None
-                _log.warning("the gateway answered HTTP %d", status)
+                _log.log(level, "the gateway answered HTTP %d", status)
             except (OSError, WebSocketException, WireError) as error:
-                # TimeoutError is an OSError.
-                _log.warning("no link to %s: %s", self._url, error or type(error).__name__)
+                if not (isinstance(error, ConnectionClosed) and _ended_in_order(websocket)):
+                    # TimeoutError is an OSError.
+                    _log.log(level, "no link to %s: %s", self._url, error or type(error).__name__)
             if self._stop.is_set():
                 return
+            if _ended_in_order(websocket):
+                _log.info("the gateway at %s has shut down; waiting for its return", self._url)
+                level = logging.DEBUG
             await self._pause(backoff_s)
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
@@ -253,6 +263,10 @@ class Outbox:
         if not self._closed:
             self._steps.append(events)
             self._filled.set()
+
+
+def _ended_in_order(websocket: ClientConnection | None) -> bool:
+    return websocket is not None and websocket.close_code in _ORDERLY_CODES
 
 
 def _binary(data: str | bytes) -> bytes:

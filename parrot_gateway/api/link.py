@@ -29,6 +29,7 @@ from parrot_engine.wire import (
     encode,
 )
 
+from parrot_gateway.api.http import new_request_id
 from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import AuthenticationError
@@ -46,7 +47,8 @@ _MISSING_HEARTBEATS = 3
 
 #: WebSocket close codes.
 _PROTOCOL_ERROR = 1002
-_GOING_AWAY = 1001
+#: Not 1001 or 1012, which tell an engine that the gateway itself ends.
+_TRY_AGAIN_LATER = 1013
 
 
 class _Lost(Exception):
@@ -80,12 +82,16 @@ class EngineLinkEndpoint:
         if not self._may_join(websocket.headers.get("authorization")):
             error = AuthenticationError("Engines join with the gateway's join key.")
             await websocket.send_denial_response(
-                JSONResponse({"error": error.to_dict()}, status_code=error.status)
+                JSONResponse(
+                    {"error": error.to_dict()},
+                    status_code=error.status,
+                    headers={"x-request-id": new_request_id()},
+                )
             )
             return
         await websocket.accept()
         engine: RemoteEngine | None = None
-        reason, code = "its link was closed", _GOING_AWAY
+        reason, code = "its link was closed", _TRY_AGAIN_LATER
         try:
             engine = await self._register(websocket)
             if engine is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,8 +110,12 @@ def test_an_engine_waits_for_its_gateway() -> None:
             wait_until(lambda: gateway.health()["engines"], "the engine has joined", 30)
             status, _, _ = gateway.post("/v1/completions", SHORT | {"model": "early"})
             assert status == 200
-        # The gateway is gone; the engine tries again rather than ending.
+            logged = len(engine.stderr())
+        # The gateway has ended in good order; the engine tries again, without complaints.
+        wait_until(lambda: "has shut down" in engine.stderr(), "the engine noticed")
+        time.sleep(0.5)
         assert engine.process.poll() is None
+        assert "no link to" not in engine.stderr()[logged:]
         engine.signal(signal.SIGINT)
         assert engine.wait() == 0
 

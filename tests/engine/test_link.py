@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -190,6 +191,34 @@ async def test_a_gateway_that_is_away_is_waited_for(gateway: Gateway) -> None:
         await eventually(lambda: gateway.attempts >= 2)
         gateway.refuse = None
         await (await gateway.peer()).register()
+
+
+@pytest.mark.parametrize("code", [1001, 1012])
+async def test_a_gateway_that_shuts_down_in_order_is_waited_for_quietly(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    caplog.set_level(logging.DEBUG, "parrot_engine.link")
+
+    def said(level: int) -> list[str]:
+        return [item.getMessage() for item in caplog.records if item.levelno == level]
+
+    async with joined(gateway, ScriptedEngine()):
+        peer = await gateway.peer()
+        await peer.register()
+        await peer.receive(Heartbeat)
+        attempts, gateway.refuse = gateway.attempts, HTTPStatus.SERVICE_UNAVAILABLE
+        await peer.websocket.close(code)
+        await eventually(lambda: gateway.attempts >= attempts + 2)
+        assert said(logging.WARNING) == []
+        assert sum("shut down" in line for line in said(logging.INFO)) == 1
+        assert said(logging.DEBUG)
+        # Once it is back, its loss is news again.
+        gateway.refuse = None
+        peer = await gateway.peer()
+        await peer.register()
+        await peer.receive(Heartbeat)
+        peer.websocket.transport.abort()
+        await eventually(lambda: bool(said(logging.WARNING)))
 
 
 @pytest.mark.parametrize("refusal", [HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, "key", "version"])

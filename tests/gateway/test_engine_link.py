@@ -112,6 +112,7 @@ async def test_without_the_key_nobody_joins(
         with pytest.raises(InvalidStatus) as caught:
             await connect(url, additional_headers=headers, proxy=None)
         assert caught.value.response.status_code == 401
+        assert caught.value.response.headers["x-request-id"].startswith("req_")
         assert b"invalid_api_key" in caught.value.response.body
         assert KEY.encode() not in caught.value.response.body
 
@@ -128,7 +129,7 @@ def registration(**changes: Any) -> bytes:
         ("text", 1002),
         (encode(Goodbye("early")), 1002),
         (registration(text=TextAssets("not a tokenizer")), 1002),
-        (registration(protocol_version=999), 1001),
+        (registration(protocol_version=999), 1013),
     ],
     ids=["junk", "text", "early", "tokenizer", "version"],
 )
