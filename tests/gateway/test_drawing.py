@@ -1,0 +1,332 @@
+"""Pictures show every call once, whatever its name, and stay within their bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg, to_text
+from parrot_gateway.core.drawing.labels import clean, clip, duration, select, width_of
+from parrot_gateway.core.drawing.layout import layers_of
+from parrot_gateway.core.drawing.mermaid import escape
+from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
+
+GOLDEN = Path(__file__).parent / "golden"
+SVG = "{http://www.w3.org/2000/svg}"
+STATES = ("waiting", "running", "done", "failed", "cancelled")
+
+#: What names of calls and variables may look like when somebody means ill, or French.
+EVIL = '</text><script>alert("1")</script>&]]>|`"#quot;end{{x}}\x1b[31m\u202e\ud800\x00\n--> n0\n'
+NAMES = st.one_of(
+    st.text(max_size=30), st.sampled_from([EVIL, "", "end", "style a:#b;", "变量" * 40, "é€😀"])
+)
+
+
+def snapshot_of(
+    reads: dict[str, str],
+    *,
+    states: dict[str, str] | None = None,
+    names: dict[str, str] | None = None,
+    pruned: int = 0,
+) -> GraphSnapshot:
+    """Call `x` writes variable `x`; what nobody writes is a source."""
+    states, names = states or {}, names or {}
+    everything = dict.fromkeys([*reads, *(v for read in reads.values() for v in read.split())])
+    stages: dict[str, int] = {}
+    for call, read in reads.items():
+        stages[call] = max((stages[v] + 1 for v in read.split() if v in stages), default=0)
+    return GraphSnapshot(
+        session_id="s1",
+        session_name=names.get("session", "demo"),
+        taken_at=100.0,
+        nodes=tuple(
+            NodeView(
+                id=call,
+                name=names.get(call, call),
+                kind="transform" if call.startswith("t-") else "call",
+                state=states.get(call, "done"),
+                stage=stages[call],
+                inputs=tuple(read.split()),
+                output=call,
+                detail="json(/answer) | strip" if call.startswith("t-") else "",
+                model="parrot-demo",
+                objective="latency",
+                tokens=17,
+                engine="engine-1",
+                submitted=90.0 + number / 4,
+                started=None if states.get(call) == "waiting" else 91.0 + number,
+                first_token=None if states.get(call) == "waiting" else 91.2 + number,
+                finished=92.5 + number
+                if states.get(call, "done") not in ("waiting", "running")
+                else None,
+                failure="the engine went away" if states.get(call) == "failed" else None,
+            )
+            for number, (call, read) in enumerate(reads.items())
+        ),
+        variables=tuple(
+            VariableView(v, names.get(v, v), "ready", v if v in reads else None) for v in everything
+        ),
+        pruned=pruned,
+    )
+
+
+SMALL = snapshot_of(
+    {
+        "map-1": "doc",
+        "map-2": "doc",
+        "t-json": "map-2",
+        "reduce": "map-1 t-json",
+        "report": "reduce",
+    },
+    states={"t-json": "failed", "reduce": "running", "report": "waiting"},
+    pruned=3,
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "drawn"),
+    [
+        ("graph.mermaid", to_mermaid(SMALL)),
+        ("graph.svg", to_svg(SMALL)),
+        ("graph.txt", to_text(SMALL, 100)),
+        ("graph.json", json.dumps(to_json(SMALL), indent=1) + "\n"),
+    ],
+)
+def test_drawn_as_before(file: str, drawn: str) -> None:
+    """Look at a changed picture before you accept it: write `drawn` into the file."""
+    assert drawn == (GOLDEN / file).read_text(encoding="utf-8")
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, max_size: int = 12) -> GraphSnapshot:
+    size = draw(st.integers(0, max_size))
+    reads: dict[str, str] = {}
+    for i in range(size):
+        before = draw(st.sets(st.integers(-3, i - 1), max_size=4))
+        prefix = draw(st.sampled_from(["c-", "t-"]))
+        calls = list(reads)
+        reads[f"{prefix}{i}"] = " ".join(f"in{-b}" if b < 0 else calls[b] for b in sorted(before))
+    return snapshot_of(
+        reads,
+        states={call: draw(st.sampled_from(STATES)) for call in reads},
+        names={name: draw(NAMES) for name in [*reads, "in1", "in2", "in3", "session"]},
+        pruned=draw(st.integers(0, 2)),
+    )
+
+
+def sources(snapshot: GraphSnapshot) -> set[str]:
+    written = {node.output for node in snapshot.nodes}
+    return {v for node in snapshot.nodes for v in node.inputs} - written
+
+
+def num_arrows(snapshot: GraphSnapshot) -> int:
+    return sum(len(node.inputs) for node in snapshot.nodes)
+
+
+@given(snapshots())
+@settings(max_examples=80, deadline=None)
+def test_svg_is_well_formed_and_shows_every_node_once(snapshot: GraphSnapshot) -> None:
+    text = to_svg(snapshot)
+    root = ElementTree.fromstring(text)
+    allowed = {"svg", "title", "style", "defs", "marker", "path", "rect", "text", "g", "polygon"}
+    assert {element.tag for element in root.iter()} <= {SVG + tag for tag in allowed}
+    attributes = {name for element in root.iter() for name in element.attrib}
+    assert not {name for name in attributes if name.startswith("on") or "href" in name}
+    assert re.findall(r"(?:https?:)?//[^\s\"<]+", text) == ["http://www.w3.org/2000/svg"]
+    groups = [g for g in root.iter(SVG + "g") if g.get("class") == "node"]
+    assert len(groups) == len(snapshot.nodes) + len(sources(snapshot))
+    for node, group in zip(snapshot.nodes, groups, strict=False):
+        hover = group.findtext(SVG + "title") or ""
+        assert hover.startswith(clean(f"{node.kind} {node.name}: {node.state}"))
+        shape = group.find(SVG + ("polygon" if node.kind == "transform" else "rect"))
+        assert shape is not None
+        assert shape.get("class") == f"box {node.state}"
+        assert any(node.state in (t.text or "") for t in group.iter(SVG + "text"))
+    arrows = [p for p in root.iter(SVG + "path") if p.get("class") == "arrow"]
+    assert len(arrows) == num_arrows(snapshot)
+
+
+@given(snapshots(30))
+@settings(max_examples=40, deadline=None)
+def test_svg_boxes_do_not_overlap_and_are_inside(snapshot: GraphSnapshot) -> None:
+    root = ElementTree.fromstring(to_svg(snapshot))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    boxes = []
+    for group in root.iter(SVG + "g"):
+        if (rect := group.find(SVG + "rect")) is not None and "box" in rect.get("class", ""):
+            x, y, w, h = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
+        else:
+            corners = group.find(SVG + "polygon")
+            assert corners is not None
+            points = [tuple(map(float, p.split(","))) for p in corners.attrib["points"].split()]
+            x, y = min(p[0] for p in points), min(p[1] for p in points)
+            w, h = max(p[0] for p in points) - x, max(p[1] for p in points) - y
+        assert 0 <= x <= x + w <= width
+        assert 0 <= y <= y + h <= height
+        boxes.append((x, y, w, h))
+    for i, (x, y, w, h) in enumerate(boxes):
+        for other_x, other_y, other_w, other_h in boxes[:i]:
+            apart = x + w <= other_x or other_x + other_w <= x
+            assert apart or y + h <= other_y or other_y + other_h <= y
+
+
+LABEL = r"(?:[^\"#<>`&|\[\]{}()\n]|#\d+;|<br>)*"
+BOX = re.compile(
+    rf'  n\d+(?:\["{LABEL}"\]|\{{\{{"{LABEL}"\}}\}}|\(\["{LABEL}"\]\)):::(?:{"|".join(STATES)})'
+)
+ARROW = re.compile(rf'  n(\d+) -->(?:\|"{LABEL}"\|)? n(\d+)')
+REST = re.compile(
+    rf'flowchart LR|  about\["{LABEL}"\]|  style about [\w:,]+|  classDef [\w:,#. -]+'
+)
+
+
+@given(snapshots())
+@settings(max_examples=80, deadline=None)
+def test_mermaid_lines_are_boxes_and_arrows_and_nothing_else(snapshot: GraphSnapshot) -> None:
+    """A grammar of what we mean to write, strict enough that no name can leave its label."""
+    lines = to_mermaid(snapshot).removesuffix("\n").split("\n")
+    boxes = [line for line in lines if BOX.fullmatch(line)]
+    arrows = [found for line in lines if (found := ARROW.fullmatch(line))]
+    rest = [line for line in lines if REST.fullmatch(line)]
+    assert len(boxes) + len(arrows) + len(rest) == len(lines)
+    assert len(boxes) == len(snapshot.nodes) + len(sources(snapshot))
+    assert len({box.split("[")[0].split("{")[0].split("(")[0] for box in boxes}) == len(boxes)
+    assert len(arrows) == num_arrows(snapshot)
+    assert all(int(a[1]) < len(boxes) and int(a[2]) < len(boxes) for a in arrows)
+
+
+def test_the_grammar_of_mermaid_lines_refuses_an_escape() -> None:
+    assert BOX.fullmatch('  n0["a#34;b"]:::done')
+    assert not BOX.fullmatch('  n0["a"b"]:::done')
+    assert not BOX.fullmatch('  n0["<script>"]:::done')
+    assert "#34;" in escape('"')
+
+
+@given(snapshots(), st.integers(40, 160))
+@settings(max_examples=80, deadline=None)
+def test_text_keeps_its_width_and_shows_every_call_once(
+    snapshot: GraphSnapshot, width: int
+) -> None:
+    text = to_text(snapshot, width)
+    lines = text.removesuffix("\n").split("\n")
+    for line in lines:
+        assert line.isprintable()
+        cells = sum(
+            0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+            for c in line
+        )
+        assert cells <= width
+    calls = [line for line in lines if re.match(r"  [○▶✓✗⊘] ", line)]
+    assert len(calls) == len(snapshot.nodes)
+    for state in STATES:
+        expected = sum(node.state == state for node in snapshot.nodes)
+        assert sum(f" {state} " in f"{line} " for line in calls) >= expected
+    told = [int(line.removeprefix("stage ")) for line in lines if line.startswith("stage ")]
+    assert told == sorted({node.stage for node in snapshot.nodes})
+
+
+@given(snapshots())
+@settings(max_examples=40, deadline=None)
+def test_json_holds_all_of_it(snapshot: GraphSnapshot) -> None:
+    plain = json.loads(json.dumps(to_json(snapshot)))
+    assert [call["id"] for call in plain["calls"]] == [node.id for node in snapshot.nodes]
+    assert {v["id"] for v in plain["variables"]} == {v.id for v in snapshot.variables}
+    for call, node in zip(plain["calls"], snapshot.nodes, strict=True):
+        assert call["submitted_s"] >= 0
+        assert (call["ran_s"] is None) == (node.started is None)
+
+
+def big(size: int, *, wide: bool, state: str = "done") -> GraphSnapshot:
+    reads = {f"c{i}": "doc" if wide or i == 0 else f"c{i - 1}" for i in range(size)}
+    if wide:
+        reads["end"] = " ".join(reads)
+    return snapshot_of(reads, states=dict.fromkeys(reads, state))
+
+
+@pytest.mark.parametrize("size", [1, 2, 50, 200])
+@pytest.mark.parametrize("wide", [True, False])
+def test_one_to_two_hundred_nodes_are_drawn_whole(size: int, wide: bool) -> None:
+    snapshot = big(size, wide=wide)
+    root = ElementTree.fromstring(to_svg(snapshot))
+    assert len(list(root.iter(SVG + "g"))) == size + 1 + wide
+    width = float(root.attrib["width"])
+    assert width < 1_200, "a picture that scrolls sideways is not read"
+    text = to_mermaid(snapshot)
+    assert len(text) < 50_000
+    assert "not drawn" not in text.replace("#32;", " ")
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_larger_graphs_are_cut_and_say_so(wide: bool) -> None:
+    snapshot = big(5_000, wide=wide, state="waiting")
+    mermaid = to_mermaid(snapshot)
+    assert len(mermaid) < 50_000
+    assert mermaid.count("-->") <= 500
+    assert "not drawn" in mermaid
+    assert len(to_svg(snapshot)) < 2_000_000
+    assert "not drawn" in to_svg(snapshot)
+    lines = to_text(snapshot, 80).splitlines()
+    assert len(lines) < 1_100
+    assert lines[-1].startswith("… not shown: 4")
+
+
+def test_long_names_do_not_make_mermaid_too_long() -> None:
+    names = {f"c{i}": "§" * 256 for i in range(200)}
+    reads = {f"c{i}": f"c{i - 1}" if i else "" for i in range(200)}
+    text = to_mermaid(snapshot_of(reads, names=names))
+    assert len(text) < 50_000
+    assert "not drawn" in text
+
+
+def test_what_is_unfinished_is_shown_first() -> None:
+    reads = dict.fromkeys((f"c{i}" for i in range(10)), "")
+    chosen = select(snapshot_of(reads, states={"c2": "running", "c4": "waiting"}), 4)
+    assert [node.id for node in chosen.nodes] == ["c2", "c4", "c8", "c9"]
+    assert chosen.left_out == 6
+
+
+@given(st.integers(1, 25), st.data())
+def test_layers_follow_the_arrows(size: int, data: st.DataObject) -> None:
+    pair = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
+    arrows = [(a, b) for a, b in data.draw(st.lists(pair, max_size=60)) if a < b]
+    layers = layers_of(size, arrows)
+    assert sorted(box for boxes in layers for box in boxes) == list(range(size))
+    layer = {box: number for number, boxes in enumerate(layers) for box in boxes}
+    assert all(layer[tail] < layer[head] for tail, head in arrows)
+
+
+def test_layers_refuse_a_circle() -> None:
+    with pytest.raises(ValueError):
+        layers_of(3, [(0, 1), (1, 2), (2, 0)])
+
+
+def test_rows_are_untangled() -> None:
+    """Two chains that are written down crosswise are drawn side by side."""
+    layers = layers_of(6, [(0, 3), (1, 2), (2, 5), (3, 4)])
+    rows = {box: row for boxes in layers for row, box in enumerate(boxes)}
+    assert rows[0] == rows[3] == rows[4]
+    assert rows[1] == rows[2] == rows[5]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(-1, "0 ms"), (0.0304, "30 ms"), (0.9996, "1.0 s"), (1.25, "1.2 s"), (59.96, "1 min 00 s"),
+     (125, "2 min 05 s"), (3600, "1 h 00 min"), (12_000, "3 h 20 min")],
+)  # fmt: skip
+def test_durations_are_short(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+@given(NAMES, st.integers(1, 30))
+def test_clipped_names_fit_and_are_printable(name: str, width: int) -> None:
+    short = clip(name, width)
+    assert width_of(short) <= width
+    assert short.isprintable()
+    assert short == clean(name) or short.endswith("…")
