@@ -370,7 +370,7 @@ def test_an_explosion_is_stopped_before_it_happens() -> None:
     [
         "template('" + "{{value}}" * 40 + "')",
         "replace(a, bbbbbbbbbbbbbbbbbbbb)",
-        "lines | join(bb)",
+        f"lines | join({'b' * 500})",
     ],
 )
 def test_results_that_are_too_long_are_not_made(transform: str) -> None:
