@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg, to_text
 from parrot_gateway.core.drawing.labels import clean, clip, duration, select, width_of
-from parrot_gateway.core.drawing.layout import layers_of
+from parrot_gateway.core.drawing.layout import layout_of
 from parrot_gateway.core.drawing.mermaid import escape
 from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
 
@@ -296,20 +296,23 @@ def test_what_is_unfinished_is_shown_first() -> None:
 def test_layers_follow_the_arrows(size: int, data: st.DataObject) -> None:
     pair = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
     arrows = [(a, b) for a, b in data.draw(st.lists(pair, max_size=60)) if a < b]
-    layers = layers_of(size, arrows)
-    assert sorted(box for boxes in layers for box in boxes) == list(range(size))
-    layer = {box: number for number, boxes in enumerate(layers) for box in boxes}
-    assert all(layer[tail] < layer[head] for tail, head in arrows)
+    layers, bends = layout_of(size, arrows)
+    placed = sorted(item for row in layers for item in row)
+    assert placed == list(range(size + sum(map(len, bends.values()))))
+    layer = {item: number for number, row in enumerate(layers) for item in row}
+    for number, (tail, head) in enumerate(arrows):
+        way = [tail, *bends.get(number, []), head]
+        assert [layer[item] for item in way] == list(range(layer[tail], layer[head] + 1))
 
 
 def test_layers_refuse_a_circle() -> None:
     with pytest.raises(ValueError):
-        layers_of(3, [(0, 1), (1, 2), (2, 0)])
+        layout_of(3, [(0, 1), (1, 2), (2, 0)])
 
 
 def test_rows_are_untangled() -> None:
     """Two chains that are written down crosswise are drawn side by side."""
-    layers = layers_of(6, [(0, 3), (1, 2), (2, 5), (3, 4)])
+    layers, _ = layout_of(6, [(0, 3), (1, 2), (2, 5), (3, 4)])
     rows = {box: row for boxes in layers for row, box in enumerate(boxes)}
     assert rows[0] == rows[3] == rows[4]
     assert rows[1] == rows[2] == rows[5]

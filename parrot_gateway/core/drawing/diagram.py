@@ -21,7 +21,7 @@ class Box:
 
     shape: Shape
     title: str
-    #: A second line: the output of a call, the pipeline of a transform.
+    #: A second line: the pipeline of a transform, and the name of the output.
     detail: str
     state: str
     #: State and time.
@@ -61,7 +61,7 @@ def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> D
             Box(
                 shape="transform" if node.kind == "transform" else "call",
                 title=node.name,
-                detail=node.detail or (f"→ {output}" if output else ""),
+                detail=" ".join(filter(None, (node.detail, f"→ {output}" if output else ""))),
                 state=node.state,
                 status=state_line(node, snapshot.taken_at),
                 node=node,

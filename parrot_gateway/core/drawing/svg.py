@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 from parrot_gateway.core.drawing.diagram import Box, Diagram, diagram_of, left_out_note
 from parrot_gateway.core.drawing.labels import SIGNS, clean, clip, duration, span, summary, waited_s
-from parrot_gateway.core.drawing.layout import layers_of
+from parrot_gateway.core.drawing.layout import Layout, layout_of
 from parrot_gateway.core.snapshot import GraphSnapshot
 
 _MAX_NODES = 1_000
@@ -23,7 +23,10 @@ _HEAD, _MARGIN = 52, 20
 #: Cells of text that fit into a box.
 _CELLS = 24
 _HEAD_CELLS = 110
-_MAX_ARROW_LABELS = 150
+#: Room across for an arrow that passes a layer.
+_BEND = 16
+#: How much smaller than a box the box of a variable is, on each side.
+_INSET_X, _INSET_Y = 12, 10
 
 _STYLE = """\
 text{font-family:ui-sans-serif,system-ui,"Segoe UI",Helvetica,Arial,sans-serif;font-size:12px;\
@@ -51,12 +54,13 @@ class _Times(NamedTuple):
 def to_svg(snapshot: GraphSnapshot) -> str:
     """An SVG document. Long graphs run down, wide ones to the right."""
     diagram = diagram_of(snapshot, max_nodes=_MAX_NODES, max_arrows=_MAX_ARROWS)
-    layers = layers_of(len(diagram.boxes), [(a.tail, a.head) for a in diagram.arrows])
-    widest = max(map(len, layers), default=0)
-    runs_down = widest * (_WIDTH + _ROW_GAP) < len(layers) * (_WIDTH + _LAYER_GAP)
-    corners = _corners(layers, widest, runs_down=runs_down)
-    right = max((x for x, _ in corners.values()), default=0) + _WIDTH + _MARGIN
-    bottom = max((y for _, y in corners.values()), default=_HEAD) + _HEIGHT + _MARGIN
+    layout = layout_of(len(diagram.boxes), [(a.tail, a.head) for a in diagram.arrows])
+    widest = max((sum(i < len(diagram.boxes) for i in row) for row in layout.layers), default=0)
+    runs_down = widest * (_WIDTH + _ROW_GAP) < len(layout.layers) * (_WIDTH + _LAYER_GAP)
+    places = _places(layout, len(diagram.boxes), runs_down=runs_down)
+    corners = [places[i] for i in range(len(diagram.boxes))]
+    right = max((x for x, _ in places.values()), default=0) + _WIDTH + _MARGIN
+    bottom = max((y for _, y in places.values()), default=_HEAD) + _HEIGHT + _MARGIN
     times = _Times(*span(snapshot), snapshot.taken_at)
     title = f"session {clean(snapshot.session_name)} · {summary(snapshot)}"
     note = left_out_note(diagram)
@@ -71,7 +75,7 @@ def to_svg(snapshot: GraphSnapshot) -> str:
         'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#a1a1aa"/></marker></defs>',
         f'<rect width="{width}" height="{bottom}" fill="#ffffff"/>',
         f'<text class="head" x="{_MARGIN}" y="{_MARGIN + 10}">{_text(head)}</text>',
-        *_arrows(diagram, corners, runs_down=runs_down),
+        *_arrows(diagram, layout, places, runs_down=runs_down),
         *(_box(box, *corners[i], times) for i, box in enumerate(diagram.boxes)),
         "</svg>",
     ]
@@ -82,46 +86,58 @@ def _text(text: str) -> str:
     return escape(clean(text), {'"': "&quot;"})
 
 
-def _corners(
-    layers: list[list[int]], widest: int, *, runs_down: bool
-) -> dict[int, tuple[int, int]]:
-    """Upper left corner of every box; each layer is centred on the widest one."""
-    corners = {}
-    along = (_HEIGHT if runs_down else _WIDTH) + _LAYER_GAP
-    across = (_WIDTH if runs_down else _HEIGHT) + _ROW_GAP
-    for number, boxes in enumerate(layers):
-        shift = (widest - len(boxes)) * across // 2
-        for row, box in enumerate(boxes):
-            far, aside = number * along, shift + row * across
-            x, y = (aside, far) if runs_down else (far, aside)
-            corners[box] = (_MARGIN + x, _HEAD + y)
-    return corners
+def _places(layout: Layout, num_boxes: int, *, runs_down: bool) -> dict[int, tuple[int, int]]:
+    """Upper left corner of every box, and where each bend enters its layer."""
+    box_across = (_WIDTH if runs_down else _HEIGHT) + _ROW_GAP
+    sizes = [[box_across if i < num_boxes else _BEND for i in row] for row in layout.layers]
+    widest = max(map(sum, sizes), default=0)
+    places = {}
+    far = 0
+    for row, across in zip(layout.layers, sizes, strict=True):
+        aside = (widest - sum(across)) // 2
+        for item, size in zip(row, across, strict=True):
+            middle = aside + (0 if item < num_boxes else _BEND // 2)
+            x, y = (middle, far) if runs_down else (far, middle)
+            places[item] = (_MARGIN + x, _HEAD + y)
+            aside += size
+        far += (_HEIGHT if runs_down else _WIDTH) + _LAYER_GAP
+    return places
 
 
-def _arrows(diagram: Diagram, corners: dict[int, tuple[int, int]], *, runs_down: bool) -> list[str]:
-    """Curves from side to side; names on them as long as they can be told apart."""
+def _arrows(
+    diagram: Diagram, layout: Layout, places: dict[int, tuple[int, int]], *, runs_down: bool
+) -> list[str]:
+    """Curves from side to side, straight along the layers that they pass."""
     drawn = []
-    labels = len(diagram.arrows) <= _MAX_ARROW_LABELS
-    for tail, head, label in diagram.arrows:
-        (x1, y1), (x2, y2) = corners[tail], corners[head]
+    for number, (tail, head, label) in enumerate(diagram.arrows):
+        (x, y), (end_x, end_y) = places[tail], places[head]
+        is_small = diagram.boxes[tail].shape == "variable"
         if runs_down:
-            x1, y1, x2 = x1 + _WIDTH // 2, y1 + _HEIGHT, x2 + _WIDTH // 2
-            bend = (y2 - y1) // 2
-            path = f"M{x1} {y1}C{x1} {y1 + bend} {x2} {y2 - bend} {x2} {y2}"
+            x, y = x + _WIDTH // 2, y + _HEIGHT - (_INSET_Y if is_small else 0)
+            end_x += _WIDTH // 2
         else:
-            x1, y1, y2 = x1 + _WIDTH, y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
-            bend = (x2 - x1) // 2
-            path = f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
-        hover = f"<title>{_text(label)}</title>" if label else ""
-        drawn.append(f'<path class="arrow" marker-end="url(#tip)" d="{path}">{hover}</path>')
-        if label and labels:
-            # Close to the head, where curves from one producer have parted.
-            x, y = x1 + (x2 - x1) * 7 // 10, y1 + (y2 - y1) * 7 // 10
-            drawn.append(
-                f'<text class="small" text-anchor="middle" x="{x}" y="{y - 4}">'
-                f"{_text(clip(label, 11))}</text>"
-            )
+            x, y = x + _WIDTH - (_INSET_X if is_small else 0), y + _HEIGHT // 2
+            end_y += _HEIGHT // 2
+        path = f"M{x} {y}"
+        for bend in layout.bends.get(number, ()):
+            to_x, to_y = places[bend]
+            path += _curve(x, y, to_x, to_y, runs_down=runs_down)
+            x, y = (to_x, to_y + _HEIGHT) if runs_down else (to_x + _WIDTH, to_y)
+            path += f"L{x} {y}"
+        path += _curve(x, y, end_x, end_y, runs_down=runs_down)
+        drawn.append(
+            f'<path class="arrow" marker-end="url(#tip)" d="{path}">'
+            f"<title>{_text(label or diagram.boxes[tail].title)}</title></path>"
+        )
     return drawn
+
+
+def _curve(x1: int, y1: int, x2: int, y2: int, *, runs_down: bool) -> str:
+    if runs_down:
+        middle = (y1 + y2) // 2
+        return f"C{x1} {middle} {x2} {middle} {x2} {y2}"
+    middle = (x1 + x2) // 2
+    return f"C{middle} {y1} {middle} {y2} {x2} {y2}"
 
 
 def _box(box: Box, x: int, y: int, times: _Times) -> str:
@@ -130,8 +146,8 @@ def _box(box: Box, x: int, y: int, times: _Times) -> str:
     middle = x + _WIDTH // 2
     if box.shape == "variable":
         shape = (
-            f'<rect {look} x="{x + 12}" y="{y + 10}" width="{_WIDTH - 24}" '
-            f'height="{_HEIGHT - 20}" rx="{(_HEIGHT - 20) // 2}"/>'
+            f'<rect {look} x="{x + _INSET_X}" y="{y + _INSET_Y}" width="{_WIDTH - 2 * _INSET_X}" '
+            f'height="{_HEIGHT - 2 * _INSET_Y}" rx="{_HEIGHT // 2 - _INSET_Y}"/>'
         )
         lines = [("title", y + 29, clip(box.title, _CELLS - 4)), ("small", y + 45, status)]
     else:
