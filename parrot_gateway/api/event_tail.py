@@ -26,6 +26,7 @@ MAX_HELD_BYTES = 1024 * 1024
 
 _BOUNDARIES = (b"\n\n", b"\n\r\n", b"\r\r")
 _DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
+_DONE_LAST = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\](?:\n\n|\n\r\n|\r\n\r\n|\r\r)\Z")
 _END_MARKS: dict[Dialect, re.Pattern[bytes]] = {
     # The quotes of JSON inside a text are escaped, so generated text cannot match.
     "chat": re.compile(rb'"finish_reason"\s*:\s*"|"error"\s*:\s*[{"]'),
@@ -55,7 +56,7 @@ class EventTail:
         dialect: of the route.
     """
 
-    __slots__ = ("_dialect", "_ended", "_held", "_mid_event", "_seen")
+    __slots__ = ("_dialect", "_ended", "_held", "_mid_event", "_seen", "done")
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -64,9 +65,12 @@ class EventTail:
         self._ended = False
         #: The client has got a part of an event (one too long to hold).
         self._mid_event = False
+        #: The last event passed on was `[DONE]`: nothing but the end should follow.
+        self.done = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Take bytes from the upstream; returns those to pass on now (maybe none)."""
+        self.done = False
         if self._held:
             chunk = self._held + chunk
             self._held = b""
@@ -124,6 +128,7 @@ class EventTail:
             del seen[:-TAIL_BYTES]
         if not self._ended and b"[DONE]" in chunk:
             self._ended = bool(_DONE.search(chunk))
+            self.done = not self._held and bool(_DONE_LAST.search(chunk))
 
     def _is_ended(self) -> bool:
         mark = _END_MARKS.get(self._dialect)

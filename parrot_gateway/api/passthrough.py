@@ -35,6 +35,9 @@ Fallback: TypeAlias = Callable[[str], Awaitable[None]]
 
 #: Routes whose answers are looked into for usage, and whose broken streams get an error event.
 _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
+#: How long `[DONE]` is held back for the end of the upstream's stream, which servers write by
+#: itself right behind it: so that both go on in one piece.
+_END_PATIENCE_S = 0.01
 _MULTIPART_MODEL = re.compile(
     rb'content-disposition: *form-data; *name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n'
     rb"([^\r\n]{1,256})\r\n",
@@ -270,6 +273,8 @@ class _Relay:
         last = b""
         try:
             while not response.at_eof:
+                if events.done and await response.ends_within(_END_PATIENCE_S):
+                    break
                 if ready:
                     if exchange.responded:
                         await exchange.write(ready)
@@ -285,7 +290,7 @@ class _Relay:
         except UpstreamError as error:
             if not exchange.responded:
                 raise
-            ready, last = b"", events.fail(error)
+            ready, last = ready if events.done else b"", events.fail(error)
         if not exchange.responded:
             await exchange.start_stream(response.status, headers, ready)
             ready = b""
@@ -294,6 +299,8 @@ class _Relay:
         await exchange.end_stream(ready + last)
 
     async def _fail(self, error: GatewayError) -> None:
+        if self._exchange.completed:
+            return
         if not self._exchange.responded:
             raise error
         if self._events is None:

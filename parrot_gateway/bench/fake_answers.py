@@ -31,6 +31,8 @@ class Script(msgspec.Struct, frozen=True):
     #: Silence before the first byte, and between chunks.
     first_ms: float = 0.0
     delay_ms: float = 0.0
+    #: Silence before the end of a stream, after all of its events.
+    end_ms: float = 0.0
     #: Chunks of a stream; bytes of text in a chunk, or in a whole answer.
     chunks: int = 16
     size: int = 8

@@ -328,6 +328,8 @@ class _Connection(asyncio.Protocol):
             write(head)
             head = b""
         if not faulty:
+            if script.end_ms:
+                await asyncio.sleep(script.end_ms / 1000)
             self._send(LAST_CHUNK)
         elif script.fault == "drop":
             # NOTE: the client shall have read what was sent: a reset throws away the rest.

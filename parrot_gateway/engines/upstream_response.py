@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,20 @@ class UpstreamResponse:
             self._upstream.note_failure(self._permit)
             self._permit = None
             raise broken.error from None
+
+    async def ends_within(self, patience_s: float) -> bool:
+        """Whether the body ends within so many seconds, without any further byte.
+
+        A failure in the meantime is raised by the next `read`.
+        """
+        content = self._inner.content
+        try:
+            async with asyncio.timeout(patience_s):
+                await content.wait_eof()
+        except (aiohttp.ClientError, OSError):
+            # TimeoutError is an OSError.
+            return False
+        return content.at_eof()
 
     async def read_first(self) -> None:
         """Fill `first`: the whole body of a document, the first bytes of a stream."""

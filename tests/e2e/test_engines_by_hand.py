@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,7 +112,6 @@ def test_an_engine_waits_for_its_gateway() -> None:
             logged = len(engine.stderr())
         # The gateway has ended in good order; the engine tries again, without complaints.
         wait_until(lambda: "has shut down" in engine.stderr(), "the engine noticed")
-        time.sleep(0.5)
         assert engine.process.poll() is None
         assert "no link to" not in engine.stderr()[logged:]
         engine.signal(signal.SIGINT)

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relaying import Relay, eventually, relaying
 
+from parrot_gateway.api import passthrough
 from parrot_gateway.api.event_tail import MAX_HELD_BYTES, Dialect, EventTail
+from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.passthrough import rewrite
 from parrot_gateway.engines.usage import Usage, usage_of_body, usage_of_tail
 from parrot_gateway.exceptions import InvalidRequestError, UpstreamError
@@ -358,6 +360,37 @@ async def test_leaving_in_mid_stream() -> None:
     async with relaying() as relay:
         reader, writer = await relay.open_both(CHAT, STREAM, "chunks=1000, delay_ms=20, key=a")
         await reader.readuntil(b"data:")
+        await _left(relay, "a", writer)
+
+
+async def test_done_waits_a_moment_for_the_end_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers write the terminating chunk by itself; here both go on in one write."""
+    monkeypatch.setattr(passthrough, "_END_PATIENCE_S", 10.0)
+    ends: list[bytes] = []
+    end_stream = Exchange.end_stream
+
+    async def noted(self: Exchange, data: bytes = b"") -> None:
+        ends.append(data)
+        await end_stream(self, data)
+
+    monkeypatch.setattr(Exchange, "end_stream", noted)
+    async with relaying() as relay:
+        answers = [
+            await relay.post(CHAT, STREAM, "end_ms=20, delay_ms=5, chunks=3") for _ in range(2)
+        ]
+        direct = await relay.post_direct(CHAT, STREAM, "chunks=3")
+        assert [answer.body for answer in answers] == [direct.body] * 2
+        assert [data.endswith(b"data: [DONE]\n\n") for data in ends] == [True, True]
+
+
+async def test_done_does_not_wait_for_long() -> None:
+    async with relaying() as relay:
+        reader, writer = await relay.open_both(CHAT, STREAM, "end_ms=60000, chunks=3, key=a")
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"data: [DONE]\n\n")
+        assert relay.fake.requests("a")[0].ended == "running"
         await _left(relay, "a", writer)
 
 
