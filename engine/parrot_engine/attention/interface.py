@@ -31,6 +31,14 @@ class AttentionShape(NamedTuple):
     block_size: int
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorm of q and k heads: weights `[head_dim]`, and what keeps the root from zero."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 PlanT = TypeVar("PlanT")
 
 
@@ -69,4 +77,29 @@ class AttentionBackend(ABC, Generic[PlanT]):
         `[2, num_blocks, num_kv_heads, block_size, head_dim]`. `window` must be one of those that
         the back end was made for. Query heads are grouped: head h reads KV head
         `h // (num_heads // num_kv_heads)`. Returns `[num_tokens, num_heads * head_dim]`.
+        """
+
+
+class FusedAttention(AttentionBackend[PlanT]):
+    """A back end that normalises and rotates heads on their way into the cache."""
+
+    @abstractmethod
+    def forward_fused(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        norms: HeadNorms | None,
+        layer_kv: Tensor,
+        plan: PlanT,
+        *,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """As `forward`, from the output of the fused projection.
+
+        `qkv` is `[num_tokens, (num_heads + 2 x num_kv_heads) x head_dim]`, heads of q, k and v in
+        this order, neither normalised nor rotated. `cos` and `sin` are those of the tokens'
+        positions, `head_dim / 2` values a token, contiguous; element i of a head pairs with
+        element i + head_dim / 2.
         """

@@ -16,6 +16,7 @@ from torch import Tensor
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
+from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.generation_defaults import GenerationDefaults
@@ -25,6 +26,22 @@ def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype)
     """Bytes of one block's keys and values over all layers."""
     elements: int = 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
     return elements * int(dtype.itemsize)
+
+
+def _attention_backend(
+    kernels: Kernels,
+    shape: AttentionShape,
+    *,
+    windows: Sequence[int | None],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> AttentionBackend[Any]:
+    if kernels == "torch":
+        return TorchAttention(shape, windows=windows, device=device, dtype=dtype)
+    # Imports triton, which is installed where it is used only.
+    from parrot_engine.attention.triton_backend import TritonAttention
+
+    return TritonAttention(shape, windows=windows, device=device, dtype=dtype)
 
 
 class ModelRunner:
@@ -39,6 +56,7 @@ class ModelRunner:
         block_size: int,
         device: torch.device,
         dtype: torch.dtype,
+        kernels: Kernels = "torch",
     ) -> None:
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it."""
         config = model.config
@@ -65,8 +83,8 @@ class ModelRunner:
             dtype=dtype,
         )
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
-        self._attention: AttentionBackend[Any] = TorchAttention(
-            shape, windows=config.windows, device=device, dtype=dtype
+        self._attention = _attention_backend(
+            kernels, shape, windows=config.windows, device=device, dtype=dtype
         )
 
     @property

@@ -48,6 +48,8 @@ class BuiltinSettings:
     device: str = "auto"
     #: `float32`, `bfloat16`, …; `auto` chooses by device and checkpoint.
     dtype: str = "auto"
+    #: `torch`, `triton`; `auto` takes Triton's kernels on a GPU that is new enough for them.
+    kernels: str = "auto"
     #: Seeds generations that give no seed of their own; None: from the system.
     seed: int | None = None
     #: CPU threads of the runner.

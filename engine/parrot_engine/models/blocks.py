@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parrot_engine.attention.interface import AttentionBackend
+from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms
+from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.ops import ops_of
 from parrot_engine.models.rope import Angles, rotate
 
 
@@ -28,10 +30,11 @@ class Step(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """Where and as what weights live."""
+    """Where and as what weights live, and what computes with them."""
 
     device: torch.device
     dtype: torch.dtype
+    kernels: Kernels = "torch"
 
     def empty(self, *shape: int) -> nn.Parameter:
         """An unfilled weight."""
@@ -84,12 +87,18 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, spec: TensorSpec) -> None:
         super().__init__()
         self.weight = spec.empty(size)
-        self._shape = (size,)
-        self._eps = eps
+        self.eps = eps
+        self._ops = ops_of(spec.kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`; accumulates in float32."""
-        return F.rms_norm(x, self._shape, self.weight, self._eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm of x + delta, x + delta); no delta stands for zeros."""
+        if delta is None:
+            return self(x), x
+        return self._ops.add_rms_norm(x, delta, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -110,12 +119,40 @@ class Attention(nn.Module):
             spec=spec,
         )
         self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, spec=spec)
+        # Heads are views of a wider row, which kernels for whole rows do not take.
+        spec = spec._replace(kernels="torch")
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
 
     def forward(self, hidden: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
         """`[num_tokens, hidden_size]` to the same; the new K and V go to `layer_kv`."""
-        heads = self.qkv_proj(hidden).view(hidden.shape[0], -1, self._head_dim)
+        qkv: Tensor = self.qkv_proj(hidden)
+        if isinstance(step.attention, FusedAttention):
+            attended = self._attend_fused(qkv, layer_kv, step, step.attention)
+        else:
+            attended = self._attend(qkv, layer_kv, step)
+        out: Tensor = self.o_proj(attended)
+        return out
+
+    def _attend_fused(
+        self, qkv: Tensor, layer_kv: Tensor, step: Step, attention: FusedAttention[Any]
+    ) -> Tensor:
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return attention.forward_fused(
+            qkv,
+            step.angles.cos,
+            step.angles.sin,
+            norms,
+            layer_kv,
+            step.plan,
+            window=self._window,
+            scale=self._scale,
+        )
+
+    def _attend(self, qkv: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
+        heads = qkv.view(qkv.shape[0], -1, self._head_dim)
         rotated_heads = self._num_heads + self._num_kv_heads
         query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
         if self.q_norm is not None and self.k_norm is not None:
@@ -124,7 +161,7 @@ class Attention(nn.Module):
             query_key = torch.cat((query, key), dim=1)
         # One rotation for q and k: half the calls.
         query_key = rotate(query_key, step.angles)
-        attended = step.attention.forward(
+        return step.attention.forward(
             query_key[:, : self._num_heads],
             query_key[:, self._num_heads :],
             value,
@@ -133,8 +170,6 @@ class Attention(nn.Module):
             window=self._window,
             scale=self._scale,
         )
-        out: Tensor = self.o_proj(attended)
-        return out
 
 
 class GatedMLP(nn.Module):
@@ -153,18 +188,12 @@ class GatedMLP(nn.Module):
             size, {"down_proj": config.hidden_size}, bias=config.mlp_bias, spec=spec
         )
         self._activation = config.activation
-        self._size = size
+        self._ops = ops_of(spec.kernels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[num_tokens, hidden_size]` to the same."""
-        gate_up = self.gate_up_proj(hidden)
-        gate, up = gate_up[:, : self._size], gate_up[:, self._size :]
-        if self._activation == "silu":
-            activated = F.silu(gate)
-        else:
-            approximate = "tanh" if self._activation == "gelu_tanh" else "none"
-            activated = F.gelu(gate, approximate=approximate)
-        out: Tensor = self.down_proj(activated.mul_(up))
+        activated = self._ops.gated(self.gate_up_proj(hidden), self._activation)
+        out: Tensor = self.down_proj(activated)
         return out
 
 
@@ -178,11 +207,17 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
         self.mlp = GatedMLP(config, spec)
 
-    def forward(self, hidden: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
-        """`[num_tokens, hidden_size]` to the same."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), layer_kv, step)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
+    def forward(
+        self, hidden: Tensor, delta: Tensor | None, layer_kv: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """`[num_tokens, hidden_size]` and what is still to be added to it; returns the same two.
+
+        The addition is left to the norm that reads the sum.
+        """
+        normed, hidden = self.input_layernorm.add(hidden, delta)
+        delta = self.self_attn(normed, layer_kv, step)
+        normed, hidden = self.post_attention_layernorm.add(hidden, delta)
+        return hidden, self.mlp(normed)
 
 
 def weight_parts(module: nn.Module) -> Iterator[WeightPart]:

@@ -71,9 +71,10 @@ class Decoder(nn.Module):
         """
         step = Step(self._rotary.angles(positions, self._dtype), attention, plan)
         hidden: Tensor = self.model.embed_tokens(token_ids)
+        delta: Tensor | None = None
         for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
-            hidden = layer(hidden, layer_kv, step)
-        return hidden
+            hidden, delta = layer(hidden, delta, layer_kv, step)
+        return hidden if delta is None else hidden + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, vocab_size]` in float32 for hidden states of `forward`."""

@@ -18,6 +18,7 @@ from parrot_engine.builtin.memory import free_memory_bytes
 from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
 from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
+from parrot_engine.kernels.selection import Kernels, resolve_kernels
 from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import ModelConfig
@@ -58,7 +59,8 @@ def load_runner(
     device = resolve_device(settings.device)
     if device.type == "cpu":
         torch.set_num_threads(settings.num_threads)
-    model, defaults, spec = load_model(path, device, settings.dtype, progress)
+    kernels = resolve_kernels(settings.kernels, device)
+    model, defaults, spec = load_model(path, device, settings.dtype, progress, kernels=kernels)
     per_block = kv_bytes_per_block(model.config, settings.block_size, spec.dtype)
     return ModelRunner(
         model,
@@ -72,6 +74,7 @@ def load_runner(
         block_size=settings.block_size,
         device=device,
         dtype=spec.dtype,
+        kernels=kernels,
     )
 
 
@@ -86,7 +89,12 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def load_model(
-    path: Path, device: torch.device, dtype: str, progress: Progress | None = None
+    path: Path,
+    device: torch.device,
+    dtype: str,
+    progress: Progress | None = None,
+    *,
+    kernels: Kernels = "torch",
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights; errors as `load_runner`."""
     raw = read_json(path / "config.json")
@@ -94,7 +102,9 @@ def load_model(
     config = family.read_config(raw)
     defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
     with TensorFiles(path) as files:
-        spec = TensorSpec(device, resolve_dtype(dtype, config.dtype or files.dtype, device))
+        spec = TensorSpec(
+            device, resolve_dtype(dtype, config.dtype or files.dtype, device), kernels
+        )
         model = family.build(config, spec)
         load_weights(model, files, progress)
     return LoadedModel(model.eval(), defaults, spec)

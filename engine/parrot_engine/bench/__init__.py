@@ -1,0 +1,1 @@
+"""Measurements of the builtin engine on a device, each beside the device's own limits."""

@@ -1,0 +1,231 @@
+"""Microbenchmarks of the kernels on a GPU: `python -m parrot_engine.bench.kernels [--sweep]`.
+
+The attention shape is that of Llama-3.1-8B in bf16. Several layers' caches are used in turn, so
+that none is found in the L2 cache. Every line gives its share of the device's measured limit.
+`--sweep` times other tile sizes too; that is how the table in `kernels/launch.py` was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.bench.device import Limits, measure_limits, time_s
+from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.kernels import launch, rowwise
+
+LLAMA_8B = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16)
+_DTYPE = torch.bfloat16
+
+
+class Load(NamedTuple):
+    """A batch and what it must at least cost in a layer."""
+
+    name: str
+    rows: list[BatchRow]
+    #: Bytes of keys and values, each read once.
+    bytes_moved: int
+    flops: int
+
+
+def decode_load(batch: int, context: int, shape: AttentionShape, *, shared: int = 0) -> Load:
+    """`batch` decodes of `context` keys, the first `shared` of them common to all."""
+    size = shape.block_size
+    num_blocks = shared // size + batch * -(-(context - shared) // size)
+    free = list(range(num_blocks))
+    random.Random(0).shuffle(free)  # noqa: S311 -- places of blocks
+    prefix = [free.pop() for _ in range(shared // size)]
+    rows = []
+    for _ in range(batch):
+        own = [free.pop() for _ in range(-(-(context - shared) // size))]
+        rows.append(BatchRow([0], context - 1, prefix + own))
+    tokens = shared + batch * (context - shared)
+    token_bytes = 2 * shape.num_kv_heads * shape.head_dim * _DTYPE.itemsize
+    flops = 4 * batch * context * shape.num_heads * shape.head_dim
+    name = f"decode {batch} x {context}" + (f", {shared} shared" if shared else "")
+    return Load(name, rows, tokens * token_bytes, flops)
+
+
+def prefill_load(new: int, cached: int, shape: AttentionShape) -> Load:
+    """One row of `new` tokens behind `cached` ones."""
+    blocks = list(range(-(-(new + cached) // shape.block_size)))
+    random.Random(0).shuffle(blocks)  # noqa: S311 -- places of blocks
+    token_bytes = 2 * shape.num_kv_heads * shape.head_dim * _DTYPE.itemsize
+    pairs = new * cached + new * (new + 1) // 2
+    return Load(
+        f"prefill {new} behind {cached}",
+        [BatchRow([0] * new, cached, blocks)],
+        (new + cached) * token_bytes,
+        4 * pairs * shape.num_heads * shape.head_dim,
+    )
+
+
+def time_attention(load: Load, shape: AttentionShape, *, layers: int = 4, **settings: Any) -> float:
+    """Seconds of one layer's `forward` (writing the new keys included)."""
+    backend = TritonAttention(
+        shape, windows=[None], device=torch.device("cuda"), dtype=_DTYPE, **settings
+    )
+    num_blocks = 1 + max(max(row.block_table) for row in load.rows)
+    cache = torch.empty(
+        (layers, 2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim),
+        device="cuda",
+        dtype=_DTYPE,
+    ).normal_()
+    count = sum(len(row.token_ids) for row in load.rows)
+
+    def heads(number: int) -> Tensor:
+        return torch.randn(count, number, shape.head_dim, device="cuda", dtype=_DTYPE)
+
+    query, key, value = heads(shape.num_heads), heads(shape.num_kv_heads), heads(shape.num_kv_heads)
+    plan = backend.plan(load.rows)
+    scale = shape.head_dim**-0.5
+
+    def work() -> None:
+        for layer_kv in cache.unbind(0):
+            backend.forward(query, key, value, layer_kv, plan, window=None, scale=scale)
+
+    return time_s(work) / layers
+
+
+def report(load: Load, seconds: float, limits: Limits, **more: Any) -> dict[str, Any]:
+    """Print and return one result."""
+    entry = {
+        "case": load.name,
+        "us": round(seconds * 1e6, 1),
+        "tb_per_s": round(load.bytes_moved / seconds / 1e12, 2),
+        "of_copy": round(load.bytes_moved / seconds / limits.bytes_per_s, 3),
+        "tflops": round(load.flops / seconds / 1e12, 1),
+        "of_matmul": round(load.flops / seconds / limits.flops_per_s, 3),
+        **more,
+    }
+    print(json.dumps(entry), flush=True)
+    return entry
+
+
+def attention_cases(limits: Limits, block_size: int) -> None:
+    """Plain decode, prefill, and shared prefixes with and without sharing."""
+    shape = LLAMA_8B._replace(block_size=block_size)
+    for batch, context in ((1, 512), (1, 4096), (1, 32768), (8, 512), (8, 4096), (64, 512)):
+        load = decode_load(batch, context, shape)
+        report(load, time_attention(load, shape), limits, block=block_size)
+    for batch, context in ((64, 4096), (256, 512)):
+        load = decode_load(batch, context, shape)
+        report(load, time_attention(load, shape), limits, block=block_size)
+    for new, cached in ((8192, 0), (2048, 0), (2048, 6144), (256, 6144), (64, 6144)):
+        load = prefill_load(new, cached, shape)
+        report(load, time_attention(load, shape), limits, block=block_size)
+    for batch, shared, own in ((64, 6144, 256), (16, 1024, 256), (8, 1024, 256), (64, 5104, 256)):
+        load = decode_load(batch, shared + own, shape, shared=shared)
+        alone = time_attention(load, shape, share_prefixes=False)
+        for name, wide_min_bytes in (("wide", 0), ("rule", 20_000_000), ("narrow", 10**12)):
+            seconds = time_attention(load, shape, wide_min_bytes=wide_min_bytes)
+            gain = round(alone / seconds, 2)
+            report(load, seconds, limits, block=block_size, items=name, gain=gain)
+
+
+def rowwise_cases(limits: Limits) -> None:
+    """The kernels over rows, as shares of copy bandwidth."""
+    for rows in (64, 8192):
+        _rowwise_cases(limits, rows)
+
+
+def _rowwise_cases(limits: Limits, rows: int) -> None:
+    x = torch.randn(rows, 4096, device="cuda", dtype=_DTYPE)
+    weight = torch.randn(4096, device="cuda", dtype=_DTYPE)
+    gate_up = torch.randn(rows, 2 * 14336, device="cuda", dtype=_DTYPE)
+    qkv = torch.randn(rows, 6144, device="cuda", dtype=_DTYPE)
+    angles = torch.rand(rows, 64, device="cuda").to(_DTYPE)
+    slots = torch.randperm(rows, device="cuda", dtype=torch.int32)
+    cache = torch.empty(2, -(-rows // 16), 8, 16, 128, device="cuda", dtype=_DTYPE)
+    view = launch.cache_view(cache)
+
+    def rotate() -> None:
+        launch.run_rotate_and_write(qkv, angles, angles, None, slots, view, shape=LLAMA_8B)
+
+    cases: list[tuple[str, int, Any]] = [
+        ("add_rms_norm", 4 * x.nbytes, lambda: rowwise.add_rms_norm(x, x, weight, 1e-5)),
+        ("swiglu", gate_up.nbytes * 3 // 2, lambda: rowwise.swiglu(gate_up)),
+        ("rotate_and_write", 2 * qkv.nbytes, rotate),
+    ]
+    for name, moved, work in cases:
+        report(Load(f"{name}, {rows} rows", [], moved, 0), time_s(work), limits)
+
+
+def sweep(limits: Limits, block_size: int) -> None:
+    """Other tile sizes for the three classes."""
+    shape = LLAMA_8B._replace(block_size=block_size)
+    shared_memory = launch.device_limits(torch.device("cuda")).shared_memory
+    standard = launch.tunings(shape, _DTYPE, shared_memory)
+    decode = decode_load(64, 4096, shape)
+    small = decode_load(1, 4096, shape)
+    for block_n, warps, stages, programs in itertools.product(
+        (64, 128), (4, 8), (2, 3, 5), (2, 4, 6)
+    ):
+        if block_n == 128 and stages == 5:
+            continue
+        tuning = launch.Tuning(16, block_n, warps, stages, programs)
+        _try("narrow", decode, shape, limits, standard._replace(narrow=tuning), tuning)
+        if programs == 4:
+            _try("narrow", small, shape, limits, standard._replace(narrow=tuning), tuning)
+    prefill = prefill_load(8192, 0, shape)
+    for block_m, block_n, warps, stages in itertools.product(
+        (64, 128), (64, 128), (4, 8), (2, 3, 5)
+    ):
+        if block_n == 128 and stages == 5:
+            continue
+        tuning = launch.Tuning(block_m, block_n, warps, stages)
+        _try("prefill", prefill, shape, limits, standard._replace(prefill=tuning), tuning)
+    shared = decode_load(64, 6400, shape, shared=6144)
+    for block_m, warps, stages, programs in itertools.product((64, 128), (4, 8), (3, 5), (1, 2, 3)):
+        tuning = launch.Tuning(block_m, 64, warps, stages, programs)
+        _try("wide", shared, shape, limits, standard._replace(wide=tuning), tuning)
+    for chunk in (256, 1024):
+        seconds = time_attention(shared, shape, chunk=chunk)
+        report(shared, seconds, limits, block=block_size, chunk=chunk)
+        report(small, time_attention(small, shape, chunk=chunk), limits, chunk=chunk)
+        report(decode, time_attention(decode, shape, chunk=chunk), limits, chunk=chunk)
+
+
+def _try(
+    kind: str,
+    load: Load,
+    shape: AttentionShape,
+    limits: Limits,
+    tunings: launch.Tunings,
+    tuning: launch.Tuning,
+) -> None:
+    try:
+        seconds = time_attention(load, shape, layers=2, tunings=tunings)
+    except Exception as error:
+        print(kind, tuple(tuning), type(error).__name__, flush=True)
+        return
+    report(load, seconds, limits, kind=kind, tuning=tuple(tuning), block=shape.block_size)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true", help="other tile sizes too")
+    parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
+    options = parser.parse_args(arguments)
+    limits = measure_limits()
+    print(json.dumps(limits._asdict()), flush=True)
+    rowwise_cases(limits)
+    for block_size in options.block_sizes:
+        attention_cases(limits, block_size)
+    if options.sweep:
+        for block_size in options.block_sizes:
+            sweep(limits, block_size)
+
+
+if __name__ == "__main__":
+    main()

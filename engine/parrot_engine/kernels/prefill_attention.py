@@ -1,0 +1,123 @@
+"""Causal attention of many consecutive queries of one sequence over its paged cache.
+
+A tile is some tokens of one row of the batch, all query heads of a KV head packed together; one
+program walks all keys that the tile sees (FlashAttention-2, arXiv 2307.08691), those of the step
+itself included, which must be in the cache already. Nothing is split, nothing is merged.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from parrot_engine.kernels.softmax import attend_keys
+
+#: Integers of a tile: see `work_list.Tile`, whose order this is.
+TILE_FIELDS = 8
+
+
+@triton.jit
+def prefill_attention(
+    query,
+    query_stride,
+    key_cache,
+    value_cache,
+    tiles,
+    block_ids,
+    out,
+    window,
+    scale_log2,
+    HAS_WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE_FIELDS: tl.constexpr,
+):
+    """One program a (tile, KV head)."""
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    tile = tiles + (tl.program_id(0) // NUM_KV_HEADS) * TILE_FIELDS
+    head = tl.program_id(0) % NUM_KV_HEADS
+    first_block = tl.load(tile)
+    begin = tl.load(tile + 1)
+    end = tl.load(tile + 2)
+    first_token = tl.load(tile + 3)
+    num_tokens = tl.load(tile + 4)
+    first_position = tl.load(tile + 5)
+
+    member = rows // GROUP
+    present = member < num_tokens
+    positions = tl.where(present, first_position + member, -1)
+    heads = head * GROUP + rows % GROUP
+    tokens = (first_token + member).to(tl.int64)
+    filled = present[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(
+        query + (tokens * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :],
+        mask=filled,
+        other=0.0,
+    )
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    denominator = tl.zeros([BLOCK_M], tl.float32)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    masked_from = begin
+    if not HAS_WINDOW:
+        # Whole tiles of keys that the first of these tokens sees, all of them see.
+        masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
+        total, denominator, largest = attend_keys(
+            total,
+            denominator,
+            largest,
+            q,
+            positions,
+            key_cache,
+            value_cache,
+            block_ids,
+            first_block,
+            0,
+            0,
+            masked_from,
+            end,
+            head,
+            window,
+            scale_log2,
+            False,
+            False,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_SIZE,
+            BLOCK_N,
+        )
+    total, denominator, largest = attend_keys(
+        total,
+        denominator,
+        largest,
+        q,
+        positions,
+        key_cache,
+        value_cache,
+        block_ids,
+        first_block,
+        0,
+        masked_from,
+        end,
+        end,
+        head,
+        window,
+        scale_log2,
+        True,
+        HAS_WINDOW,
+        NUM_KV_HEADS,
+        HEAD_DIM,
+        BLOCK_D,
+        BLOCK_SIZE,
+        BLOCK_N,
+    )
+    # Rows beyond the tile's tokens saw nothing; they are not stored.
+    result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
+    places = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+    tl.store(out + places[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=filled)

@@ -1,0 +1,112 @@
+"""New keys and values into the paged cache, rotated (and normalised) on the way.
+
+For each token: optional RMSNorm of q and k heads, rotary embedding of both, q to a buffer of its
+own, k and v to their slots. One pass over the output of the fused projection. `write_kv` is the
+plain variant for keys that are rotated already.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rotate_and_write(
+    qkv,
+    qkv_stride,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    eps,
+    slots,
+    query_out,
+    key_cache,
+    value_cache,
+    QK_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """One program a (token, `BLOCK_H` heads); heads stand as q, k, v in a row of `qkv`.
+
+    `cos` and `sin` are `[num_tokens, head_dim / 2]`; element i of a head pairs with i + head_dim
+    / 2. `slots` `[num_tokens]` is block x block_size + offset.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    lanes = tl.arange(0, BLOCK_HALF)
+    inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (lanes < HALF)[None, :]
+    source = qkv + token * qkv_stride + (heads * HEAD_DIM)[:, None] + lanes[None, :]
+    x1 = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    x2 = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    is_query = heads < NUM_HEADS
+    is_value = heads >= NUM_HEADS + NUM_KV_HEADS
+    y1, y2 = x1, x2
+    if QK_NORM:
+        squares = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
+        factor = tl.rsqrt(squares / HEAD_DIM + eps)
+        half = lanes < HALF
+        qw1 = tl.load(q_weight + lanes, mask=half, other=0.0).to(tl.float32)
+        qw2 = tl.load(q_weight + HALF + lanes, mask=half, other=0.0).to(tl.float32)
+        kw1 = tl.load(k_weight + lanes, mask=half, other=0.0).to(tl.float32)
+        kw2 = tl.load(k_weight + HALF + lanes, mask=half, other=0.0).to(tl.float32)
+        w1 = tl.where(is_query[:, None], qw1[None, :], kw1[None, :])
+        w2 = tl.where(is_query[:, None], qw2[None, :], kw2[None, :])
+        y1 = y1 * factor[:, None] * w1
+        y2 = y2 * factor[:, None] * w2
+    c = tl.load(cos + token * HALF + lanes, mask=lanes < HALF, other=0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * HALF + lanes, mask=lanes < HALF, other=0.0).to(tl.float32)[None, :]
+    r1 = tl.where(is_value[:, None], x1, y1 * c - y2 * s)
+    r2 = tl.where(is_value[:, None], x2, y2 * c + y1 * s)
+    dtype = query_out.dtype.element_ty
+    r1, r2 = r1.to(dtype), r2.to(dtype)
+
+    target = query_out + ((token * NUM_HEADS + heads) * HEAD_DIM)[:, None] + lanes[None, :]
+    tl.store(target, r1, mask=inside & is_query[:, None])
+    tl.store(target + HALF, r2, mask=inside & is_query[:, None])
+
+    slot = tl.load(slots + token).to(tl.int64)
+    kv_heads = (heads - NUM_HEADS) % NUM_KV_HEADS
+    row = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + slot % BLOCK_SIZE
+    places = (row * HEAD_DIM)[:, None] + lanes[None, :]
+    is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    tl.store(key_cache + places, r1, mask=inside & is_key[:, None])
+    tl.store(key_cache + places + HALF, r2, mask=inside & is_key[:, None])
+    tl.store(value_cache + places, r1, mask=inside & is_value[:, None])
+    tl.store(value_cache + places + HALF, r2, mask=inside & is_value[:, None])
+
+
+@triton.jit
+def write_kv(
+    key,
+    key_stride,
+    value,
+    value_stride,
+    slots,
+    key_cache,
+    value_cache,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """One program a token: `key` and `value` `[num_tokens, kv_heads, head_dim]` as they are."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.arange(0, BLOCK_H)
+    dims = tl.arange(0, BLOCK_D)
+    inside = (heads < NUM_KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+    offsets = (heads * HEAD_DIM)[:, None] + dims[None, :]
+    k = tl.load(key + token * key_stride + offsets, mask=inside, other=0.0)
+    v = tl.load(value + token * value_stride + offsets, mask=inside, other=0.0)
+    slot = tl.load(slots + token).to(tl.int64)
+    row = (slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE
+    places = (row * HEAD_DIM)[:, None] + dims[None, :]
+    tl.store(key_cache + places, k, mask=inside)
+    tl.store(value_cache + places, v, mask=inside)

@@ -1,0 +1,174 @@
+"""Attention of few queries over long caches: split KV with a work list, then a merge.
+
+One item is a chunk of keys of one run of blocks and the queries ("members") that read it, query
+heads of a KV head packed together. A decode alone is an item a chunk; sequences that share
+blocks stand as members in one item, so that the chunk is read once for all of them. Items come
+in two classes by the number of rows a tile holds, each with its own launch.
+
+Grids are fixed: programs walk the list in strides and read its length from device memory, so a
+captured graph can be replayed with another list. What an item yields goes to its members' slots
+as (normalised output, base-2 log-sum-exp); `merge_splits` combines the slots of a query, always
+in the order of its chunks. A query of a single chunk is written to the output at once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from parrot_engine.kernels.softmax import attend_keys
+
+#: Integers of an item: see `work_list.Item`, whose order this is.
+ITEM_FIELDS = 8
+
+
+@triton.jit
+def split_attention(
+    query,
+    query_stride,
+    key_cache,
+    value_cache,
+    items,
+    num_items,
+    member_tokens,
+    member_positions,
+    member_slots,
+    block_ids,
+    out,
+    partial,
+    lse2,
+    window,
+    scale_log2,
+    HAS_WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ITEM_FIELDS: tl.constexpr,
+):
+    """See the module; `query` is `[num_tokens, heads, head_dim]` with any stride of tokens."""
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    num_work = tl.load(num_items) * NUM_KV_HEADS
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        item = items + (work // NUM_KV_HEADS) * ITEM_FIELDS
+        head = work % NUM_KV_HEADS
+        first_block = tl.load(item)
+        base = tl.load(item + 1)
+        begin = tl.load(item + 2)
+        end = tl.load(item + 3)
+        first_member = tl.load(item + 4)
+        num_members = tl.load(item + 5)
+
+        member = rows // GROUP
+        present = member < num_members
+        tokens = tl.load(member_tokens + first_member + member, mask=present, other=0)
+        positions = tl.load(member_positions + first_member + member, mask=present, other=-1)
+        slots = tl.load(member_slots + first_member + member, mask=present, other=-1)
+        heads = head * GROUP + rows % GROUP
+        filled = present[:, None] & (dims < HEAD_DIM)[None, :]
+        q = tl.load(
+            query
+            + (tokens.to(tl.int64) * query_stride + heads * HEAD_DIM)[:, None]
+            + dims[None, :],
+            mask=filled,
+            other=0.0,
+        )
+        total, denominator, largest = attend_keys(
+            tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+            tl.zeros([BLOCK_M], tl.float32),
+            tl.full([BLOCK_M], float("-inf"), tl.float32),
+            q,
+            positions,
+            key_cache,
+            value_cache,
+            block_ids,
+            first_block,
+            base,
+            begin,
+            end,
+            end,
+            head,
+            window,
+            scale_log2,
+            True,
+            HAS_WINDOW,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_SIZE,
+            BLOCK_N,
+        )
+        # A row that saw nothing: output 0 and log-sum-exp -inf, not 0 / 0.
+        result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
+        split = slots >= 0
+        places = (slots.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        tl.store(partial + places[:, None] + dims[None, :], result, mask=filled & split[:, None])
+        tl.store(
+            lse2 + slots.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads,
+            largest + tl.log2(denominator),
+            mask=present & split,
+        )
+        places = (tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        tl.store(
+            out + places[:, None] + dims[None, :],
+            result.to(out.dtype.element_ty),
+            mask=filled & (slots < 0)[:, None],
+        )
+
+
+@triton.jit
+def merge_splits(
+    partial,
+    lse2,
+    merges,
+    num_merges,
+    out,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """out = sum_i 2^(lse2_i - m) O_i / sum_i 2^(lse2_i - m) with m = max_i lse2_i, for each head.
+
+    `merges` holds (token, first slot, slots) of each query whose keys were cut.
+    """
+    lanes = tl.arange(0, BLOCK_C)
+    dims = tl.arange(0, BLOCK_D)
+    num_work = tl.load(num_merges) * NUM_HEADS
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        merge = merges + (work // NUM_HEADS) * 3
+        head = work % NUM_HEADS
+        token = tl.load(merge).to(tl.int64)
+        first_slot = tl.load(merge + 1).to(tl.int64)
+        num_slots = tl.load(merge + 2)
+        largest = tl.full([BLOCK_C], float("-inf"), tl.float32)
+        for start in range(0, num_slots, BLOCK_C):
+            places = (first_slot + start + lanes) * NUM_HEADS + head
+            scores = tl.load(lse2 + places, mask=start + lanes < num_slots, other=float("-inf"))
+            largest = tl.maximum(largest, scores)
+        anchor = tl.max(largest, 0)
+        anchor = tl.where(anchor == float("-inf"), 0.0, anchor)
+        total = tl.zeros([BLOCK_D], tl.float32)
+        denominator = 0.0
+        for start in range(0, num_slots, BLOCK_C):
+            present = start + lanes < num_slots
+            places = (first_slot + start + lanes) * NUM_HEADS + head
+            scores = tl.load(lse2 + places, mask=present, other=float("-inf"))
+            weights = tl.exp2(scores - anchor)
+            parts = tl.load(
+                partial + places[:, None] * HEAD_DIM + dims[None, :],
+                mask=present[:, None] & (dims < HEAD_DIM)[None, :],
+                other=0.0,
+            )
+            total += tl.sum(parts * weights[:, None], 0)
+            denominator += tl.sum(weights, 0)
+        result = total / denominator
+        tl.store(
+            out + (token * NUM_HEADS + head) * HEAD_DIM + dims,
+            result.to(out.dtype.element_ty),
+            mask=dims < HEAD_DIM,
+        )

@@ -1,0 +1,159 @@
+"""Batches over a paged cache with contexts that share blocks, and what attention must give.
+
+For any attention back end on any device. The cache is NaN wherever no token was written; the
+reference is float64, sequence by sequence, over the rounded inputs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from parrot_engine.attention.interface import AttentionBackend, AttentionShape
+from parrot_engine.builtin.batch import BatchRow
+from torch import Tensor
+
+SCALE = 0.2
+
+
+class Context(NamedTuple):
+    """One sequence: tokens in the cache, tokens of this step, and whose blocks it begins with."""
+
+    cached: int
+    new: int = 1
+    parent: int | None = None
+    #: Tokens shared with the parent; whole blocks of them are the same physical blocks.
+    shared: int = 0
+
+
+class PagedCase:
+    """Random tensors and block tables for some contexts."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        contexts: Sequence[Context],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        seed: int = 0,
+        spare_blocks: int = 8,
+    ) -> None:
+        self.shape = shape
+        self._generator = torch.Generator().manual_seed(seed)
+        size = shape.block_size
+        total = sum(-(-(c.cached + c.new) // size) for c in contexts) + spare_blocks
+        free = list(range(total))
+        random.Random(seed).shuffle(free)
+        self.layer_kv = torch.full(
+            (2, total, shape.num_kv_heads, size, shape.head_dim), float("nan"), dtype=dtype
+        ).to(device)
+        self.rows: list[BatchRow] = []
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        for context in contexts:
+            self._add(context, free, dtype, device)
+        count = sum(c.new for c in contexts)
+        self.query = self._draw(count, shape.num_heads).to(dtype).to(device)
+        new = [(k[c.cached :], v[c.cached :]) for c, k, v in self._per_context(contexts)]
+        self.key = torch.cat([key for key, _ in new])
+        self.value = torch.cat([value for _, value in new])
+
+    def _per_context(self, contexts: Sequence[Context]) -> list[tuple[Context, Tensor, Tensor]]:
+        return list(zip(contexts, self._keys, self._values, strict=True))
+
+    def _draw(self, count: int, heads: int) -> Tensor:
+        return torch.randn(count, heads, self.shape.head_dim, generator=self._generator)
+
+    def _add(self, context: Context, free: list[int], dtype: torch.dtype, device: str) -> None:
+        length, size = context.cached + context.new, self.shape.block_size
+        key = self._draw(length, self.shape.num_kv_heads).to(dtype).to(device)
+        value = self._draw(length, self.shape.num_kv_heads).to(dtype).to(device)
+        table: list[int] = []
+        if context.parent is not None:
+            assert context.shared <= context.cached
+            key[: context.shared] = self._keys[context.parent][: context.shared]
+            value[: context.shared] = self._values[context.parent][: context.shared]
+            table = self.rows[context.parent].block_table[: context.shared // size]
+        while len(table) * size < length:
+            table.append(free.pop())
+        positions = torch.arange(context.cached, device=device)
+        blocks = torch.tensor(table, device=device)[positions // size]
+        self.layer_kv[0, blocks, :, positions % size] = key[: context.cached]
+        self.layer_kv[1, blocks, :, positions % size] = value[: context.cached]
+        self._keys.append(key)
+        self._values.append(value)
+        self.rows.append(BatchRow([0] * context.new, context.cached, table))
+
+    def run(self, backend: AttentionBackend[Any], window: int | None = None) -> Tensor:
+        """What the back end makes of the step, `[num_tokens, num_heads * head_dim]`."""
+        plan = backend.plan(self.rows)
+        cache = self.layer_kv.clone()
+        return backend.forward(
+            self.query, self.key, self.value, cache, plan, window=window, scale=SCALE
+        )
+
+    def expected(self, window: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The same by torch, in `dtype`."""
+        outs = []
+        token = 0
+        group = self.shape.num_heads // self.shape.num_kv_heads
+        for row, key, value in zip(self.rows, self._keys, self._values, strict=True):
+            count = len(row.token_ids)
+            query = self.query[token : token + count].to(dtype).transpose(0, 1)
+            queries = torch.arange(row.start, row.start + count, device=key.device)[:, None]
+            keys = torch.arange(len(key), device=key.device)
+            seen = keys <= queries
+            if window is not None:
+                seen &= keys > queries - window
+            attended = F.scaled_dot_product_attention(
+                query[None],
+                key.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None],
+                value.to(dtype).repeat_interleave(group, dim=1).transpose(0, 1)[None],
+                attn_mask=seen,
+                scale=SCALE,
+            )
+            outs.append(attended[0].transpose(0, 1).reshape(count, -1))
+            token += count
+        return torch.cat(outs)
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """‖out - expected‖ / ‖expected‖ in float64; infinite when anything is not finite."""
+    difference = (out.double() - expected.double()).norm() / expected.double().norm()
+    return float(difference.nan_to_num(float("inf"), float("inf")))
+
+
+def mixed_contexts(block: int, chunk: int) -> list[Context]:
+    """Lengths at all edges: of blocks, of chunks; decodes, short rows, prefills; alone."""
+    cached = [0, block - 2, block - 1, block, chunk - 1, chunk, chunk + block - 1, 2 * chunk + 3]
+    decodes = [Context(length) for length in cached]
+    return [
+        *decodes,
+        Context(0, block + 3),
+        Context(chunk + 5, 9 + block),
+        Context(2 * chunk - 2, 4),
+        Context(3, 2),
+    ]
+
+
+def shared_contexts(block: int, chunk: int) -> list[Context]:
+    """Two families, one of two levels, and strangers; prefixes at and off the chunks' edges."""
+    root = 2 * chunk + 2 * block
+    family = [Context(root + own, 1, 0, root) for own in (1, 2, block, chunk + 3, 5, 6, 7)]
+    branch = [Context(root + chunk + own, 1, 4, root + chunk) for own in (3, 4, block + 1)]
+    second = 8 + len(branch)
+    other = [Context(chunk + own, 1, second, chunk) for own in (1, block - 1, chunk)]
+    return [
+        Context(root),
+        *family,
+        *branch,
+        Context(chunk + 2),
+        *other,
+        Context(chunk + 9, 3, second, chunk),
+        Context(3),
+        Context(2 * chunk + 1),
+    ]

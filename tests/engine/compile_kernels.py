@@ -1,0 +1,154 @@
+"""Compiles every kernel for GPUs that need not be there; a program, run by its test.
+
+Prints a line of JSON for each variant: its name, the target, the shared memory it takes and
+whether it uses Hopper's matrix instructions. Must not run in the interpreter's process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.kernels import launch
+from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
+from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
+from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
+from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+#: Shared memory of a program by compute capability, in KiB.
+SHARED_KIB = {80: 163, 89: 99, 90: 227}
+
+
+class Variant(NamedTuple):
+    """A kernel, what it is compiled for, and how it is launched."""
+
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    dtype: torch.dtype
+    options: dict[str, int]
+
+
+#: Arguments that are no pointers to activations.
+_SCALARS = {
+    **dict.fromkeys(["query_stride", "qkv_stride", "key_stride", "value_stride", "window"], "i32"),
+    **dict.fromkeys(["scale_log2", "eps"], "fp32"),
+    **dict.fromkeys(["partial", "lse2"], "*fp32"),
+    **dict.fromkeys(
+        [
+            *("items", "num_items", "tiles", "merges", "num_merges", "block_ids", "slots"),
+            *("member_tokens", "member_positions", "member_slots"),
+        ],
+        "*i32",
+    ),
+}
+
+
+def attention_variants(
+    shape: AttentionShape, dtype: torch.dtype, shared_kib: int, *, has_window: bool
+) -> Iterator[Variant]:
+    """The three tile classes of one model."""
+    tunings = launch.tunings(shape, dtype, shared_kib * 1024)
+    constants = {
+        "HAS_WINDOW": has_window,
+        "NUM_KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.num_heads // shape.num_kv_heads,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": triton.next_power_of_2(shape.head_dim),
+        "BLOCK_SIZE": shape.block_size,
+    }
+    for kind, tuning in tunings._asdict().items():
+        kernel = prefill_attention if kind == "prefill" else split_attention
+        fields = {"TILE_FIELDS": TILE_FIELDS}
+        if kind != "prefill":
+            fields = {"ITEM_FIELDS": ITEM_FIELDS}
+        yield Variant(
+            f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window}",
+            kernel,
+            {**constants, **fields, "BLOCK_M": tuning.block_m, "BLOCK_N": tuning.block_n},
+            dtype,
+            {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages},
+        )
+
+
+def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Variant]:
+    """Everything but attention."""
+    heads, kv_heads, head_dim, block_size = shape
+    half = head_dim // 2
+    kind = f"d{head_dim} {NAMES[dtype]}"
+    cache = {"NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size}
+    block_d = triton.next_power_of_2(head_dim)
+    for qk_norm in (False, True):
+        constants = {
+            **cache,
+            "QK_NORM": qk_norm,
+            "NUM_HEADS": heads,
+            "HALF": half,
+            "BLOCK_HALF": block_d // 2,
+            "BLOCK_H": 8,
+        }
+        yield Variant(f"rotate {kind}", rotate_and_write, constants, dtype, {"num_warps": 2})
+    constants = {**cache, "BLOCK_D": block_d, "BLOCK_H": 8}
+    yield Variant(f"write {kind}", write_kv, constants, dtype, {"num_warps": 4})
+    constants = {"NUM_HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_C": 8}
+    yield Variant(f"merge {kind}", merge_splits, constants, dtype, {"num_warps": 2})
+    for has_delta in (False, True):
+        constants = {"HAS_DELTA": has_delta, "SIZE": 4096, "BLOCK": 4096}
+        yield Variant(f"norm {kind}", rms_norm_kernel, constants, dtype, {"num_warps": 8})
+    constants = {"SIZE": 14336, "BLOCK": 1024}
+    yield Variant(f"swiglu {kind}", swiglu_kernel, constants, dtype, {"num_warps": 4})
+
+
+def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
+    """Compile one variant for `capability`; what there is to know of the result."""
+    names = variant.kernel.arg_names
+    signature = {}
+    for name in names:
+        if name in variant.constants:
+            signature[name] = "constexpr"
+        else:
+            signature[name] = _SCALARS.get(name, f"*{NAMES[variant.dtype]}")
+    attrs = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name.endswith("stride")
+    }
+    source = ASTSource(variant.kernel, signature, variant.constants, attrs)
+    compiled = triton.compile(source, GPUTarget("cuda", capability, 32), variant.options)
+    return {
+        "name": variant.name,
+        "capability": capability,
+        "shared": compiled.metadata.shared,
+        "wgmma": "wgmma" in compiled.asm["ptx"],
+        "cubin": len(compiled.asm["cubin"]),
+    }
+
+
+def main() -> None:
+    """All variants of the default set, or with `all` also rarer head sizes."""
+    every = (80, 89, 90)
+    shapes = [(AttentionShape(32, 8, 128, 16), torch.bfloat16, every)]
+    if sys.argv[1:] == ["all"]:
+        shapes += [(AttentionShape(28, 4, dim, 64), torch.bfloat16, every) for dim in (64, 96, 256)]
+        shapes += [(AttentionShape(32, 8, 128, 16), torch.float16, every)]
+        shapes += [(AttentionShape(8, 8, dim, 16), torch.float32, every) for dim in (64, 128, 256)]
+    for shape, dtype, capabilities in shapes:
+        for capability in capabilities:
+            for has_window in (False, True):
+                kib = SHARED_KIB[capability]
+                for variant in attention_variants(shape, dtype, kib, has_window=has_window):
+                    print(json.dumps(compile_variant(variant, capability)), flush=True)
+            for variant in other_variants(shape, dtype):
+                print(json.dumps(compile_variant(variant, capability)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

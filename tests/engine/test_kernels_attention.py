@@ -1,0 +1,198 @@
+"""Attention kernels in Triton's interpreter against float64: every edge of every length.
+
+bfloat16 is left to the device (tests/gpu): the interpreter multiplies its bits as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import (
+    Context,
+    PagedCase,
+    mixed_contexts,
+    relative_error,
+    shared_contexts,
+)
+from interpreted import CHUNK, TUNINGS
+from parrot_engine.attention import triton_backend, work_list
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.kernels import launch
+
+SMALL = AttentionShape(4, 2, 64, 16)
+#: Four rows a query: families fill several tiles.
+GROUPED = AttentionShape(8, 2, 64, 16)
+
+#: log2(0) of rows that no query fills; they are not stored.
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _backend(
+    shape: AttentionShape, window: int | None = None, dtype: torch.dtype = torch.float32, **kw: Any
+) -> TritonAttention:
+    return TritonAttention(
+        shape,
+        windows=[window],
+        device=torch.device("cpu"),
+        dtype=dtype,
+        chunk=CHUNK,
+        tunings=TUNINGS,
+        **kw,
+    )
+
+
+def _error(case: PagedCase, window: int | None = None, **kw: Any) -> float:
+    backend = _backend(case.shape, window, case.query.dtype, **kw)
+    return relative_error(case.run(backend, window), case.expected(window))
+
+
+@pytest.mark.parametrize("window", [None, 7, 45])
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_mixed_lengths(block_size: int, window: int | None) -> None:
+    shape = SMALL._replace(block_size=block_size)
+    case = PagedCase(shape, mixed_contexts(block_size, max(CHUNK, block_size)))
+    assert _error(case, window) < 2e-6
+
+
+@pytest.mark.parametrize("head_dim", [16, 96, 128, 256])
+def test_head_dims(head_dim: int) -> None:
+    shape = SMALL._replace(head_dim=head_dim)
+    contexts = [Context(0), Context(40), Context(70), Context(50, 20), Context(33, 3)]
+    assert _error(PagedCase(shape, contexts)) < 2e-6
+
+
+@pytest.mark.parametrize("group", [1, 3, 5, 7, 8, 20])
+def test_query_heads_of_a_group(group: int) -> None:
+    shape = AttentionShape(2 * group, 2, 64, 16)
+    tunings = TUNINGS
+    if group > 16:
+        tunings = launch.Tunings(*(tuning._replace(block_m=32) for tuning in TUNINGS))
+    contexts = [Context(15), Context(64), Context(40, 6), Context(0, 18), Context(70, 1, 1, 64)]
+    case = PagedCase(shape, contexts)
+    backend = TritonAttention(
+        shape,
+        windows=[None],
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        chunk=CHUNK,
+        tunings=tunings,
+    )
+    assert relative_error(case.run(backend), case.expected()) < 2e-6
+
+
+def test_float16() -> None:
+    case = PagedCase(SMALL, mixed_contexts(16, CHUNK), dtype=torch.float16)
+    assert _error(case) < 1e-3
+
+
+@pytest.mark.parametrize("window", [None, 45])
+@pytest.mark.parametrize("wide", [True, False])
+def test_shared_prefixes(wide: bool, window: int | None) -> None:
+    case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
+    backend = _backend(GROUPED, window, wide_min_bytes=0 if wide else 10**12)
+    work = backend.plan(case.rows).work[window]
+    assert wide or not len(work.wide)
+    assert len(work.wide) or not wide or window is not None
+    assert relative_error(case.run(backend, window), case.expected(window)) < 2e-6
+
+
+def test_sharing_changes_no_sum() -> None:
+    """Where keys are cut does not depend on who shares them."""
+    case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
+    shared = case.run(_backend(GROUPED, wide_min_bytes=10**12))
+    alone = case.run(_backend(GROUPED, share_prefixes=False))
+    # Equal but for the host's BLAS, which rounds a row by its place (exact in tests/gpu).
+    assert relative_error(shared, alone) < 3e-7
+
+
+def test_a_row_does_not_see_its_neighbours() -> None:
+    contexts = mixed_contexts(16, CHUNK)
+    case = PagedCase(SMALL, contexts)
+    together = case.run(_backend(SMALL))
+    token = 0
+    for index, context in enumerate(contexts):
+        rows, span = case.rows, slice(token, token + context.new)
+        query, key, value = case.query, case.key, case.value
+        case.rows = rows[index : index + 1]
+        case.query, case.key, case.value = query[span], key[span], value[span]
+        assert torch.equal(case.run(_backend(SMALL)), together[span])
+        case.rows, case.query, case.key, case.value = rows, query, key, value
+        token += context.new
+
+
+def test_writes_its_own_slots_only() -> None:
+    case = PagedCase(SMALL, mixed_contexts(16, CHUNK))
+    backend = _backend(SMALL)
+    cache = case.layer_kv.clone()
+    backend.forward(
+        case.query, case.key, case.value, cache, backend.plan(case.rows), window=None, scale=1.0
+    )
+    written = (cache != case.layer_kv) & ~(cache.isnan() & case.layer_kv.isnan())
+    slots = written.any(-1).any(2).any(0).nonzero()
+    expected = {
+        (row.block_table[position // 16], position % 16)
+        for row in case.rows
+        for position in range(row.start, row.start + len(row.token_ids))
+    }
+    assert {(int(block), int(offset)) for block, offset in slots} == expected
+
+
+def test_a_nan_of_one_row_stays_its_own() -> None:
+    contexts = mixed_contexts(16, CHUNK)
+    case = PagedCase(SMALL, contexts)
+    sound = case.run(_backend(SMALL))
+    case.value[5] = float("nan")
+    out = case.run(_backend(SMALL))
+    assert out[5].isnan().all()
+    others = [token for token in range(len(out)) if token != 5]
+    assert torch.equal(out[others], sound[others])
+
+
+# -- controls: the comparisons above must notice these
+
+
+def test_control_natural_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_merge = launch.run_merge
+
+    def natural(partial: Any, lse2: Any, *args: Any, **kw: Any) -> None:
+        run_merge(partial, lse2 * 0.6931471805599453, *args, **kw)
+
+    monkeypatch.setattr(launch, "run_merge", natural)
+    assert _error(PagedCase(SMALL, mixed_contexts(16, CHUNK))) > 1e-2
+
+
+def test_control_mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(*args: Any, **kw: Any) -> work_list.WorkList:
+        work = work_list.build(*args, **kw)
+        return work._replace(member_positions=work.member_positions - 1)
+
+    monkeypatch.setattr(triton_backend, "build", shifted)
+    assert _error(PagedCase(SMALL, mixed_contexts(16, CHUNK))) > 1e-2
+
+
+def test_control_end_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def longer(*args: Any, **kw: Any) -> work_list.WorkList:
+        work = work_list.build(*args, **kw)
+        work.narrow[:, 3] += 1
+        return work
+
+    monkeypatch.setattr(triton_backend, "build", longer)
+    assert _error(PagedCase(SMALL, [Context(4), Context(37)])) == float("inf")
+
+
+def test_control_window_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = PagedCase(SMALL, mixed_contexts(16, CHUNK))
+    backend = _backend(SMALL, 7)
+    assert relative_error(case.run(backend, 7), case.expected(8)) > 1e-2

@@ -1,0 +1,34 @@
+"""Every kernel compiles, and fits, for GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels' compiler comes with triton")
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+#: Shared memory of a program by compute capability.
+LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+
+
+def test_every_kernel_compiles_for_every_target() -> None:
+    # A process of its own: here the kernels may be those of the interpreter.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {entry["capability"] for entry in compiled} == set(LIMITS)
+    for entry in compiled:
+        assert entry["cubin"] > 0
+        assert entry["shared"] <= LIMITS[entry["capability"]], entry
+        # Many rows a tile must reach the matrix instructions that Hopper is fast with.
+        if entry["capability"] == 90 and entry["name"].startswith(("wide", "prefill")):
+            assert entry["wgmma"], entry

@@ -1,0 +1,77 @@
+"""Norm, gate, and rotation kernels in Triton's interpreter against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_cases import relative_error
+from interpreted import launch
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.kernels import rowwise
+from parrot_engine.models.rope import Angles, rotate
+from torch import Tensor
+
+BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 100), (2, 896), (1, 4096)])
+def test_rms_norm(rows: int, size: int, dtype: torch.dtype) -> None:
+    x, delta = _draw(rows, size, dtype=dtype), _draw(rows, size, dtype=dtype, seed=1)
+    weight = _draw(size, dtype=dtype, seed=2)
+    expected = F.rms_norm(x.double(), (size,), weight.double(), 1e-5)
+    assert relative_error(rowwise.rms_norm(x, weight, 1e-5), expected) < BOUNDS[dtype]
+    out, summed = rowwise.add_rms_norm(x, delta, weight, 1e-5)
+    assert torch.equal(summed, x + delta)
+    expected = F.rms_norm(summed.double(), (size,), weight.double(), 1e-5)
+    assert relative_error(out, expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("rows", "size"), [(1, 96), (3, 1000), (2, 1025)])
+def test_swiglu(rows: int, size: int, dtype: torch.dtype) -> None:
+    gate_up = 3 * _draw(rows, 2 * size, dtype=dtype)
+    gate, up = gate_up.double().split(size, dim=1)
+    assert relative_error(rowwise.swiglu(gate_up), F.silu(gate) * up) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
+def test_rotation_and_writes(head_dim: int, qk_norm: bool) -> None:
+    shape = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=head_dim, block_size=16)
+    count = 5
+    qkv = _draw(count, 10 * head_dim)
+    angle = _draw(count, head_dim // 2, seed=1)
+    cos, sin = angle.cos(), angle.sin()
+    slots = torch.tensor([3, 47, 16, 31, 0], dtype=torch.int32)
+    norms = (_draw(head_dim, seed=2), _draw(head_dim, seed=3), 1e-5) if qk_norm else None
+    layer_kv = torch.full((2, 4, 2, 16, head_dim), float("nan"))
+    query = launch.run_rotate_and_write(
+        qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape
+    )
+    q, k, v = qkv.double().view(count, 10, head_dim).split([6, 2, 2], dim=1)
+    if norms is not None:
+        q = F.rms_norm(q, (head_dim,), norms[0].double(), 1e-5)
+        k = F.rms_norm(k, (head_dim,), norms[1].double(), 1e-5)
+    angles = Angles(cos.double()[:, None], sin.double()[:, None])
+    assert relative_error(query, rotate(q, angles)) < 1e-6
+    blocks, offsets = slots.long() // 16, slots.long() % 16
+    assert relative_error(layer_kv[0, blocks, :, offsets], rotate(k, angles)) < 1e-6
+    assert torch.equal(layer_kv[1, blocks, :, offsets], v.float())
+    # Nothing else was written.
+    assert int(layer_kv.isfinite().sum()) == 2 * count * 2 * head_dim

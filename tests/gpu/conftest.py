@@ -1,0 +1,12 @@
+"""Tests on an NVIDIA GPU: torch, triton, transformers and pytest are all they need.
+
+No fixtures of the gateway's tests; run them alone with `--confcutdir=tests/gpu` where only the
+engine is installed. Helpers are those of the engine's tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))

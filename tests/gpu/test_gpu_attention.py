@@ -1,0 +1,225 @@
+"""Attention kernels on the device against float64, over heads, dtypes, windows and lengths.
+
+An error may be at most twice that of torch's own attention in the same dtype on the same inputs,
+and 5e-3 in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from attention_cases import (
+    Context,
+    PagedCase,
+    mixed_contexts,
+    relative_error,
+    shared_contexts,
+)
+from parrot_engine.attention import triton_backend, work_list
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.kernels import launch
+from parrot_engine.kernels.prefill_attention import prefill_attention
+from parrot_engine.kernels.split_attention import merge_splits, split_attention
+
+pytestmark = pytest.mark.gpu
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+LLAMA = AttentionShape(32, 8, 128, 16)
+BOUNDS = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def seed() -> int:
+    """Another one each time: the kernels must be right on any numbers."""
+    return int(torch.seed() % 2**31)
+
+
+def _backend(
+    shape: AttentionShape, window: int | None = None, dtype: torch.dtype = BF16, **kw: Any
+) -> TritonAttention:
+    return TritonAttention(shape, windows=[window], device=torch.device("cuda"), dtype=dtype, **kw)
+
+
+def _case(
+    shape: AttentionShape, contexts: list[Context], seed: int, dtype: torch.dtype = BF16
+) -> PagedCase:
+    return PagedCase(shape, contexts, dtype=dtype, device="cuda", seed=seed)
+
+
+def _check(case: PagedCase, backend: TritonAttention, window: int | None = None) -> None:
+    expected = case.expected(window)
+    out = case.run(backend, window)
+    dtype = out.dtype
+    error = relative_error(out, expected)
+    own = relative_error(case.expected(window, dtype), expected)
+    print(f"error {error:.2e}, torch's own {own:.2e}")
+    assert error < BOUNDS[dtype]
+    # In float32 both are all but exact, and which one more so is chance.
+    assert error < (1e-6 if dtype == FP32 else 2 * own)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_head_dims_and_dtypes(head_dim: int, dtype: torch.dtype, seed: int) -> None:
+    shape = AttentionShape(8, 2, head_dim, 16)
+    case = _case(shape, mixed_contexts(16, 512), seed, dtype)
+    _check(case, _backend(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 6, 7, 8])
+def test_query_heads_of_a_group(group: int, seed: int) -> None:
+    shape = AttentionShape(2 * group, 2, 64, 16)
+    _check(_case(shape, mixed_contexts(16, 512), seed), _backend(shape))
+
+
+@pytest.mark.parametrize("window", [1, 64, 500, 1100])
+def test_windows(window: int, seed: int) -> None:
+    case = _case(LLAMA, mixed_contexts(16, 512), seed)
+    _check(case, _backend(LLAMA, window), window)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 48, 64])
+def test_block_sizes(block_size: int, seed: int) -> None:
+    shape = LLAMA._replace(block_size=block_size)
+    backend = _backend(shape)
+    case = _case(shape, mixed_contexts(block_size, backend._policy.chunk), seed)
+    _check(case, backend)
+
+
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("wide_min_bytes", [0, 10**12])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_shared_prefixes(
+    dtype: torch.dtype, wide_min_bytes: int, window: int | None, seed: int
+) -> None:
+    shape = AttentionShape(16, 2, 128, 16)
+    case = _case(shape, shared_contexts(16, 512), seed, dtype)
+    backend = _backend(shape, window, dtype, wide_min_bytes=wide_min_bytes)
+    if window is None:
+        assert bool(len(backend.plan(case.rows).work[None].wide)) == (wide_min_bytes == 0)
+    _check(case, backend, window)
+
+
+def test_many_sharers_fill_several_wide_tiles(seed: int) -> None:
+    contexts = [Context(2048)] + [Context(2048 + own, 1, 0, 2048) for own in range(1, 100)]
+    backend = _backend(LLAMA, wide_min_bytes=0)
+    _check(_case(LLAMA, contexts, seed), backend)
+
+
+def test_short_rows_behind_a_long_context_are_split(seed: int) -> None:
+    contexts = [Context(4000, 64), Context(3000, 33), Context(2500, 9), Context(2049, 5)]
+    case = _case(LLAMA, contexts, seed)
+    backend = _backend(LLAMA)
+    assert not len(backend.plan(case.rows).work[None].tiles)
+    _check(case, backend)
+
+
+def test_long_contexts(seed: int) -> None:
+    contexts = [Context(20_000), Context(9_000, 300), Context(0, 2_500), Context(511)]
+    _check(_case(LLAMA, contexts, seed), _backend(LLAMA))
+
+
+def test_sharing_changes_no_bit_among_narrow_items(seed: int) -> None:
+    case = _case(LLAMA, shared_contexts(16, 512), seed)
+    shared = case.run(_backend(LLAMA, wide_min_bytes=10**12))
+    assert torch.equal(shared, case.run(_backend(LLAMA, share_prefixes=False)))
+
+
+def test_a_row_gets_the_same_bits_alone(seed: int) -> None:
+    contexts = mixed_contexts(16, 512)
+    case = _case(LLAMA, contexts, seed)
+    together = case.run(_backend(LLAMA))
+    rows, query, key, value = case.rows, case.query, case.key, case.value
+    token = 0
+    for index, context in enumerate(contexts):
+        span = slice(token, token + context.new)
+        case.rows = rows[index : index + 1]
+        case.query, case.key, case.value = query[span], key[span], value[span]
+        assert torch.equal(case.run(_backend(LLAMA)), together[span])
+        token += context.new
+
+
+def test_the_same_twice(seed: int) -> None:
+    case = _case(LLAMA, shared_contexts(16, 512), seed)
+    backend = _backend(LLAMA, wide_min_bytes=0)
+    first = case.run(backend)
+    assert all(torch.equal(case.run(backend), first) for _ in range(5))
+
+
+def test_offsets_beyond_32_bits(seed: int) -> None:
+    """Blocks at the end of a cache of more than 2^31 elements a layer."""
+    case = _case(LLAMA, [Context(700), Context(100, 40), Context(530, 3)], seed)
+    small = case.layer_kv
+    blocks = 2**31 // (8 * 16 * 128) + small.shape[1]
+    offset = blocks - small.shape[1]
+    big = torch.empty((2, blocks, 8, 16, 128), dtype=BF16, device="cuda")
+    big[:, offset:] = small
+    for row in case.rows:
+        row.block_table[:] = [block + offset for block in row.block_table]
+    backend = _backend(LLAMA)
+    out = backend.forward(
+        case.query, case.key, case.value, big, backend.plan(case.rows), window=None, scale=0.2
+    )
+    assert relative_error(out, case.expected()) < BOUNDS[BF16]
+
+
+def test_lengths_compile_nothing_new(seed: int) -> None:
+    """Triton would compile again for a length of 1, or one that 16 divides, if it could see it."""
+    backend = _backend(LLAMA, wide_min_bytes=0)
+    kernels = (split_attention, merge_splits, prefill_attention)
+
+    def compiled() -> int:
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    _case(LLAMA, mixed_contexts(16, 512) + shared_contexts(16, 512)[:1], seed).run(backend)
+    _case(LLAMA, shared_contexts(16, 512), seed).run(backend)
+    before = compiled()
+    for contexts in (
+        [Context(0)],
+        [Context(0, 16)],
+        [Context(1600), Context(1)],
+        [Context(31, 17), Context(16), Context(4096)],
+        [Context(1024), *(Context(1024 + own, 1, 0, 1024) for own in range(1, 30))],
+    ):
+        _case(LLAMA, contexts, seed).run(backend)
+    assert compiled() == before
+
+
+# -- controls: the comparisons above must notice these
+
+
+def test_control_natural_log_sum_exp(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    run_merge = launch.run_merge
+
+    def natural(partial: Any, lse2: Any, *args: Any, **kw: Any) -> None:
+        run_merge(partial, lse2 * 0.6931471805599453, *args, **kw)
+
+    monkeypatch.setattr(launch, "run_merge", natural)
+    with pytest.raises(AssertionError):
+        _check(_case(LLAMA, mixed_contexts(16, 512), seed), _backend(LLAMA))
+
+
+def test_control_mask_off_by_one(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    def shifted(*args: Any, **kw: Any) -> work_list.WorkList:
+        work = work_list.build(*args, **kw)
+        return work._replace(member_positions=work.member_positions - 1)
+
+    monkeypatch.setattr(triton_backend, "build", shifted)
+    with pytest.raises(AssertionError):
+        _check(_case(LLAMA, mixed_contexts(16, 512), seed), _backend(LLAMA))

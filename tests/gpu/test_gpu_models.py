@@ -1,0 +1,145 @@
+"""Whole models on the device against transformers on the same device and weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from paged import PagedHarness, PagedSequence
+from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.builtin.batch import StepBatch
+from parrot_engine.builtin.runner import ModelRunner
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.models.loader import load_runner
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (1, 15, 16, 17, 53, 300)
+_SIZES = {
+    "vocab_size": 2048,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+#: Heads of the sizes that real models have.
+LARGER = {"llama": LlamaConfig(**_SIZES, head_dim=64), "qwen3": Qwen3Config(**_SIZES, head_dim=128)}
+
+
+def _runner(path: Path, dtype: str, num_blocks: int = 256) -> ModelRunner:
+    runner = load_runner(path, BuiltinSettings(device="cuda", dtype=dtype, num_blocks=num_blocks))
+    assert isinstance(runner._attention, TritonAttention)
+    return runner
+
+
+def _reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().to("cuda")
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
+    logits: Tensor = model(torch.tensor([token_ids], device="cuda")).logits[0].float()
+    return logits
+
+
+def _prompt(length: int, vocab_size: int = VOCAB_SIZE - 1, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(1, vocab_size, (length,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_float32_is_transformers(name: str, tmp_path: Path) -> None:
+    """Identical greedy tokens in a mixed batch, and close logits."""
+    path = make_checkpoint(tmp_path / name, CONFIGS[name])
+    reference = _reference(path, torch.float32)
+    prompts = [_prompt(length) for length in LENGTHS]
+    for chunk in (13, 10_000):
+        harness = PagedHarness(_runner(path, "float32"))
+        tokens, logits = harness.generate(prompts, 36, chunk=chunk)
+        for prompt, generated, ours in zip(prompts, tokens, logits, strict=True):
+            theirs = _logits(reference, prompt + generated[:-1])[len(prompt) - 1 :]
+            assert generated == theirs.argmax(dim=-1).tolist()
+            assert float((ours - theirs).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", list(LARGER))
+def test_bfloat16_is_as_close_as_transformers(name: str, tmp_path: Path) -> None:
+    """Teacher forcing: every token of long texts, filled in chunks and token by token."""
+    path = make_checkpoint(tmp_path / name, LARGER[name])
+    runner = _runner(path, "bfloat16", num_blocks=600)
+    exact, rounded = _reference(path, torch.float32), _reference(path, torch.bfloat16)
+    harness = PagedHarness(runner)
+    texts = [_prompt(1500, 2048, seed) for seed in range(4)]
+    errors, allowed, agreements = [], [], []
+    for text in texts:
+        sequence = PagedSequence()
+        filled = harness.fill(sequence, text[:1400], chunk=600)
+        decoded = [
+            runner.execute(StepBatch([harness.row(sequence, [token])])) for token in text[1400:]
+        ]
+        ours = torch.cat([filled, *decoded])
+        expected, theirs = _logits(exact, text), _logits(rounded, text)
+        errors.append((ours - expected).square().mean().sqrt())
+        allowed.append((theirs - expected).square().mean().sqrt())
+        tops = [logits.argmax(dim=-1) for logits in (ours, theirs, expected)]
+        agreements.append(
+            [float((tops[i] == tops[j]).double().mean()) for i, j in ((0, 1), (0, 2), (1, 2))]
+        )
+    both, with_exact, theirs_with_exact = torch.tensor(agreements).mean(dim=0).tolist()
+    print(
+        f"{name}: top-1 ours = theirs {both:.4f}, ours = float32 {with_exact:.4f}, "
+        f"theirs = float32 {theirs_with_exact:.4f}; error {sum(errors):.2e} of {sum(allowed):.2e}"
+    )
+    assert sum(errors) < 1.2 * sum(allowed)
+    # Random weights tie often; what counts is that no more is lost than rounding takes anyway.
+    assert with_exact > theirs_with_exact - 0.01
+
+
+def test_forks_share_blocks_and_continue_alike(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "qwen3", LARGER["qwen3"])
+    runner = _runner(path, "float32", num_blocks=600)
+    reference = _reference(path, torch.float32)
+    harness = PagedHarness(runner)
+    parent = PagedSequence()
+    prompt = _prompt(1100, 2048)
+    harness.fill(parent, prompt, chunk=700)
+    children, copies = [], []
+    for _ in range(40):
+        child, copied = harness.fork(parent)
+        children.append(child)
+        copies += copied
+    endings = [_prompt(5, 2048, seed) for seed in range(len(children))]
+    got: list[list[Tensor]] = [[] for _ in children]
+    for step in range(5):
+        rows = [
+            harness.row(child, [ending[step]])
+            for child, ending in zip(children, endings, strict=True)
+        ]
+        out = runner.execute(StepBatch(rows, copies if step == 0 else []))
+        for index, row in enumerate(out):
+            got[index].append(row)
+    for ending, logits in zip(endings, got, strict=True):
+        theirs = _logits(reference, prompt + ending)[len(prompt) :]
+        assert float((torch.stack(logits) - theirs).abs().max()) < 2e-4
+
+
+def test_a_checkpoint_gets_triton_by_default_and_torch_on_request(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", CONFIGS["llama"])
+    settings = BuiltinSettings(device="cuda", num_blocks=64, kernels="torch")
+    prompts = [_prompt(length) for length in LENGTHS]
+    plain, _ = PagedHarness(load_runner(path, settings)).generate(prompts, 8)
+    ours, _ = PagedHarness(_runner(path, "float32", 64)).generate(prompts, 8)
+    assert ours == plain

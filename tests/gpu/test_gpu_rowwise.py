@@ -1,0 +1,84 @@
+"""Norm, gate and rotation kernels on the device against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from attention_cases import relative_error
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.kernels import launch, rowwise
+from parrot_engine.models.rope import Angles, rotate
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 896), (2000, 4096), (5, 16384)])
+def test_rms_norm(rows: int, size: int, dtype: torch.dtype) -> None:
+    x, delta, weight = (
+        _draw(*shape, dtype=dtype) for shape in ((rows, size), (rows, size), (size,))
+    )
+    expected = F.rms_norm(x.double(), (size,), weight.double(), 1e-5)
+    assert relative_error(rowwise.rms_norm(x, weight, 1e-5), expected) < BOUNDS[dtype]
+    out, summed = rowwise.add_rms_norm(x, delta, weight, 1e-5)
+    assert torch.equal(summed, x + delta)
+    expected = F.rms_norm(summed.double(), (size,), weight.double(), 1e-5)
+    assert relative_error(out, expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(("rows", "size"), [(1, 96), (3, 4864), (3000, 14336)])
+def test_swiglu(rows: int, size: int, dtype: torch.dtype) -> None:
+    gate_up = 3 * _draw(rows, 2 * size, dtype=dtype)
+    gate, up = gate_up.double().split(size, dim=1)
+    assert relative_error(rowwise.swiglu(gate_up), F.silu(gate) * up) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_rotation_and_writes(head_dim: int, qk_norm: bool, dtype: torch.dtype) -> None:
+    shape = AttentionShape(num_heads=14, num_kv_heads=2, head_dim=head_dim, block_size=16)
+    count = 77
+    qkv = _draw(count, 18 * head_dim, dtype=dtype)
+    angle = _draw(count, head_dim // 2)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    slots = torch.randperm(8 * 16, device="cuda")[:count].int()
+    norms = None
+    if qk_norm:
+        norms = (_draw(head_dim, dtype=dtype), _draw(head_dim, dtype=dtype), 1e-5)
+    layer_kv = torch.full((2, 8, 2, 16, head_dim), float("nan"), dtype=dtype, device="cuda")
+    query = launch.run_rotate_and_write(
+        qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape
+    )
+    q, k, v = qkv.double().view(count, 18, head_dim).split([14, 2, 2], dim=1)
+    if norms is not None:
+        q = F.rms_norm(q, (head_dim,), norms[0].double(), 1e-5)
+        k = F.rms_norm(k, (head_dim,), norms[1].double(), 1e-5)
+    angles = Angles(cos.double()[:, None], sin.double()[:, None])
+    assert relative_error(query, rotate(q, angles)) < BOUNDS[dtype]
+    blocks, offsets = slots.long() // 16, slots.long() % 16
+    assert relative_error(layer_kv[0, blocks, :, offsets], rotate(k, angles)) < BOUNDS[dtype]
+    assert torch.equal(layer_kv[1, blocks, :, offsets], v.to(dtype))
+    assert int(layer_kv.isfinite().sum()) == 2 * count * 2 * head_dim
