@@ -70,7 +70,8 @@ class SessionStore:
         self._mint_variable_id = mint_variable_id
         self._on_close = on_close
         self._tenants: dict[str, _Tenant] = {}
-        self._count = 0
+        #: Every session by id, for those who hold a variable already.
+        self._owners: dict[str, Session] = {}
         self._bytes = 0
         self._created = 0
         self._closed = 0
@@ -78,7 +79,7 @@ class SessionStore:
         self._expired = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._owners)
 
     def get_or_create(self, tenant: str, name: str | None, now: float) -> Session:
         """The tenant's session of that id or name, made when there is none; None makes one.
@@ -108,7 +109,7 @@ class SessionStore:
         )
         held.sessions[session_id] = session
         held.by_name[session.name] = session
-        self._count += 1
+        self._owners[session_id] = session
         self._created += 1
         return session
 
@@ -141,13 +142,20 @@ class SessionStore:
             self.touch(held.sessions[found.session_id], now)
         return found
 
-    def session_of(self, tenant: str, variable: Variable) -> Session:
-        """The session that owns a variable.
+    def owner_of(self, variable: Variable) -> Session | None:
+        """The session of a variable that the caller holds; None when it was closed meanwhile.
 
-        Raises:
-            SessionNotFoundError: it was closed meanwhile, or is another tenant's.
+        Asks for no tenant: only for variables that were found by one.
         """
-        return self.find(tenant, variable.session_id)
+        return self._owners.get(variable.session_id)
+
+    def owner(self, variable: Variable) -> Session | None:
+        """The session that holds a variable, of whichever tenant; for our own bookkeeping."""
+        for held in self._tenants.values():
+            session = held.sessions.get(variable.session_id)
+            if session is not None:
+                return session
+        return None
 
     def of_tenant(self, tenant: str) -> list[Session]:
         """The tenant's sessions, last used first."""
@@ -196,7 +204,7 @@ class SessionStore:
         sessions = [s for held in self._tenants.values() for s in held.sessions.values()]
         return SessionStatistics(
             tenants=len(self._tenants),
-            sessions=self._count,
+            sessions=len(self),
             variables=sum(session.num_variables for session in sessions),
             unfinished_calls=sum(session.graph.num_unfinished for session in sessions),
             value_bytes=self._bytes,
@@ -224,7 +232,7 @@ class SessionStore:
                 f"{own} sessions are in work, which is the limit for one key "
                 "(setting sessions.max_sessions_per_tenant)."
             )
-        if self._count >= self._limits.max_sessions and not self._evict_any(held):
+        if len(self) >= self._limits.max_sessions and not self._evict_any(held):
             raise OverloadedError(
                 "As many sessions are in work as this gateway keeps "
                 "(setting sessions.max_sessions)."
@@ -275,7 +283,7 @@ class SessionStore:
         held.by_name.pop(session.name, None)
         if not held.sessions:
             del self._tenants[session.tenant]
-        self._count -= 1
+        del self._owners[session.id]
         try:
             session.close()
         finally:

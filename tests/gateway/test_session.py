@@ -71,6 +71,8 @@ def test_a_name_is_one_variable() -> None:
     assert session.variable(" story ") is one
     assert session.find("story") is one
     assert session.lookup(one.id) is one
+    assert session.get(one.id) is one
+    assert session.get("other") is None
     assert session.find("other") is None
     assert len({session.anonymous_variable().name for _ in range(50)}) == 50
     assert session.num_variables == 51
@@ -229,10 +231,11 @@ def test_foreign_and_unknown_cannot_be_told_apart() -> None:
         lambda s: s.variable("mallory", variable.id),
         lambda s: s.find("mallory", session.id),
         lambda s: s.find("mallory", "secret"),
-        lambda s: s.session_of("mallory", variable),
     ):
         assert error_of(lambda ask=ask: ask(store)) == error_of(lambda ask=ask: ask(empty))
     assert store.variable("alice", variable.id) is variable  # it is there, for its owner
+    assert store.owner_of(variable) is session
+    assert empty.owner_of(variable) is None
 
 
 def test_anothers_session_name_or_id_makes_an_own_session() -> None:
