@@ -148,10 +148,6 @@ class Session:
         """The variable of that id, if it is in this session."""
         return self._by_id.get(variable_id)
 
-    def get(self, variable_id: str) -> Variable | None:
-        """The variable of that id, if it is in this session."""
-        return self._by_id.get(variable_id)
-
     def lookup(self, variable_id: str, param: str = "variable") -> Variable:
         """The variable of that id.
 
