@@ -169,6 +169,8 @@ async def _prompt(request: ChatBody, engine: GenerationEngine, num_bytes: int) -
         engine.info,
         [text],
         add_special_tokens=bool(request.add_special_tokens),
+        param="messages",
+        noun="messages",
     )
     if not prompts[0].token_ids:
         raise InvalidRequestError(

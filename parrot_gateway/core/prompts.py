@@ -12,6 +12,7 @@ from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.core.request import Prompt
+from parrot_gateway.exceptions import ContextLengthError
 
 #: Characters that are tokenized in place: about a millisecond.
 INLINE_CHARACTERS = 8192
@@ -40,10 +41,52 @@ def start_token(tokenizer: Tokenizer, info: EngineInfo) -> int | None:
     return info.eos_token_ids[0] if info.eos_token_ids else None
 
 
+async def refuse_hopeless(
+    tokenizer: Tokenizer, info: EngineInfo, texts: Sequence[str], *, param: str, noun: str
+) -> None:
+    """Refuse texts that can never fit the model's context, before they are tokenized.
+
+    Args:
+        tokenizer: the model's.
+        info: of the engine.
+        texts: the prompts.
+        param: the field that holds them.
+        noun: what they are called: `messages` or `prompt`.
+
+    Raises:
+        ContextLengthError: one of them has too many tokens, however they turn out.
+    """
+    # Others are cheap to tokenize, or have hardly more characters than the context has tokens.
+    suspects = [
+        text for text in texts if len(text) > max(info.max_context_tokens, INLINE_CHARACTERS)
+    ]
+    if not suspects:
+        return
+    least = await asyncio.to_thread(lambda: max(map(tokenizer.least_tokens, suspects)))
+    if least > info.max_context_tokens:
+        raise ContextLengthError(
+            f"This model's maximum context length is {info.max_context_tokens} tokens. However, "
+            f"your {noun} resulted in at least {least} tokens. Please reduce the length of the "
+            f"{noun}.",
+            param=param,
+        )
+
+
 async def prompts_of_texts(
-    tokenizer: Tokenizer, info: EngineInfo, texts: Sequence[str], *, add_special_tokens: bool
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    param: str = "prompt",
+    noun: str = "prompt",
 ) -> list[Prompt]:
-    """Texts as prompts; one without tokens becomes `start_token`, or stays empty without one."""
+    """Texts as prompts; one without tokens becomes `start_token`, or stays empty without one.
+
+    Raises:
+        ContextLengthError: see `refuse_hopeless`, which explains `param` and `noun`.
+    """
+    await refuse_hopeless(tokenizer, info, texts, param=param, noun=noun)
     tokenized = await tokenize(tokenizer, texts, add_special_tokens=add_special_tokens)
     start = start_token(tokenizer, info)
     return [

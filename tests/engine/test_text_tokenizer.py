@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer, load_text_assets
+from parrot_engine.text.length_bound import read_bound
 from tokenizer_kinds import CORPUS, KINDS, byte_level, write_folder, write_kind
 
 TEXTS = [
@@ -51,6 +53,48 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_encode_equals_transformers(pair: Pair, text: str, add_special_tokens: bool) -> None:
     expected = pair.theirs.encode(text, add_special_tokens=add_special_tokens)
     assert pair.ours.encode(text, add_special_tokens=add_special_tokens) == expected
+
+
+#: Text that pipelines shorten, if any does: composed, singletons, blanks, added tokens.
+DENSE = ["e\u0301", "\u1100\u1161\u11a8", "\u212a", "\u1fef", "\u03b1\u0313\u0301\u0345",
+         " ", "a", "the", "<tool call>", "<|endoftext|>", "</s>", "\n\n", "🦜", "▁", "\ud83e", "日本語"]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    parts=st.lists(st.tuples(st.sampled_from(DENSE) | st.text(), st.integers(1, 300)), max_size=4)
+)
+def test_the_bound_is_never_above_the_tokens(pair: Pair, parts: list[tuple[str, int]]) -> None:
+    text = "".join(part * times for part, times in parts)
+    assert pair.ours.least_tokens(text) <= len(pair.ours.encode(text, add_special_tokens=False))
+
+
+def test_the_bound_says_something(pair: Pair) -> None:
+    least = pair.ours.least_tokens("the quick brown fox " * 50_000)
+    # What WordPiece makes of a text cannot be bounded: any word may be one unknown token.
+    is_opaque = pair.ours.pieces.plan.kind == "opaque"
+    assert least == 0 if is_opaque else least > 20_000
+
+
+def test_pipelines_that_lose_text_have_no_bound() -> None:
+    def bound(change: Callable[[dict[str, Any]], None]) -> object:
+        pipeline = json.loads(byte_level(bos=False).to_str())
+        change(pipeline)
+        return read_bound(pipeline)
+
+    assert bound(lambda pipeline: None) is not None
+    assert bound(lambda pipeline: pipeline.update(normalizer={"type": "Lowercase"})) is None
+    removing = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+    assert bound(lambda pipeline: pipeline.update(pre_tokenizer=removing)) is None
+    assert bound(lambda pipeline: pipeline["added_tokens"][0].update(rstrip=True)) is None
+    assert bound(lambda pipeline: pipeline["model"]["vocab"].pop("a")) is None
+    assert bound(lambda pipeline: pipeline.update(pre_tokenizer=None)) is None
+
+
+def test_many_ids_decode_as_few_do(pair: Pair) -> None:
+    ids = pair.ours.encode("Grüße, the fox 🦜. ", add_special_tokens=False) * 2000
+    assert len(ids) > 8192
+    assert pair.ours.decode(ids) == pair.theirs.backend_tokenizer.decode(ids)
 
 
 @settings(deadline=None, max_examples=60)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from typing import Any
 
 import openai
@@ -14,8 +16,6 @@ from serving import Service, serving
 
 async def post(service: Service, **body: Any) -> dict[str, Any]:
     status, _, answer = await service.post("/v1/completions", {"model": "m", **body})
-    import json
-
     assert status == 200, answer
     decoded: dict[str, Any] = json.loads(answer)
     return decoded
@@ -432,6 +432,31 @@ async def test_deadline() -> None:
     assert headers[b"x-should-retry"] == b"false"
     assert b'"code":"timeout"' in body
     assert engine.contexts == {}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_hopeless_text_is_refused_before_it_is_tokenized(
+    service: Service,
+    engine: ScriptedRemoteEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    def encode(text: str, **_: Any) -> list[int]:
+        raise AssertionError("this costs seconds")
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    text = "the quick fox jumps. " * 10_000
+    is_chat = path.endswith("chat/completions")
+    prompt = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    status, _, body = await service.post(path, {"model": "m", **prompt})
+    assert status == 400
+    error = json.loads(body)["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("messages" if is_chat else "prompt")
+    # Tokens of this vocabulary have at most 13 bytes.
+    found = re.search(r"at least (\d+) tokens", error["message"])
+    assert found is not None
+    assert len(text) // 13 <= int(found[1]) <= len(text) // 13 + 20
 
 
 async def test_a_long_prompt_does_not_hold_up_others(

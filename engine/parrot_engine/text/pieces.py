@@ -12,8 +12,8 @@ Anything else is `opaque`: it can only be decoded as a whole.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -54,9 +54,9 @@ class DecoderPlan:
     bare_first: str | None = None
 
 
-def read_plan(tokenizer_json: str) -> DecoderPlan:
-    """The plan of a serialised tokenizer."""
-    decoder = json.loads(tokenizer_json).get("decoder")
+def read_plan(pipeline: Mapping[str, Any]) -> DecoderPlan:
+    """The plan of a serialised tokenizer, given as the parsed `tokenizer.json`."""
+    decoder = pipeline.get("decoder")
     if decoder is None:
         return DecoderPlan("opaque")
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
