@@ -135,8 +135,15 @@ async def _prompts(request: CompletionBody, engine: GenerationEngine) -> list[Pr
 
     Raises:
         InvalidRequestError: mixed forms, nothing at all, or ids outside the vocabulary.
+        ContextLengthError: a prompt cannot fit.
     """
     prompt = request.prompt
+    limit = engine.info.max_context_tokens
+    if isinstance(prompt, list) and len(prompt) > max(limit, MAX_PROMPTS):
+        # Too long in every form, so that the form needs no look at each item.
+        if isinstance(prompt[0], int):
+            check_context(limit, len(prompt), _max_tokens(request), param="prompt", noun="prompt")
+        _check_count(len(prompt))
     if prompt is None:
         start = start_token(engine.tokenizer, engine.info)
         prompts = [Prompt([] if start is None else [start], "")]
@@ -153,6 +160,8 @@ async def _prompts(request: CompletionBody, engine: GenerationEngine) -> list[Pr
         lists = _token_lists(prompt)
         _check_count(len(lists))
         for ids in lists:
+            # First what takes no look at each id: there may be millions.
+            check_context(limit, len(ids), _max_tokens(request), param="prompt", noun="prompt")
             check_token_ids("prompt", ids, engine.info.vocab_size)
         prompts = [Prompt(ids) for ids in lists]
     if any(not item.token_ids for item in prompts):
@@ -194,10 +203,14 @@ def _check_count(count: int) -> None:
         )
 
 
+def _max_tokens(request: CompletionBody) -> int:
+    return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+
+
 def _generation_request(
     request: CompletionBody, engine: GenerationEngine, prompts: list[Prompt], salt: str
 ) -> GenerationRequest:
-    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = _max_tokens(request)
     for prompt in prompts:
         check_context(
             engine.info.max_context_tokens,

@@ -214,9 +214,8 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
     check_range("min_tokens", body.min_tokens, 0, 2**31 - 1)
     refuse(body, _EXTENSIONS, "is not supported with this model")
     _check_stop(body.stop)
+    check_length("stop_token_ids", body.stop_token_ids, MAX_STOP_TOKEN_IDS)
     check_token_ids("stop_token_ids", body.stop_token_ids, info.vocab_size)
-    if body.stop_token_ids is not None and len(body.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _too_long("stop_token_ids", MAX_STOP_TOKEN_IDS, len(body.stop_token_ids))
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
@@ -225,19 +224,23 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
 
 
 def _check_stop(stop: str | list[str] | None) -> None:
-    if stop is None or isinstance(stop, str):
-        return
-    if len(stop) > MAX_STOP_STRINGS:
-        raise _too_long("stop", MAX_STOP_STRINGS, len(stop))
+    if not isinstance(stop, str):
+        check_length("stop", stop, MAX_STOP_STRINGS)
 
 
-def _too_long(name: str, limit: int, length: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Invalid '{name}': array too long. Expected an array with maximum length {limit}, but "
-        f"got an array with length {length} instead.",
-        param=name,
-        code="array_above_max_length",
-    )
+def check_length(name: str, items: Sequence[Any] | None, limit: int) -> None:
+    """Refuse an array of more than `limit` items; None is the field left out.
+
+    Raises:
+        InvalidRequestError: it is longer.
+    """
+    if items is not None and len(items) > limit:
+        raise InvalidRequestError(
+            f"Invalid '{name}': array too long. Expected an array with maximum length {limit}, "
+            f"but got an array with length {len(items)} instead.",
+            param=name,
+            code="array_above_max_length",
+        )
 
 
 def check_token_ids(name: str, token_ids: Sequence[int] | None, vocab_size: int) -> None:

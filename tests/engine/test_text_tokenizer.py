@@ -57,7 +57,8 @@ def test_encode_equals_transformers(pair: Pair, text: str, add_special_tokens: b
 
 #: Text that pipelines shorten, if any does: composed, singletons, blanks, added tokens.
 DENSE = ["e\u0301", "\u1100\u1161\u11a8", "\u212a", "\u1fef", "\u03b1\u0313\u0301\u0345",
-         " ", "a", "the", "<tool call>", "<|endoftext|>", "</s>", "\n\n", "🦜", "▁", "\ud83e", "日本語"]  # fmt: skip
+         " ", "a", "the", "<tool call>", "<|endoftext|>", "</s>", "\n\n", "🦜", "▁",
+         "\ud83e", "日本語"]  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)

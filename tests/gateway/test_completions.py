@@ -459,6 +459,28 @@ async def test_a_hopeless_text_is_refused_before_it_is_tokenized(
     assert len(text) // 13 <= int(found[1]) <= len(text) // 13 + 20
 
 
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        # Wrong ids besides: what needs no look at each of them is told first.
+        ([10**9] * 3000, "context_length_exceeded"),
+        ([10**9] * 600, "context_length_exceeded"),
+        ([[1], [10**9] * 600], "context_length_exceeded"),
+        ([[10**9]] * 3000, "array_above_max_length"),
+        (["x"] * 3000, "array_above_max_length"),
+        ([10**9] * 6, "invalid_value"),
+    ],
+)
+async def test_too_many_ids_are_counted_before_they_are_looked_at(
+    service: Service, engine: ScriptedRemoteEngine, prompt: Any, code: str
+) -> None:
+    status, _, body = await service.post("/v1/completions", {"model": "m", "prompt": prompt})
+    assert status == 400
+    error = json.loads(body)["error"]
+    assert (error["code"], error["param"]) == (code, "prompt")
+    assert engine.submitted == []
+
+
 async def test_a_long_prompt_does_not_hold_up_others(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:

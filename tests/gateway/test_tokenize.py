@@ -9,6 +9,8 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service
 
+from parrot_gateway.api.tokenize import MAX_TOKENS
+
 
 async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     status, _, answer = await service.post(path, body)
@@ -47,6 +49,18 @@ async def test_special_tokens_can_be_left_out(
     tokens = engine.text("a")
     _, answer = await post(service, "/detokenize", {"tokens": tokens, "skip_special_tokens": True})
     assert answer == {"prompt": "a"}
+
+
+async def test_many_tokens_are_detokenized_up_to_a_bound(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    tokens = engine.text("the quick fox", end=False)
+    times = MAX_TOKENS // len(tokens)
+    status, answer = await post(service, "/detokenize", {"tokens": tokens * times})
+    assert (status, answer["prompt"]) == (200, "the quick fox" * times)
+    status, answer = await post(service, "/detokenize", {"tokens": [1] * (MAX_TOKENS + 1)})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+    assert answer["error"]["code"] == "array_above_max_length"
 
 
 @pytest.mark.parametrize(
