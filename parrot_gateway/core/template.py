@@ -84,6 +84,7 @@ class BodyTemplate:
         inputs: Mapping[str, Binding] | None = None,
         *,
         without: Collection[str] = (),
+        verbatim: bool = False,
     ) -> BodyTemplate:
         """Read the body of a request to `path`, such as `/v1/chat/completions`.
 
@@ -92,13 +93,15 @@ class BodyTemplate:
         Args:
             inputs: the declared placeholders.
             without: fields of the body to leave out.
+            verbatim: values are put in as they are, also where they land in the strings of a JSON
+                document: what was generated right after such a place continues that very text.
 
         Raises:
             InvalidRequestError: the body is not a JSON object, or not valid UTF-8.
         """
         declared = inputs or {}
         body, fields = _read(body, _OBJECT)
-        compiler = _Compiler(declared)
+        compiler = _Compiler(declared, verbatim=verbatim)
         root = compiler.compile_fields(fields, PLACES.get(path, Place()))
         if not fields.keys().isdisjoint(without):
             kept: dict[str, _Child] = {**fields, **(root or {})}
@@ -177,8 +180,9 @@ def _fill(child: _Child, filling: Filling) -> Any:
 class _Compiler:
     """Walks down the places of one body and finds its texts."""
 
-    def __init__(self, inputs: Mapping[str, Binding]) -> None:
+    def __init__(self, inputs: Mapping[str, Binding], *, verbatim: bool = False) -> None:
         self._inputs = inputs
+        self._verbatim = verbatim
         self.names = Names()
         #: Those with a place for a value.
         self.texts: list[TextTemplate] = []
@@ -206,7 +210,9 @@ class _Compiler:
 
     def _compile_text(self, data: bytes, *, is_json: bool) -> TextTemplate | None:
         text = _STRING.decode(data)
-        template = TextTemplate.of(text, self._inputs, is_json=is_json, names=self.names)
+        template = TextTemplate.of(
+            text, self._inputs, is_json=is_json, verbatim=self._verbatim, names=self.names
+        )
         if template.is_constant:
             return None
         self.texts.append(template)

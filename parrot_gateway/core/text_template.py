@@ -86,6 +86,11 @@ def parse_placeholders(text: str, names: Collection[str]) -> list[Piece]:
     return pieces
 
 
+def undeclared_placeholders(text: str, names: Collection[str]) -> set[str]:
+    """Names of what looks like a placeholder and is not one of `names`; linear in the text."""
+    return {match[1] for match in _PLACEHOLDER.finditer(text)}.difference(names)
+
+
 class _Spot(NamedTuple):
     """A place in a text: `text[start:end]`, inside `depth` levels of JSON strings."""
 
@@ -223,6 +228,7 @@ class TextTemplate:
         inputs: Mapping[str, Binding] | None = None,
         *,
         is_json: bool = False,
+        verbatim: bool = False,
         names: Names | None = None,
     ) -> TextTemplate:
         """Find the places of a text; linear.
@@ -230,16 +236,20 @@ class TextTemplate:
         Args:
             inputs: the declared placeholders.
             is_json: the text is known to be a JSON document, valid or not.
+            verbatim: values are put in as they are everywhere, in strings of JSON documents too.
             names: takes note of the placeholders seen.
         """
         declared = inputs or {}
         if names is not None and declared:
-            names.undeclared.update(
-                match[1] for match in _PLACEHOLDER.finditer(text) if match[1] not in declared
-            )
+            names.undeclared |= undeclared_placeholders(text, declared)
         pieces: list[str | _Slot] = []
         position = 0
-        for start, end, what, depth in _find_spots(text, declared, is_json=is_json):
+        spots = (
+            _references_and_placeholders(text, declared)
+            if verbatim
+            else _find_spots(text, declared, is_json=is_json)
+        )
+        for start, end, what, depth in spots:
             if start > position:
                 pieces.append(text[position:start])
             pieces.append(_Slot(cls._source(what, declared), depth))

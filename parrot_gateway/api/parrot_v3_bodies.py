@@ -1,0 +1,238 @@
+"""The request bodies of Parrot's own API, and what they mean.
+
+Field names are those of the original (V3). Unknown fields are ignored: its client sends some by
+mistake. A known field that cannot be honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from parrot_gateway.api.validation import MAX_STOP_STRINGS, check_choice, check_range
+from parrot_gateway.core.model_choice import MODEL_TYPES
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+
+#: Parameters of one call.
+MAX_PARAMETERS = 1024
+#: The original's default for the tokens of one output.
+DEFAULT_MAX_TOKENS = 512
+
+#: JSON has no limit for integers, but many libraries do: digits in a string are the same id.
+SessionId: TypeAlias = int | str
+
+
+class SessionBody(msgspec.Struct):
+    """`POST /v1/session`. The original's client sends a constant `api_key`, which means nothing."""
+
+
+class AuthBody(msgspec.Struct):
+    """`GET` and `DELETE /v1/session/{id}`; the session is named by the path."""
+
+    session_auth: str = ""
+
+
+class SessionAuthBody(msgspec.Struct):
+    """What all requests about variables carry; and all there is in the list of them."""
+
+    session_id: SessionId
+    session_auth: str = ""
+
+
+class NewVariableBody(SessionAuthBody):
+    """`POST /v1/semantic_var`."""
+
+    var_name: str = "variable"
+
+
+class SetVariableBody(SessionAuthBody, kw_only=True):
+    """`POST /v1/semantic_var/{var_id}`."""
+
+    content: str
+
+
+class GetVariableBody(SessionAuthBody):
+    """`GET /v1/semantic_var/{var_id}`."""
+
+    criteria: str | None = None
+
+
+class TransformBody(SessionAuthBody, kw_only=True):
+    """`POST /v1/transform`."""
+
+    transform: str
+    #: Id of the variable that is read.
+    input: str
+    #: Id of the variable that is written; one is made when it is not given.
+    output: str | None = None
+    func_name: str = ""
+
+
+class SamplingConfig(msgspec.Struct):
+    """How an output is generated; the defaults are the original's."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_gen_length: int | None = None
+    ignore_tokenizer_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    stop_str: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    logit_bias: dict[str, float] | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    #: Ours: the same seed gives the same text.
+    seed: int | None = None
+
+
+class Parameter(msgspec.Struct):
+    """One placeholder of a template."""
+
+    name: str
+    is_output: bool = False
+    var_id: str | None = None
+    value: str | None = None
+    sampling_config: SamplingConfig | None = None
+
+
+class SemanticCallBody(msgspec.Struct):
+    """`POST /v1/semantic_call`."""
+
+    session_id: SessionId
+    template: str
+    parameters: list[Parameter]
+    #: The client does not send it; checked when it is there.
+    session_auth: str | None = None
+    func_name: str = ""
+    models: list[str] | None = None
+    model_type: str | None = None
+    output_criteria: str | None = None
+    # NOTE: these three say how the original was to compute, not what. Here text behind the last
+    # output is never sent, a prompt is always filled in one go, and a prefix is found again as
+    # long as there is memory for it.
+    remove_pure_fill: bool | None = None
+    fuse_fill: bool | None = None
+    cache_prefix: bool | None = None
+
+
+def session_number(value: SessionId, param: str = "session_id") -> int:
+    """The id of a session, from an integer or its digits.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    if isinstance(value, int):
+        return value
+    if not (value.isascii() and value.isdigit() and len(value) <= 64):
+        raise InvalidRequestError(
+            f"Invalid '{param}': expected an integer.", param=param, code="invalid_value"
+        )
+    return int(value)
+
+
+def check_call(body: SemanticCallBody) -> None:
+    """What the types do not say.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    check_choice("model_type", body.model_type, MODEL_TYPES)
+    if len(body.parameters) > MAX_PARAMETERS:
+        raise InvalidRequestError(
+            f"A call has at most {MAX_PARAMETERS} parameters, not {len(body.parameters)}.",
+            param="parameters",
+            code="array_above_max_length",
+        )
+    names: set[str] = set()
+    for index, parameter in enumerate(body.parameters):
+        where = f"parameters[{index}]"
+        if parameter.name in names:
+            raise _invalid(where, f"the name '{parameter.name[:64]}' is there twice")
+        names.add(parameter.name)
+        if parameter.is_output:
+            if parameter.value is not None:
+                raise _invalid(f"{where}.value", "an output has no value of its own")
+            _check_sampling(parameter.sampling_config, f"{where}.sampling_config")
+        else:
+            if (parameter.var_id is None) == (parameter.value is None):
+                raise _invalid(where, "an input has either 'var_id' or 'value'")
+            if parameter.sampling_config is not None:
+                raise _invalid(f"{where}.sampling_config", "only an output is generated")
+
+
+def _check_sampling(config: SamplingConfig | None, where: str) -> None:
+    if config is None:
+        return
+    check_range(f"{where}.temperature", config.temperature, 0, 2)
+    check_range(f"{where}.top_p", config.top_p, 0, 1)
+    check_range(f"{where}.max_gen_length", config.max_gen_length, 1)
+    check_range(f"{where}.presence_penalty", config.presence_penalty, -2, 2)
+    check_range(f"{where}.frequency_penalty", config.frequency_penalty, -2, 2)
+    check_range(f"{where}.seed", config.seed, -(2**63), 2**63 - 1)
+    # 0.0 is the original's way to write "off".
+    if config.repetition_penalty:
+        check_range(f"{where}.repetition_penalty", config.repetition_penalty, 0.01, 100)
+    if config.length_penalty not in (None, 0.0, 1.0):
+        raise _unsupported(f"{where}.length_penalty", "it ranks beams, and there are none")
+    for name in ("n", "best_of"):
+        if getattr(config, name) not in (None, 1):
+            raise _unsupported(f"{where}.{name}", "a variable has one value")
+    if isinstance(config.stop_str, list) and len(config.stop_str) > MAX_STOP_STRINGS:
+        raise _invalid(f"{where}.stop_str", f"at most {MAX_STOP_STRINGS} strings")
+
+
+def sampling_fields(config: SamplingConfig | None, *, is_own: bool) -> dict[str, Any]:
+    """The fields of an ordinary call, other than the one for its length.
+
+    What is off is left out, so that upstreams need not know of it.
+
+    Args:
+        config: checked.
+        is_own: for a model of our own engines; off is said to these, since what is left out is
+            taken from the checkpoint's recommendations.
+    """
+    config = config or SamplingConfig()
+    fields: dict[str, Any] = {
+        "temperature": 1.0 if config.temperature is None else config.temperature,
+        "top_p": 1.0 if config.top_p is None else config.top_p,
+    }
+    penalty = config.repetition_penalty or 1.0
+    if is_own or penalty != 1.0:
+        fields["repetition_penalty"] = penalty
+    optional = {
+        "ignore_eos": config.ignore_tokenizer_eos,
+        "stop_token_ids": config.stop_token_ids,
+        "stop": _stop(config.stop_str),
+        "presence_penalty": config.presence_penalty,
+        "frequency_penalty": config.frequency_penalty,
+        "logit_bias": config.logit_bias,
+    }
+    fields |= {name: value for name, value in optional.items() if value}
+    if config.seed is not None:
+        fields["seed"] = config.seed
+    return fields
+
+
+def max_tokens(config: SamplingConfig | None) -> int:
+    """Tokens that an output may have."""
+    given = config.max_gen_length if config is not None else None
+    return DEFAULT_MAX_TOKENS if given is None else given
+
+
+def _stop(stop: str | Sequence[str] | None) -> str | list[str] | None:
+    if stop is None or isinstance(stop, str):
+        return stop
+    return [text for text in stop if text]
+
+
+def _invalid(field: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Invalid '{field}': {reason}.", param=field, code="invalid_value")
+
+
+def _unsupported(field: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"Unsupported parameter: '{field}': {reason}.", param=field)
