@@ -79,8 +79,9 @@ async def test_others_go_on(service: Service, engine: ScriptedRemoteEngine) -> N
     assert [choice["text"] for choice in json.loads(answer)["choices"]] == ["Hello world"] * 2
 
 
-async def test_while_tokenizing(engine: ScriptedRemoteEngine) -> None:
+async def test_while_tokenizing() -> None:
     """Gone before anything was submitted: nothing ever is."""
+    engine = ScriptedRemoteEngine(max_context_tokens=1_000_000)
     text = "the quick brown fox " * 40_000
     async with serving(engine) as service:
         _, writer = await service.send(
