@@ -12,6 +12,7 @@
     │   └── VariableNotFoundError      404 variable_not_found
     ├── MethodNotAllowedError          405
     ├── ConflictError                  409 conflict
+    │   ├── CallCancelledError         409 call_cancelled
     │   ├── CycleError                 409 dependency_cycle
     │   ├── DoubleProducerError        409 output_taken
     │   ├── SessionFullError           409 session_full
@@ -26,6 +27,7 @@
     │   └── EngineLostError            503 engine_lost
     ├── DeadlineError                  504 timeout
     └── UpstreamError                  502 upstream_error
+        ├── AnswerError                502 answer_unusable
         └── UpstreamTimeoutError       504 upstream_timeout
 
 Each class fixes its status, type and code; instances hold a message and the offending field. The
@@ -192,6 +194,12 @@ class ConflictError(GatewayError):
     default_code: ClassVar[str | None] = "conflict"
     #: OpenAI's clients repeat a 409 by themselves, which helps nobody here.
     should_retry = False
+
+
+class CallCancelledError(ConflictError):
+    """A call was cancelled by a request of its owner, or with its session."""
+
+    default_code: ClassVar[str | None] = "call_cancelled"
 
 
 class CycleError(ConflictError):
@@ -393,3 +401,24 @@ class UpstreamTimeoutError(UpstreamError):
 
     status = 504
     default_code: ClassVar[str | None] = "upstream_timeout"
+
+
+class AnswerError(UpstreamError):
+    """A model's answer told an error, or no text can be read out of it.
+
+    Args:
+        message: what happened, fit for the client's eyes.
+        answer_status: HTTP status of the answer, where it was one of failure.
+    """
+
+    default_code: ClassVar[str | None] = "answer_unusable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        answer_status: int | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.answer_status = answer_status

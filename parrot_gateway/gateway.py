@@ -16,6 +16,7 @@ from parrot_scheduler.place import EngineLoad, least_loaded
 
 from parrot_gateway.core.catalog import Catalog, Target
 from parrot_gateway.core.gate import CallGate
+from parrot_gateway.core.semantic_service import SemanticService
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
@@ -53,6 +54,9 @@ class Gateway:
         }
         self.catalog = Catalog(self.engine_models, self.upstreams, settings.aliases)
         self.gate = CallGate(settings.server.max_running_calls)
+        self.semantic = SemanticService(
+            settings.sessions, call_timeout_s=settings.server.call_timeout_s
+        )
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of our own engines that are still loading."""
@@ -90,6 +94,7 @@ class Gateway:
             join_url: where our own engine processes reach this gateway's link; None when none
                 may be started (no address of our own).
         """
+        self.semantic.start()
         for upstream in self.upstreams.values():
             await upstream.start()
         if join_url is not None:
@@ -131,7 +136,8 @@ class Gateway:
         await self.supervisor.close()
 
     async def close(self) -> None:
-        """Stop engine processes and close connections."""
+        """End deferred calls, stop engine processes and close connections."""
+        await self.semantic.close()
         await self.stop_engines()
         for upstream in self.upstreams.values():
             await upstream.close()
@@ -145,6 +151,7 @@ class Gateway:
                 "accepted": self.gate.accepted,
                 "refused": self.gate.refused,
             },
+            "semantic": self.semantic.describe(),
             "models": self.engine_models(),
             "engines": [engine.describe() for engine in self.registry.engines()],
             "engine_processes": self.supervisor.describe(),

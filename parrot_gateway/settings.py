@@ -210,6 +210,11 @@ class SessionSettings(_Section):
     max_value_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     max_session_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     max_total_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+    #: Deferred calls of all sessions that run at once; further ones wait in line.
+    max_running_calls: int = Field(default=4096, gt=0)
+    #: Calls of all sessions that wait or run, and what their bodies come to.
+    max_waiting_calls: int = Field(default=100_000, gt=0)
+    max_waiting_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
 
 
 class Settings(BaseSettings):

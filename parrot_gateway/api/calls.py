@@ -11,7 +11,9 @@ from typing import TypeAlias
 import msgspec
 
 from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.internal import Answerer, InternalRunner
 from parrot_gateway.api.passthrough import forward, forward_any, model_of
+from parrot_gateway.api.semantic import SemanticCalls
 from parrot_gateway.api.validation import decode, missing_parameter
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
@@ -36,14 +38,20 @@ class CallRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._server = gateway.settings.server
+        self._semantic = SemanticCalls(gateway)
+        answerers: dict[str, Answerer] = {
+            "/v1/completions": self._answer_completions,
+            "/v1/chat/completions": self._answer_chat,
+        }
+        gateway.semantic.connect(InternalRunner(gateway, answerers))
 
     async def completions(self, exchange: Exchange) -> None:
         """`POST /v1/completions`."""
-        await self._call(exchange, self._complete)
+        await self._call(exchange, self._answer_completions)
 
     async def chat_completions(self, exchange: Exchange) -> None:
         """`POST /v1/chat/completions`."""
-        await self._call(exchange, self._chat)
+        await self._call(exchange, self._answer_chat)
 
     async def tokenize(self, exchange: Exchange) -> None:
         """`POST /tokenize`: models of our own engines only."""
@@ -102,8 +110,18 @@ class CallRoutes:
             fallback=None if target.upstream in tried else fall_back,
         )
 
-    async def _call(self, exchange: Exchange, handler: EngineHandler) -> None:
+    async def _call(self, exchange: Exchange, ordinary: Answerer) -> None:
         body = await exchange.body(self._server.max_body_bytes)
+        if not await self._semantic.answer(exchange, body, ordinary):
+            await ordinary(exchange, body)
+
+    async def _answer_completions(self, exchange: Exchange, body: bytes) -> None:
+        await self._answer_body(exchange, self._complete, body)
+
+    async def _answer_chat(self, exchange: Exchange, body: bytes) -> None:
+        await self._answer_body(exchange, self._chat, body)
+
+    async def _answer_body(self, exchange: Exchange, handler: EngineHandler, body: bytes) -> None:
         head = decode(body, _head_decoder)
         if not head.model:
             raise missing_parameter("model")
@@ -122,7 +140,9 @@ class CallRoutes:
         requested = head.model or model
         target = self._gateway.resolve(model)
         if isinstance(target, EngineTarget):
-            await handler(exchange, self._gateway.place(target.model), requested, body)
+            engine = self._gateway.place(target.model)
+            exchange.engine = engine.name
+            await handler(exchange, engine, requested, body)
             return
 
         async def fall_back(other: str) -> None:

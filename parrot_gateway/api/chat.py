@@ -75,6 +75,15 @@ async def handle_chat(
     await exchange.respond(200, encode(content))
 
 
+def check_chat(body: bytes, engine: GenerationEngine) -> None:
+    """Everything that can be said of a body before its prompt is final.
+
+    Raises:
+        InvalidRequestError: a field is wrong, or this model cannot honour it.
+    """
+    _check(decode(body, _DECODER), engine)
+
+
 def _check(request: ChatBody, engine: GenerationEngine) -> None:
     """Everything that can be said before rendering."""
     check_range("max_tokens", request.max_tokens, 1)

@@ -104,6 +104,15 @@ async def handle_completions(
     await exchange.respond(200, encode(content))
 
 
+def check_completions(body: bytes, engine: GenerationEngine) -> None:
+    """Everything that can be said of a body before its prompt is final.
+
+    Raises:
+        InvalidRequestError: a field is wrong, or this model cannot honour it.
+    """
+    _check(decode(body, _DECODER), engine)
+
+
 def _check(request: CompletionBody, engine: GenerationEngine) -> None:
     """Everything that can be said before tokenizing."""
     check_range("max_tokens", request.max_tokens, 0)

@@ -44,10 +44,13 @@ class Exchange:
     Attributes:
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
+        priority: for an engine of our own; smaller runs earlier.
+        engine: name of the engine of our own that answers, once it was chosen.
     """
 
-    __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "fail_in_band",
-                 "request_id", "responded", "scope", "started")  # fmt: skip
+    __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "engine",
+                 "fail_in_band", "priority", "request_id", "responded", "scope",
+                 "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -62,6 +65,8 @@ class Exchange:
         #: Ends an answer that has begun with an error in it, where its format has a way to.
         self.fail_in_band: Callable[[GatewayError], Awaitable[None]] | None = None
         self.disconnected = False
+        self.priority = 0
+        self.engine: str | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -128,6 +133,10 @@ class Exchange:
             task.cancel()
 
         self._watcher = asyncio.create_task(watch(), name="disconnect-watch")
+
+    def intercept(self, wrap: Callable[[Send], Send]) -> None:
+        """Let whatever is sent from now on pass through `wrap(send)`."""
+        self._send = wrap(self._send)
 
     def standard_headers(self) -> Headers:
         """What every answer carries and the OpenAI client reads."""

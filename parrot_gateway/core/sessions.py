@@ -149,14 +149,6 @@ class SessionStore:
         """
         return self._owners.get(variable.session_id)
 
-    def owner(self, variable: Variable) -> Session | None:
-        """The session that holds a variable, of whichever tenant; for our own bookkeeping."""
-        for held in self._tenants.values():
-            session = held.sessions.get(variable.session_id)
-            if session is not None:
-                return session
-        return None
-
     def of_tenant(self, tenant: str) -> list[Session]:
         """The tenant's sessions, last used first."""
         held = self._tenants.get(tenant)

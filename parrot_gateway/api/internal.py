@@ -1,0 +1,149 @@
+"""Runs deferred calls through the very handlers that answer clients.
+
+Each gets an exchange of its own without a connection: the rendered body goes in, what the handler
+sends is read for its text, and a cancellation is all it takes to end the work on an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from parrot_gateway.api.answer_text import AnswerReader
+from parrot_gateway.api.http import Exchange, Headers, Message, Scope
+from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.core.job import Job
+from parrot_gateway.core.objective import KINDS
+from parrot_gateway.exceptions import GatewayError
+
+if TYPE_CHECKING:
+    from parrot_gateway.core.semantic_service import SemanticService
+    from parrot_gateway.gateway import Gateway
+
+#: Answers a call whose body was read: exchange, body.
+Answerer: TypeAlias = Callable[[Exchange, bytes], Awaitable[None]]
+
+#: Of the client's headers: those that speak of its connection or its patience, not of the call.
+_NOT_THE_CALLS = frozenset(
+    {
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"accept",
+        b"accept-encoding",
+        b"x-stainless-read-timeout",
+        b"x-stainless-timeout",
+        b"x-stainless-retry-count",
+    }
+)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Choices(msgspec.Struct):
+    model: str | None = None
+    best_of: int | None = None
+
+
+_choices_decoder = msgspec.json.Decoder(_Choices)
+
+
+def engine_priority(job: Job, service: SemanticService) -> int:
+    """The priority that engines of our own get, where smaller runs earlier."""
+    weakest = len(KINDS) - 1
+    return -job.spec.priority * len(KINDS) + weakest - KINDS.index(service.urgency(job).kind)
+
+
+class InternalRunner:
+    """Answers deferred calls.
+
+    Args:
+        gateway: for what is known of models.
+        answerers: by route.
+    """
+
+    def __init__(self, gateway: Gateway, answerers: dict[str, Answerer]) -> None:
+        self._gateway = gateway
+        self._answerers = answerers
+
+    async def run(self, job: Job, body: bytes) -> None:
+        """See `CallRunner.run`."""
+        service = self._gateway.semantic
+        wire = _Wire(job, service.clock)
+        headers = job.spec.origin if isinstance(job.spec.origin, list) else []
+        exchange = Exchange(_scope(job.spec.path, headers), wire.receive, wire.send)
+        exchange.priority = engine_priority(job, service)
+        try:
+            await self._answerers[job.spec.path](exchange, self._as_stream(body))
+            job.append(wire.reader.end(), service.clock())
+        except GatewayError:
+            if wire.error is not None:
+                raise wire.error from None
+            raise
+        finally:
+            exchange.finish()
+            job.node.engine = exchange.engine or wire.engine
+            if wire.reader.usage is not None:
+                job.node.tokens = wire.reader.usage.completion_tokens
+
+    def _as_stream(self, body: bytes) -> bytes:
+        """The body of a call whose text is to come as it is written."""
+        head = _choices_decoder.decode(body)
+        if head.best_of is not None and head.best_of > 1:
+            # Which candidate is best is only known in the end.
+            return body
+        fields = _FIELDS.decode(body)
+        fields["stream"] = msgspec.Raw(b"true")
+        fields.pop("stream_options", None)
+        if isinstance(self._gateway.resolve(head.model or ""), EngineTarget):
+            # Not every upstream knows this option.
+            fields["stream_options"] = msgspec.Raw(b'{"include_usage":true}')
+        return msgspec.json.encode(fields)
+
+
+class _Wire:
+    """The other end of an exchange without a connection."""
+
+    def __init__(self, job: Job, clock: Callable[[], float]) -> None:
+        self.reader = AnswerReader()
+        #: What the text's reader or owner did not accept.
+        self.error: GatewayError | None = None
+        self.engine: str | None = None
+        self._job = job
+        self._clock = clock
+        self._never: asyncio.Future[Message] | None = None
+
+    async def receive(self) -> Message:
+        """Nobody hangs up."""
+        if self._never is None or self._never.done():
+            self._never = asyncio.get_running_loop().create_future()
+        return await self._never
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            self.reader.start(message["status"], headers.get(b"content-type", b""))
+            engine = headers.get(b"x-parrot-engine")
+            self.engine = None if engine is None else engine.decode("latin-1")
+            return
+        try:
+            self._job.append(self.reader.feed(message.get("body", b"")), self._clock())
+        except GatewayError as error:
+            self.error = self.error or error
+            raise
+
+
+def _scope(path: str, headers: Headers) -> Scope:
+    kept = [(name, value) for name, value in headers if name not in _NOT_THE_CALLS]
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": kept,
+    }

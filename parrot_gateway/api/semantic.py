@@ -1,0 +1,255 @@
+"""Calls with semantic variables, over the ordinary routes.
+
+Decides which of three ways a call goes: with nothing semantic in it, the ordinary one, untouched;
+deferred, answered with a reference and run by the executor; attended, waiting here for its inputs
+and then answered by the ordinary handler on the client's own exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from parrot_gateway.api.deferred import deferred_answer, deferred_stream
+from parrot_gateway.api.http import EVENT_STREAM, ClientDisconnected, Exchange, Headers
+from parrot_gateway.api.internal import Answerer, engine_priority
+from parrot_gateway.api.semantic_fields import Given, SemanticFields, may_be_semantic, read_fields
+from parrot_gateway.api.session_identity import identify
+from parrot_gateway.api.submission import check_deferrable
+from parrot_gateway.api.tee import AnswerTee
+from parrot_gateway.api.tenants import tenant_of
+from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.job import Job
+from parrot_gateway.core.reference import has_reference, reference_of
+from parrot_gateway.core.session import Session
+from parrot_gateway.core.template import Binding, BodyTemplate
+from parrot_gateway.core.variable import Failure, Variable
+from parrot_gateway.exceptions import GatewayError, UnsupportedError
+from parrot_gateway.gateway import Gateway
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Call(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
+_call_decoder = msgspec.json.Decoder(_Call)
+
+
+class SemanticCalls:
+    """The semantic side of the call routes.
+
+    Args:
+        gateway: the parts.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._service = gateway.semantic
+
+    async def answer(self, exchange: Exchange, body: bytes, ordinary: Answerer) -> bool:
+        """Answer a call that may be semantic.
+
+        Args:
+            exchange: its body has been read.
+            body: that body.
+            ordinary: answers without anything semantic.
+
+        Returns:
+            False when there is nothing semantic in it, and nothing was done.
+
+        Raises:
+            GatewayError: nothing has been sent yet.
+            ClientDisconnected: the client went away.
+        """
+        headers = exchange.scope["headers"]
+        if not may_be_semantic(headers, body):
+            return False
+        fields = read_fields(headers, body)
+        if fields.is_empty and not self._has_own_reference(exchange, body):
+            return False
+        if fields.context is not None:
+            raise UnsupportedError(
+                "Named contexts are not supported by this gateway.", param="context"
+            )
+        check_deferrable(self._gateway, exchange.path, body, fields)
+        session, spec, made = self._bind(exchange, body, fields)
+        session.pin()
+        try:
+            try:
+                job = self._service.submit(session, spec, attended=not fields.defer)
+            except GatewayError:
+                for variable in made:
+                    _discard(session, variable)
+                raise
+            if fields.defer:
+                await self._answer_deferred(exchange, body, job)
+            else:
+                await self._attend(exchange, body, job, ordinary)
+        finally:
+            session.unpin()
+        return True
+
+    def _has_own_reference(self, exchange: Exchange, body: bytes) -> bool:
+        return has_reference(body) and bool(BodyTemplate.of(body, exchange.path).variables)
+
+    def _bind(
+        self, exchange: Exchange, body: bytes, fields: SemanticFields
+    ) -> tuple[Session, CallSpec, list[Variable]]:
+        """Find or make the session and the variables that the call names.
+
+        Returns:
+            also those variables that were made for it.
+        """
+        service = self._service
+        session = self._session(exchange, body, fields)
+        made: list[Variable] = []
+        try:
+            inputs: dict[str, Binding] = {}
+            for name, source in fields.inputs.items():
+                if isinstance(source, Given):
+                    inputs[name] = Binding(value=source.value)
+                    continue
+                before = session.num_variables
+                variable = service.variable(session, source, "inputs")
+                if session.num_variables != before:
+                    made.append(variable)
+                inputs[name] = Binding(variable_id=variable.id)
+            output = None
+            if fields.output is not None:
+                before = session.num_variables
+                output = service.variable(session, fields.output, "output")
+                if session.num_variables != before:
+                    made.append(output)
+            elif fields.defer:
+                output = session.anonymous_variable()
+                made.append(output)
+        except GatewayError:
+            for variable in made:
+                _discard(session, variable)
+            raise
+        spec = CallSpec(
+            path=exchange.path,
+            body=body,
+            inputs=inputs,
+            output=None if output is None else output.id,
+            transform=fields.transform,
+            objective=fields.objective,
+            priority=fields.priority,
+            dedupe=fields.dedupe,
+            name=fields.name,
+            origin=list(exchange.scope["headers"]),
+        )
+        return session, spec, made
+
+    def _session(self, exchange: Exchange, body: bytes, fields: SemanticFields) -> Session:
+        """The session that the request names, else that of the first variable it refers to."""
+        tenant = tenant_of(exchange)
+        name = fields.session
+        if name is None:
+            identity = identify(exchange.scope["headers"], body)
+            name = None if identity is None else identity.name
+        if name is None:
+            for variable_id in sorted(BodyTemplate.of(body, exchange.path).variables):
+                variable = self._service.sessions.variable(tenant, variable_id)
+                owner = self._service.sessions.owner_of(variable)
+                if owner is not None:
+                    return owner
+        return self._service.session(tenant, name)
+
+    # -- deferred ---------------------------------------------------------------------------
+
+    async def _answer_deferred(self, exchange: Exchange, body: bytes, job: Job) -> None:
+        assert job.output is not None
+        call = _call_decoder.decode(body)
+        text, model = reference_of(job.output.id), call.model or ""
+        headers = _headers(job)
+        if call.stream:
+            options = call.stream_options
+            usage = options is not None and bool(options.include_usage)
+            events = deferred_stream(exchange.path, job.id, model, text, include_usage=usage)
+            await exchange.respond(200, events, [*EVENT_STREAM, *headers])
+            return
+        answer = deferred_answer(exchange.path, job.id, model, text)
+        await exchange.respond(200, msgspec.json.encode(answer), headers)
+
+    # -- attended ---------------------------------------------------------------------------
+
+    async def _attend(self, exchange: Exchange, body: bytes, job: Job, ordinary: Answerer) -> None:
+        executor = self._service.executor
+        task = asyncio.current_task()
+        assert task is not None
+        headers = _headers(job)
+        tee = AnswerTee(exchange, job, headers, self._service.clock)
+        exchange.cancel_on_disconnect(task)
+        try:
+            await self._wait_for_inputs(job, tee, bool(_call_decoder.decode(body).stream))
+            if job.node.is_finished:
+                raise job.client_error()
+            job.task = task
+            executor.begin(job)
+            waited_ms = (time.perf_counter() - exchange.started) * 1000
+            headers.append((b"x-parrot-queue-ms", b"%d" % waited_ms))
+            exchange.priority = engine_priority(job, self._service)
+            await ordinary(exchange, job.render())
+            self._note(exchange, job, tee)
+            try:
+                tee.finish()
+                await executor.complete(job)
+            except GatewayError as error:
+                executor.fail(job, job.failure_of(error))
+        except GatewayError as error:
+            executor.fail(job, job.failure_of(error))
+            raise
+        except ClientDisconnected:
+            executor.cancel(job, "its client went away")
+            raise
+        except asyncio.CancelledError:
+            if exchange.disconnected or job.node.state != "cancelled":
+                executor.cancel(job, "its client went away")
+                raise
+            task.uncancel()
+            raise job.client_error() from None
+        except BaseException:
+            executor.fail(job, Failure("server_error", "the gateway failed to run it"))
+            raise
+
+    async def _wait_for_inputs(self, job: Job, tee: AnswerTee, stream: bool) -> None:
+        keep_alive_s = self._gateway.settings.server.keep_alive_s if stream else None
+        changed = job.changed()
+        while not changed.done():
+            await asyncio.wait({changed}, timeout=keep_alive_s)
+            if stream and not changed.done():
+                await tee.keep_alive()
+
+    def _note(self, exchange: Exchange, job: Job, tee: AnswerTee) -> None:
+        job.node.engine = exchange.engine
+        usage = tee.reader.usage
+        if usage is not None:
+            job.node.tokens = usage.completion_tokens
+
+
+def _discard(session: Session, variable: Variable) -> None:
+    """Forget a variable that was made for a call that is not to be."""
+    if session.get(variable.id) is variable and not variable.num_listeners:
+        try:
+            session.delete(variable.id)
+        except GatewayError:
+            return
+
+
+def _headers(job: Job) -> Headers:
+    headers = [
+        (b"x-parrot-session", job.session.id.encode()),
+        (b"x-parrot-call", job.id.encode()),
+    ]
+    if job.output is not None:
+        headers.append((b"x-parrot-variable", job.output.id.encode()))
+    return headers

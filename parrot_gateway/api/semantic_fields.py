@@ -1,0 +1,266 @@
+"""The semantic fields of a request: `X-Parrot-*` headers, or `parrot` in the body.
+
+The body wins, field by field. What nobody knows is refused by name, so that a typing error never
+turns a deferred call into an ordinary one. Reads only; what the fields do is in `semantic`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from parrot_gateway.core.objective import Objective, parse_objective
+from parrot_gateway.core.template import is_placeholder_name
+from parrot_gateway.core.transform import Transform, parse_transform
+from parrot_gateway.exceptions import InvalidRequestError
+
+PREFIX = b"x-parrot-"
+MAX_PRIORITY = 1_000_000
+#: Placeholders of one call.
+MAX_INPUTS = 1024
+
+
+class Given(NamedTuple):
+    """An input whose text came with the request."""
+
+    value: str
+
+
+#: A variable, as a name, an id or a reference; or a text.
+Source: TypeAlias = str | Given
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticFields:
+    """What a request says besides its OpenAI fields."""
+
+    session: str | None = None
+    output: str | None = None
+    inputs: Mapping[str, Source] = field(default_factory=dict)
+    defer: bool = False
+    objective: Objective | None = None
+    transform: Transform | None = None
+    context: str | None = None
+    priority: int = 0
+    dedupe: bool = True
+    name: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return self == _NOTHING
+
+
+_NOTHING = SemanticFields()
+
+#: Body field of each header; also the whole list of what there is.
+FIELDS: Mapping[bytes, str] = {
+    b"x-parrot-session": "session",
+    b"x-parrot-output": "output",
+    b"x-parrot-input": "inputs",
+    b"x-parrot-defer": "defer",
+    b"x-parrot-objective": "objective",
+    b"x-parrot-transform": "transform",
+    b"x-parrot-context": "context",
+    b"x-parrot-priority": "priority",
+    b"x-parrot-dedupe": "dedupe",
+    b"x-parrot-name": "name",
+}
+
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class _Envelope(msgspec.Struct):
+    parrot: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
+
+
+def may_be_semantic(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+    """Whether a request may use anything semantic: one look at header names and body bytes.
+
+    Ordinary requests are told apart in about a microsecond; some that only look like it are not.
+    """
+    if b"parrot" in body:
+        return True
+    return any(name.startswith(PREFIX) for name, _ in headers)
+
+
+def read_fields(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> SemanticFields:
+    """The semantic fields of a request.
+
+    Raises:
+        InvalidRequestError: an unknown header or field, or a value that is not understood; names
+            the header or the field.
+    """
+    values = _from_headers(headers)
+    values.update(_from_body(body))
+    return SemanticFields(**values)
+
+
+def _from_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for raw_name, raw in headers:
+        if not raw_name.startswith(PREFIX):
+            continue
+        title = raw_name.decode("latin-1").title()
+        name = FIELDS.get(raw_name)
+        if name is None:
+            known = ", ".join(header.decode().title() for header in FIELDS)
+            raise InvalidRequestError(
+                f"Unknown header {title}. There are: {known}.", param=title, code="unknown_header"
+            )
+        text = _text_of(raw, title)
+        if not text.strip():
+            continue
+        if name == "inputs":
+            values.setdefault("inputs", {}).update(_inputs_of_text(text, title))
+            continue
+        if name in values:
+            raise _wrong(title, "is given twice")
+        values[name] = _READERS[name](text, title)
+    return values
+
+
+def _text_of(raw: bytes, title: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise _wrong(title, "is not valid UTF-8") from None
+
+
+def _inputs_of_text(text: str, title: str) -> dict[str, Source]:
+    """`name=variable, name=variable`."""
+    inputs: dict[str, Source] = {}
+    for item in text.split(","):
+        if not item.strip():
+            continue
+        name, equals, source = item.partition("=")
+        name, source = name.strip(), source.strip()
+        if not equals or not source:
+            raise _wrong(title, f"needs 'name=variable, …', but has '{item.strip()[:80]}'")
+        _add_input(inputs, name, source, title)
+    return inputs
+
+
+def _from_body(body: bytes) -> dict[str, Any]:
+    if b'"parrot"' not in body:
+        return {}
+    try:
+        raw = bytes(_envelope_decoder.decode(body).parrot)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Whoever decodes the whole body says better what is wrong with it.
+        return {}
+    if raw == b"null":
+        return {}
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("'parrot' is not valid JSON.", param="parrot") from None
+    if not isinstance(fields, dict):
+        raise _wrong("parrot", "must be an object")
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        param = f"parrot.{name}"
+        if name not in _READERS:
+            known = ", ".join(_READERS)
+            raise InvalidRequestError(
+                f"Unknown field '{param[:80]}'. There are: {known}.",
+                param=param[:80],
+                code="unknown_parameter",
+            )
+        if value is not None:
+            values[name] = _READERS[name](value, param)
+    return values
+
+
+def _read_inputs(value: Any, param: str) -> dict[str, Source]:
+    if isinstance(value, str):
+        return _inputs_of_text(value, param)
+    if not isinstance(value, dict):
+        raise _wrong(param, "must be an object of name: variable")
+    inputs: dict[str, Source] = {}
+    for name, source in value.items():
+        below = f"{param}.{name[:80]}"
+        if isinstance(source, dict):
+            if source.keys() == {"value"} and isinstance(source["value"], str):
+                _add_input(inputs, name, Given(source["value"]), param)
+                continue
+            if source.keys() != {"variable"}:
+                raise _wrong(below, 'must be a variable, {"variable": …} or {"value": text}')
+            source = source["variable"]
+        if not isinstance(source, str) or not source.strip():
+            raise _wrong(below, 'must be a variable, {"variable": …} or {"value": text}')
+        _add_input(inputs, name, source, param)
+    return inputs
+
+
+def _add_input(inputs: dict[str, Source], name: str, source: Source, param: str) -> None:
+    if not is_placeholder_name(name):
+        raise _wrong(
+            param,
+            f"has the name '{name[:80]}'; names of placeholders have ASCII letters, digits and _, "
+            "and begin with no digit",
+        )
+    if name in inputs:
+        raise _wrong(param, f"declares '{name}' twice")
+    if len(inputs) >= MAX_INPUTS:
+        raise _wrong(param, f"declares more than {MAX_INPUTS} placeholders")
+    inputs[name] = source
+
+
+def _read_text(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _wrong(param, "must be a text")
+    return value.strip()
+
+
+def _read_bool(value: Any, param: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    found = _BOOLEANS.get(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise _wrong(param, "must be true or false")
+    return found
+
+
+def _read_priority(value: Any, param: str) -> int:
+    if isinstance(value, str) and len(value) < 16:
+        try:
+            value = int(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_PRIORITY:
+        raise _wrong(param, f"must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+    return value
+
+
+def _read_objective(value: Any, param: str) -> Objective:
+    return parse_objective(_read_text(value, param), param)
+
+
+def _read_transform(value: Any, param: str) -> Transform:
+    return parse_transform(_read_text(value, param))
+
+
+_READERS: Mapping[str, Any] = {
+    "session": _read_text,
+    "output": _read_text,
+    "inputs": _read_inputs,
+    "defer": _read_bool,
+    "objective": _read_objective,
+    "transform": _read_transform,
+    "context": _read_text,
+    "priority": _read_priority,
+    "dedupe": _read_bool,
+    "name": _read_text,
+}
+
+
+def _wrong(param: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} {what}.", param=param, code="invalid_value")

@@ -1,0 +1,71 @@
+"""What can be said against a semantic call before anything is sent to a model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from parrot_gateway.api.semantic_fields import SemanticFields
+from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.gateway import Gateway
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    n: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def check_deferrable(gateway: Gateway, path: str, body: bytes, fields: SemanticFields) -> None:
+    """Check a call before it becomes part of a session.
+
+    Raises:
+        InvalidRequestError: it would fill a variable with several texts, or has a field that an
+            engine of our own refuses.
+        ModelNotFoundError: nobody serves its model.
+    """
+    call = decode(body, _decoder)
+    if not call.model:
+        raise missing_parameter("model")
+    if fields.transform is not None and fields.output is None and not fields.defer:
+        raise InvalidRequestError(
+            "A transform is applied to what fills a variable: name an output, or defer the call.",
+            param="transform",
+            code="invalid_value",
+        )
+    target = gateway.resolve(call.model)
+    if fields.defer or fields.output is not None:
+        _check_one_text(call)
+    if fields.defer and isinstance(target, EngineTarget):
+        engine = gateway.place(target.model)
+        if path == "/v1/chat/completions":
+            from parrot_gateway.api.chat import check_chat
+
+            check_chat(body, engine)
+        else:
+            from parrot_gateway.api.completions import check_completions
+
+            check_completions(body, engine)
+
+
+def _check_one_text(call: _Body) -> None:
+    if call.n is not None and call.n != 1:
+        raise InvalidRequestError(
+            "Invalid 'n': a call that fills a variable has one answer, so 'n' must be 1.",
+            param="n",
+            code="invalid_value",
+        )
+    prompt = bytes(call.prompt)
+    if prompt.startswith(b"["):
+        items = _list_decoder.decode(prompt)
+        if len(items) > 1 and not all(bytes(item)[:1] in b"-0123456789" for item in items):
+            raise InvalidRequestError(
+                "Invalid 'prompt': a call that fills a variable has one prompt.",
+                param="prompt",
+                code="invalid_value",
+            )

@@ -1,0 +1,225 @@
+"""One unfinished call of a session: its inputs, its text so far, and who waits for it.
+
+The executor's working state; holds no decision on when to run what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.session import Session
+from parrot_gateway.core.template import BodyTemplate
+from parrot_gateway.core.variable import Failure, Variable, size_of
+from parrot_gateway.exceptions import CallCancelledError, GatewayError, ValueTooLargeError
+
+#: Characters from which on a transform runs in a thread of its own.
+_LONG_TEXT = 100_000
+
+CutTokens = Callable[[str, int], str]
+
+
+class Job:
+    """One call. Made by `SemanticService.submit`.
+
+    Args:
+        node: its place in the session's graph.
+        session: whose call it is.
+        spec: as submitted.
+        template: of the spec's body.
+        inputs: the variables that the template needs, by id.
+        foreign: of those that belong to other sessions of the tenant, these sessions.
+        output: the variable that takes its text.
+        attended: a client waits for it on its own connection.
+    """
+
+    def __init__(
+        self,
+        node: CallNode,
+        session: Session,
+        spec: CallSpec,
+        template: BodyTemplate,
+        *,
+        inputs: Mapping[str, Variable],
+        foreign: Mapping[str, Session],
+        output: Variable | None,
+        attended: bool,
+    ) -> None:
+        self.node = node
+        self.session = session
+        self.spec = spec
+        self.inputs = inputs
+        self.foreign = foreign
+        self.output = output
+        self.attended = attended
+        self.held_bytes = len(spec.body)
+        #: Its inputs are there.
+        self.is_ready = False
+        #: Why it has failed or was cancelled.
+        self.failure: Failure | None = None
+        #: What an attended call's client is told of it.
+        self.error: GatewayError | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        #: Runs it; of an attended call, the client's.
+        self.task: asyncio.Task[object] | None = None
+        #: Cuts a text to so many tokens of the call's model, for transforms that want it.
+        self.cut_tokens: CutTokens | None = None
+        self._template = template
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        #: Text that goes through a transform first.
+        self._parts: list[str] = []
+        self._parts_bytes = 0
+        self._copied: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The call's id."""
+        return self.node.id
+
+    @property
+    def output_name(self) -> str | None:
+        """Name of the output variable."""
+        return self.output.name if self.output is not None else None
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether every input is ready."""
+        return all(variable.state == "ready" for variable in self.inputs.values())
+
+    def failed_input(self) -> Variable | None:
+        """An input that will never be there."""
+        for variable in self.inputs.values():
+            if variable.failure is not None:
+                return variable
+        return None
+
+    def watch(self, variable: Variable, listener: Callable[[Job, Variable], None]) -> None:
+        """Have `listener` told of changes of an input.
+
+        Raises:
+            OverloadedError: too many listen to it already.
+        """
+        self._unsubscribe.append(variable.subscribe(lambda changed: listener(self, changed)))
+
+    def stop_watching(self) -> None:
+        """End every `watch`."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+
+    def stop_timer(self) -> None:
+        """It waits no more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def render(self) -> bytes:
+        """The body with the values of its inputs.
+
+        Raises:
+            RequestTooLargeError: they come to too much.
+        """
+        values = {key: variable.value or "" for key, variable in self.inputs.items()}
+        return self._template.render(values)
+
+    # -- an attended call's client ----------------------------------------------------------
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done when the inputs are there, or the call has ended."""
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            if self.is_ready or self.node.is_finished:
+                self._waiter.set_result(None)
+        return self._waiter
+
+    def tell(self) -> None:
+        """Let `changed` be done."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def stop_running(self) -> None:
+        """Cancel the task that runs it, unless it is the current one."""
+        task = self.task
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            task.cancel()
+
+    # -- text -------------------------------------------------------------------------------
+
+    def append(self, text: str, now: float) -> None:
+        """The model has written `text`.
+
+        Raises:
+            ValueTooLargeError: it came to more than a variable may hold.
+            GatewayError: the variable is not to be written any more.
+        """
+        if not text:
+            return
+        if self.node.first_token is None:
+            self.node.first_token = now
+        self.node.tokens += 1
+        if self.output is None:
+            return
+        if self.spec.transform is None:
+            self.output.append(text)
+            return
+        self._parts_bytes += size_of(text)
+        if self._parts_bytes > self.output.max_value_bytes:
+            raise ValueTooLargeError(self.output.name, self.output.max_value_bytes)
+        self._parts.append(text)
+
+    async def value(self) -> str:
+        """What the text so far becomes.
+
+        Raises:
+            TransformError: the transform does not fit it.
+        """
+        assert self.output is not None
+        if self._copied is not None:
+            return self._copied
+        transform = self.spec.transform
+        if transform is None:
+            return self.output.text
+        text = "".join(self._parts)
+        limit = self.output.max_value_bytes
+
+        def apply() -> str:
+            return transform.apply(text, max_characters=limit, cut_tokens=self.cut_tokens)
+
+        return await asyncio.to_thread(apply) if len(text) > _LONG_TEXT else apply()
+
+    async def copy(self, twin: Variable) -> bool:
+        """Take over the value of an identical call once it is there.
+
+        Returns:
+            False when that call was cancelled: this one has to run itself.
+
+        Raises:
+            GatewayError: the other call failed.
+        """
+        ended = asyncio.Event()
+        unsubscribe = twin.subscribe(lambda changed: ended.set() if changed.is_final else None)
+        try:
+            if not twin.is_final:
+                await ended.wait()
+        finally:
+            unsubscribe()
+        if twin.state == "failed" and twin.failure is not None:
+            raise twin.failure.to_error(twin.name)
+        self._copied = twin.value
+        return twin.value is not None
+
+    def client_error(self) -> GatewayError:
+        """What the client of an attended call that ended without an answer is told."""
+        if self.error is not None:
+            return self.error
+        reason = self.failure.message if self.failure is not None else "it was cancelled"
+        return CallCancelledError(f"Call '{self.id}' was not finished: {reason}.")
+
+    def failure_of(self, error: GatewayError) -> Failure:
+        """The call's failure, from what was raised."""
+        return Failure(error.code or "failed", error.message, self.output_name, self.id)

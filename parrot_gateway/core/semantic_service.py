@@ -1,0 +1,456 @@
+"""Sessions and the calls in them: what every API with semantic variables is built on. No HTTP.
+
+The shape, for those who build on it:
+
+    service.session(tenant, name)        the session of that name or id, made on first use
+    service.bind(session, source)        what a placeholder stands for -> Binding
+    service.submit(session, CallSpec)    -> Job; runs it once its inputs are there
+    service.wait(variable, …)            returns when it is final, or time is up
+    service.value(variable, …)           -> its text, or raises why there is none
+    service.set_value(variable, text)    the user writes it
+    service.resolve(tenant, template)    -> the values that a template needs
+    service.cancel_call(tenant, id)      and what depends on it
+    service.close_session(session)       cancels, frees, forgets
+
+A call with several outputs is several calls, each with the text before it (earlier outputs as
+references or inputs) as its prompt: the engine finds what they share in its prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.deduction import Deduction, deduce
+from parrot_gateway.core.executor import CallRunner, Executor
+from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.job import Job
+from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, stronger
+from parrot_gateway.core.reference import find_references, is_variable_id, mint_variable_id
+from parrot_gateway.core.session import Session
+from parrot_gateway.core.sessions import SessionStore
+from parrot_gateway.core.snapshot import GraphSnapshot
+from parrot_gateway.core.template import Binding, BodyTemplate
+from parrot_gateway.core.variable import Variable
+from parrot_gateway.exceptions import (
+    DeadlineError,
+    DoubleProducerError,
+    InvalidRequestError,
+    NotFoundError,
+)
+from parrot_gateway.settings import SessionSettings
+
+#: How often idle sessions are looked for.
+SWEEP_S = 30.0
+
+
+#: Finished calls whose objectives are carried along until they are cleared away.
+_FINISHED_KEPT = 64
+
+
+class _Wanted(NamedTuple):
+    """What somebody waits for: variables, and calls whose clients wait themselves."""
+
+    waited: dict[str, Objective]
+    calls: dict[str, Objective]
+
+
+class _Head(msgspec.Struct):
+    model: str | None = None
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+
+
+def mint_session_id() -> str:
+    """An unguessable id."""
+    return "s" + secrets.token_hex(16)
+
+
+def mint_call_id() -> str:
+    """An unguessable id."""
+    return "call_" + secrets.token_hex(12)
+
+
+class SemanticService:
+    """The sessions of a gateway. Used in the event loop's thread only.
+
+    Args:
+        limits: how much is kept, and for how long.
+        call_timeout_s: how long a call may run, and any wait last that names no time of its own.
+        clock: the time in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        limits: SessionSettings,
+        *,
+        call_timeout_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.limits = limits
+        self.call_timeout_s = call_timeout_s
+        self.clock = clock
+        self.sessions = SessionStore(
+            limits,
+            mint_session_id=mint_session_id,
+            mint_variable_id=mint_variable_id,
+            on_close=self._session_closed,
+        )
+        self.executor = Executor(
+            limits, run_timeout_s=call_timeout_s, clock=clock, on_start=self._about_to_run
+        )
+        #: What was deduced of each session's graph.
+        self._deductions: dict[str, Deduction] = {}
+        #: What came up in this turn of the event loop.
+        self._wanted: dict[Session, _Wanted] = {}
+        self._readers = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # -- lifetime ---------------------------------------------------------------------------
+
+    def connect(self, runner: CallRunner) -> None:
+        """Say who answers deferred calls; before the first one."""
+        self.executor.runner = runner
+
+    def start(self) -> None:
+        """Begin to forget idle sessions in time."""
+
+        async def sweep() -> None:
+            while True:
+                await asyncio.sleep(min(SWEEP_S, self.limits.ttl_s))
+                self.sessions.sweep(self.clock())
+
+        self._sweeper = asyncio.get_running_loop().create_task(sweep(), name="session-sweep")
+
+    async def close(self) -> None:
+        """Cancel all calls and free everything; returns when nothing runs any more."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        await self.executor.close()
+        self.sessions.close_all()
+
+    # -- sessions ---------------------------------------------------------------------------
+
+    def session(self, tenant: str, name: str | None) -> Session:
+        """The tenant's session of that id or name, made when there is none; None makes one.
+
+        Raises:
+            InvalidRequestError: it cannot be a name.
+            OverloadedError: too many sessions, none of them idle.
+        """
+        return self.sessions.get_or_create(tenant, name, self.clock())
+
+    def close_session(self, session: Session) -> None:
+        """End its calls, free what it holds and forget it."""
+        self.executor.cancel_session(session.id, "its session was closed")
+        self.sessions.close(session)
+
+    def snapshot(self, session: Session) -> GraphSnapshot:
+        """Its graph, as it is now."""
+        return session.snapshot(self.clock())
+
+    def _session_closed(self, session: Session) -> None:
+        self.executor.cancel_session(session.id, "its session was closed")
+        self.executor.forget_session(session.id)
+        self._deductions.pop(session.id, None)
+
+    # -- variables --------------------------------------------------------------------------
+
+    def variable(self, session: Session, source: str, param: str = "variable") -> Variable:
+        """The variable that `source` means: a name within the session (made empty if new), or an
+        id or a reference of any session of the same tenant.
+
+        Raises:
+            VariableNotFoundError: an id or reference that is unknown, expired or foreign.
+            InvalidRequestError, SessionFullError: as `Session.variable`.
+        """
+        plain = source.strip()
+        found = find_references(plain)
+        if len(found) == 1 and (found[0].start, found[0].end) == (0, len(plain)):
+            plain = found[0].variable_id
+        if is_variable_id(plain):
+            return self.sessions.variable(session.tenant, plain, self.clock(), param)
+        return session.variable(plain, param)
+
+    def bind(self, session: Session, source: str, param: str = "inputs") -> Binding:
+        """What a placeholder stands for, see `variable`."""
+        return Binding(variable_id=self.variable(session, source, param).id)
+
+    def set_value(self, variable: Variable, value: str) -> None:
+        """The user writes a variable.
+
+        Raises:
+            DoubleProducerError: a call is going to write it.
+            VariableStateError: it was written before, or failed.
+            ValueTooLargeError, SessionFullError, OverloadedError: it does not fit.
+        """
+        if variable.producer is not None and not variable.is_final:
+            raise DoubleProducerError(
+                variable.name, f"call '{variable.producer}'", param="variable"
+            )
+        variable.set(value, "its user")
+
+    async def wait(
+        self,
+        variable: Variable,
+        timeout_s: float,
+        *,
+        objective: Objective | None = LATENCY,
+        after: int | None = None,
+    ) -> bool:
+        """Wait until a variable is final; tells deduction that it is waited for.
+
+        Args:
+            variable: of any session.
+            timeout_s: return False after this time.
+            objective: what it is waited for; None leaves deduction alone.
+            after: return also when it has more text than so many characters.
+        """
+        if variable.is_final or (after is not None and variable.text_after(after)):
+            return True
+        if objective is not None:
+            self.want(variable, objective)
+        told = asyncio.get_running_loop().create_future()
+
+        def changed(_: Variable) -> None:
+            if not told.done() and (variable.is_final or after is not None):
+                told.set_result(None)
+
+        unsubscribe = variable.subscribe(changed)
+        session = self.sessions.owner_of(variable)
+        if session is not None:
+            session.pin()
+        self._readers += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await told
+        except TimeoutError:
+            return False
+        finally:
+            self._readers -= 1
+            if session is not None:
+                session.unpin()
+            unsubscribe()
+        return True
+
+    async def value(
+        self, variable: Variable, timeout_s: float | None = None, objective: Objective = LATENCY
+    ) -> str:
+        """The text of a variable, once it is there.
+
+        Raises:
+            DependencyFailedError: it failed or was cancelled.
+            DeadlineError: it was not there in time.
+        """
+        limit_s = self.call_timeout_s if timeout_s is None else timeout_s
+        if not await self.wait(variable, limit_s, objective=objective):
+            raise DeadlineError(
+                f"Variable '{variable.name}' had no value within {limit_s:g} s; it goes on.",
+                param="variable",
+            )
+        if variable.failure is not None:
+            raise variable.failure.to_error(variable.name)
+        return variable.value or ""
+
+    def variables_of(self, tenant: str, template: BodyTemplate) -> dict[str, Variable]:
+        """The variables that a template needs.
+
+        Raises:
+            VariableNotFoundError: one is unknown, expired or foreign.
+        """
+        now = self.clock()
+        return {
+            variable_id: self.sessions.variable(tenant, variable_id, now)
+            for variable_id in sorted(template.variables)
+        }
+
+    async def resolve(self, tenant: str, template: BodyTemplate, timeout_s: float) -> bytes:
+        """The template with the values that it needs, once all are there.
+
+        Raises:
+            VariableNotFoundError, DependencyFailedError, DeadlineError: as `value`.
+        """
+        variables = self.variables_of(tenant, template)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        values = {}
+        for variable_id, variable in variables.items():
+            values[variable_id] = await self.value(variable, max(0.0, deadline - loop.time()))
+        return template.render(values)
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def submit(self, session: Session, spec: CallSpec, *, attended: bool = False) -> Job:
+        """Take a call in.
+
+        A deferred one runs by itself once its inputs are there, at once if they are. Of an
+        attended one, `Job.changed` tells when its inputs are there; whoever answers it calls
+        `executor.begin`, `Job.append` and `executor.complete`, `fail` or `cancel`.
+
+        Raises:
+            InvalidRequestError: the body is no JSON object; a placeholder is not declared, or
+                a declared one does not occur.
+            VariableNotFoundError: a reference is unknown, expired or foreign.
+            CycleError, DoubleProducerError, SessionFullError: see `Graph.add`.
+            OverloadedError: too many calls wait already.
+        """
+        template = BodyTemplate.of(
+            spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
+        )
+        check_placeholders(template)
+        inputs = self.variables_of(session.tenant, template)
+        foreign = {
+            variable_id: owner
+            for variable_id, variable in inputs.items()
+            if variable.session_id != session.id
+            and (owner := self.sessions.owner_of(variable)) is not None
+        }
+        output = None if spec.output is None else session.lookup(spec.output, "output")
+        node = CallNode(
+            id=mint_call_id(),
+            session_id=session.id,
+            inputs=tuple(v for v in inputs if v not in foreign),
+            output=spec.output,
+            name=spec.name or (output.name if output is not None else ""),
+            submitted=self.clock(),
+            model=_head_decoder.decode(spec.body).model or "",
+            given_objective=spec.objective,
+            objective=spec.objective or THROUGHPUT,
+            priority=spec.priority,
+        )
+        job = Job(
+            node,
+            session,
+            spec,
+            template,
+            inputs=inputs,
+            foreign=foreign,
+            output=output,
+            attended=attended,
+        )
+        self.executor.submit(job)
+        if attended or spec.objective is not None:
+            self._note_wanted(session).calls[node.id] = spec.objective or LATENCY
+        return job
+
+    def cancel_call(self, tenant: str, call_id: str) -> None:
+        """Cancel an unfinished call; what depends on it fails.
+
+        Raises:
+            NotFoundError: it is not there any more, or another tenant's.
+        """
+        self.call(tenant, call_id)
+        job = self.executor.find(call_id)
+        if job is not None:
+            self.executor.cancel(job)
+
+    def call(self, tenant: str, call_id: str) -> CallNode:
+        """A kept call, finished or not.
+
+        Raises:
+            NotFoundError: it is not kept, or another tenant's.
+        """
+        for session in self.sessions.of_tenant(tenant):
+            node = session.graph.get(call_id)
+            if isinstance(node, CallNode):
+                return node
+        raise NotFoundError(
+            f"Call '{call_id}' is unknown or no longer kept.", param="call", code="call_not_found"
+        )
+
+    # -- objectives -------------------------------------------------------------------------
+
+    def want(self, variable: Variable, objective: Objective) -> None:
+        """Somebody waits for a variable."""
+        session = self.sessions.owner_of(variable)
+        if session is not None:
+            self._note_wanted(session).waited[variable.id] = objective
+
+    def _note_wanted(self, session: Session) -> _Wanted:
+        if not self._wanted:
+            asyncio.get_running_loop().call_soon(self._deduce_all)
+        return self._wanted.setdefault(session, _Wanted({}, {}))
+
+    def _deduce_all(self) -> None:
+        while self._wanted:
+            self._deduce(next(iter(self._wanted)))
+
+    def _deduce(self, session: Session) -> None:
+        """Deduce anew, if there is something new."""
+        wanted = self._wanted.pop(session, None)
+        if wanted is None or session.is_closed:
+            return
+        graph = session.graph
+        start = self._deductions.get(session.id, Deduction())
+        if len(start.objectives) > 2 * graph.num_unfinished + _FINISHED_KEPT:
+            start = _without_finished(start, session)
+        deduction = deduce(graph, wanted.waited, calls=wanted.calls, start=start)
+        self._deductions[session.id] = deduction
+        for node in graph.unfinished:
+            if isinstance(node, CallNode):
+                given = node.given_objective or THROUGHPUT
+                node.objective = stronger(deduction.objective_of(node.id), given)
+
+    def _about_to_run(self, job: Job) -> None:
+        self._deduce(job.session)
+
+    def urgency(self, job: Job) -> Objective:
+        """What a call is run for: its own objective, or that of a task group that it is in."""
+        found = job.node.objective
+        deduction = self._deductions.get(job.session.id)
+        if deduction is not None:
+            for group in deduction.groups_of(job.id):
+                found = stronger(found, deduction.groups[group])
+        return found
+
+    # -- the whole --------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Gauges and counters as plain types, for `/health`."""
+        return {
+            "sessions": self.sessions.statistics()._asdict(),
+            "calls": self.executor.statistics()._asdict(),
+            "readers": self._readers,
+        }
+
+
+def _without_finished(deduction: Deduction, session: Session) -> Deduction:
+    live = {node.id for node in session.graph.unfinished}
+    return Deduction(
+        {call: objective for call, objective in deduction.objectives.items() if call in live},
+        {group: what for group, what in deduction.groups.items() if not live.isdisjoint(group)},
+        deduction.critical & live,
+        deduction.truncated,
+    )
+
+
+def check_placeholders(template: BodyTemplate) -> None:
+    """Every placeholder is declared, and every declared one occurs.
+
+    Raises:
+        InvalidRequestError: naming those that are not.
+    """
+    if template.undeclared:
+        names = ", ".join(f"'{name}'" for name in sorted(template.undeclared))
+        raise InvalidRequestError(
+            f"The prompt has placeholders that 'inputs' does not declare: {names}. "
+            "Declare them, or write the prompt without double braces.",
+            param="inputs",
+            code="undeclared_placeholder",
+        )
+    if template.unused:
+        names = ", ".join(f"'{name}'" for name in sorted(template.unused))
+        raise InvalidRequestError(
+            f"'inputs' declares what stands nowhere in the prompt: {names}.",
+            param="inputs",
+            code="unused_input",
+        )
