@@ -56,7 +56,7 @@ async def handle_chat(
     _check(request, engine)
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
     prompt = await _prompt(request, engine, len(body))
-    asked = _generation_request(request, engine, prompt, salt)
+    asked = _generation_request(request, engine, prompt, salt, exchange.priority)
     generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
     answer = _Answer(request, engine, requested_model, asked)
     if request.stream:
@@ -189,7 +189,7 @@ async def _prompt(request: ChatBody, engine: GenerationEngine, num_bytes: int) -
 
 
 def _generation_request(
-    request: ChatBody, engine: GenerationEngine, prompt: Prompt, salt: str
+    request: ChatBody, engine: GenerationEngine, prompt: Prompt, salt: str, priority: int
 ) -> GenerationRequest:
     limit = engine.info.max_context_tokens
     max_tokens = request.max_completion_tokens
@@ -212,6 +212,7 @@ def _generation_request(
         best_of=n,
         skip_special_tokens=request.skip_special_tokens is not False,
         salt=salt,
+        priority=priority,
     )
 
 

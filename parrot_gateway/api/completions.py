@@ -85,7 +85,7 @@ async def handle_completions(
     _check(request, engine)
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
     prompts = await _prompts(request, engine)
-    asked = _generation_request(request, engine, prompts, salt)
+    asked = _generation_request(request, engine, prompts, salt, exchange.priority)
     generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
     answer = _Answer(request, engine, requested_model, asked)
     if request.stream:
@@ -217,7 +217,11 @@ def _max_tokens(request: CompletionBody) -> int:
 
 
 def _generation_request(
-    request: CompletionBody, engine: GenerationEngine, prompts: list[Prompt], salt: str
+    request: CompletionBody,
+    engine: GenerationEngine,
+    prompts: list[Prompt],
+    salt: str,
+    priority: int,
 ) -> GenerationRequest:
     max_tokens = _max_tokens(request)
     for prompt in prompts:
@@ -245,6 +249,7 @@ def _generation_request(
         prompt_logprobs=request.logprobs if request.echo else None,
         skip_special_tokens=request.skip_special_tokens is not False,
         salt=salt,
+        priority=priority,
     )
 
 

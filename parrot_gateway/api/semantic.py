@@ -199,7 +199,8 @@ class SemanticCalls:
             headers.append((b"x-parrot-queue-ms", b"%d" % waited_ms))
             exchange.priority = engine_priority(job, self._service)
             await ordinary(exchange, job.render())
-            self._note(exchange, job, tee)
+            # The answer is out: a client that leaves now leaves in good order.
+            exchange.finish()
             try:
                 tee.finish()
                 await executor.complete(job)
@@ -228,12 +229,6 @@ class SemanticCalls:
             await asyncio.wait({changed}, timeout=keep_alive_s)
             if stream and not changed.done():
                 await tee.keep_alive()
-
-    def _note(self, exchange: Exchange, job: Job, tee: AnswerTee) -> None:
-        job.node.engine = exchange.engine
-        usage = tee.reader.usage
-        if usage is not None:
-            job.node.tokens = usage.completion_tokens
 
 
 def _discard(session: Session, variable: Variable) -> None:

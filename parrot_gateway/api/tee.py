@@ -89,13 +89,18 @@ class AnswerTee:
         headers: Headers = list(message["headers"])
         content_type = next((v for n, v in headers if n == b"content-type"), b"")
         self._status = message["status"]
+        upstream = next((v for n, v in headers if n == b"x-parrot-engine"), None)
+        self._job.call.engine = (
+            self._exchange.engine if upstream is None else upstream.decode("latin-1")
+        )
         self.reader.start(self._status, content_type)
         if self._began:
             if not (self._status < 400 and content_type.startswith(b"text/event-stream")):
                 self._collected = bytearray()
             return
-        if self._exchange.engine is not None:
-            headers.append((b"x-parrot-engine", self._exchange.engine.encode()))
+        engine = self._exchange.engine
+        if engine is not None:
+            headers.append((b"x-parrot-engine", engine.encode()))
         self._head = {**message, "headers": [*headers, *self._headers]}
 
     def _note_usage(self, head: Message, body: bytes) -> None:
@@ -122,6 +127,8 @@ class AnswerTee:
             raise self.refusal
         if self._reads:
             self._job.append(self.reader.end(), self._clock())
+        if self.reader.usage is not None:
+            self._job.call.tokens = self.reader.usage.completion_tokens
 
     def _in_band(self) -> bytes:
         """A whole answer as the end of a stream that has begun."""

@@ -1,0 +1,146 @@
+"""`/v1/sessions` and `/v1/calls`: what runs, how it hangs together, and an end to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.route_table import Query, RouteTable
+from parrot_gateway.api.tenants import tenant_of
+from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg
+from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.session import Session
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.gateway import Gateway
+
+#: Sessions listed at most, last used first.
+MAX_LISTED = 1000
+
+_MEDIA_TYPES = {
+    "json": b"application/json",
+    "mermaid": b"text/vnd.mermaid; charset=utf-8",
+    "svg": b"image/svg+xml",
+}
+
+
+class SessionRoutes:
+    """The routes.
+
+    Args:
+        gateway: the parts.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._service = gateway.semantic
+
+    def register(self, table: RouteTable) -> None:
+        """Enter them into a table."""
+        table.add("GET", "/v1/sessions", self.list_all)
+        table.add("GET", "/v1/sessions/{id}", self.get)
+        table.add("DELETE", "/v1/sessions/{id}", self.delete)
+        table.add("GET", "/v1/sessions/{id}/graph", self.graph)
+        table.add("GET", "/v1/calls/{id}", self.get_call)
+        table.add("DELETE", "/v1/calls/{id}", self.cancel_call)
+
+    async def list_all(self, exchange: Exchange) -> None:
+        """`GET /v1/sessions`: last used first."""
+        Query(exchange)
+        sessions = self._service.sessions.of_tenant(tenant_of(exchange))
+        data = [describe_session(session) for session in sessions[:MAX_LISTED]]
+        has_more = len(sessions) > MAX_LISTED
+        await _respond(exchange, {"object": "list", "data": data, "has_more": has_more})
+
+    async def get(self, exchange: Exchange, name: str) -> None:
+        """`GET /v1/sessions/{id}`: by id or name."""
+        await _respond(exchange, describe_session(self._find(exchange, name)))
+
+    async def delete(self, exchange: Exchange, name: str) -> None:
+        """`DELETE /v1/sessions/{id}`: cancels its calls and frees everything."""
+        session = self._find(exchange, name)
+        self._service.close_session(session)
+        await _respond(exchange, {"id": session.id, "object": "session", "deleted": True})
+
+    async def graph(self, exchange: Exchange, name: str) -> None:
+        """`GET /v1/sessions/{id}/graph`: as JSON, Mermaid or SVG."""
+        query = Query(exchange, "format")
+        wanted = query.text("format") or _accepted(exchange)
+        if wanted not in _MEDIA_TYPES:
+            raise InvalidRequestError(
+                f"'format' must be one of {', '.join(_MEDIA_TYPES)}.",
+                param="format",
+                code="invalid_value",
+            )
+        snapshot = self._service.snapshot(self._find(exchange, name))
+        if wanted == "json":
+            body = msgspec.json.encode(to_json(snapshot))
+        else:
+            draw = to_mermaid if wanted == "mermaid" else to_svg
+            body = draw(snapshot).encode()
+        await exchange.respond(200, body, [(b"content-type", _MEDIA_TYPES[wanted])])
+
+    async def get_call(self, exchange: Exchange, call_id: str) -> None:
+        """`GET /v1/calls/{id}`."""
+        await _respond(exchange, _describe_call(self._service.call(tenant_of(exchange), call_id)))
+
+    async def cancel_call(self, exchange: Exchange, call_id: str) -> None:
+        """`DELETE /v1/calls/{id}`: cancels it; what depends on it fails."""
+        tenant = tenant_of(exchange)
+        self._service.cancel_call(tenant, call_id)
+        await _respond(exchange, _describe_call(self._service.call(tenant, call_id)))
+
+    def _find(self, exchange: Exchange, name: str) -> Session:
+        return self._service.sessions.find(tenant_of(exchange), name, self._service.clock())
+
+
+def describe_session(session: Session) -> dict[str, Any]:
+    """A session as plain data."""
+    graph = session.graph
+    return {
+        "id": session.id,
+        "object": "session",
+        "name": session.name,
+        "created": session.created,
+        "last_used": session.last_used,
+        "variables": session.num_variables,
+        "value_bytes": session.value_bytes,
+        "calls": {
+            "unfinished": graph.num_unfinished,
+            "finished": len(graph) - graph.num_unfinished + graph.num_pruned,
+        },
+        "contexts": sorted(session.contexts),
+    }
+
+
+def _describe_call(node: CallNode) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "object": "call",
+        "name": node.name,
+        "session": node.session_id,
+        "model": node.model,
+        "state": node.state,
+        "inputs": list(dict.fromkeys(node.inputs)),
+        "output": node.output,
+        "objective": str(node.objective),
+        "priority": node.priority,
+        "engine": node.engine,
+        "tokens": node.tokens,
+        "submitted": node.submitted,
+        "started": node.started,
+        "first_token": node.first_token,
+        "finished": node.finished,
+        "failure": None if node.failure is None else node.failure.to_dict(),
+    }
+
+
+def _accepted(exchange: Exchange) -> str:
+    accept = (exchange.header(b"accept") or b"").lower()
+    if b"image/svg" in accept:
+        return "svg"
+    return "mermaid" if b"mermaid" in accept else "json"
+
+
+async def _respond(exchange: Exchange, value: Any) -> None:
+    await exchange.respond(200, msgspec.json.encode(value))

@@ -1,0 +1,268 @@
+"""`/v1/variables` and `/v1/resolve`: variables read, written and listed by themselves.
+
+A read waits for the value, or streams it as it is written. Who may see a variable is decided by the
+session store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.api.http import EVENT_STREAM, Exchange
+from parrot_gateway.api.route_table import Query, RouteTable
+from parrot_gateway.api.sse import DONE, KEEP_ALIVE
+from parrot_gateway.api.tenants import tenant_of
+from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.core.objective import LATENCY, parse_objective
+from parrot_gateway.core.reference import find_references, reference_of
+from parrot_gateway.core.session import Session
+from parrot_gateway.core.template import BodyTemplate
+from parrot_gateway.core.variable import Variable
+from parrot_gateway.exceptions import (
+    DoubleProducerError,
+    GatewayError,
+    InvalidRequestError,
+    VariableStateError,
+)
+from parrot_gateway.gateway import Gateway
+
+
+class _Creation(msgspec.Struct, forbid_unknown_fields=True):
+    session: str | None = None
+    name: str | None = None
+    value: str | None = None
+
+
+class _Writing(msgspec.Struct, forbid_unknown_fields=True):
+    value: str | None = None
+
+
+class _Resolution(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | None = None
+    value: msgspec.Raw = msgspec.Raw(b"")
+    timeout: float | None = None
+
+
+_creation_decoder = msgspec.json.Decoder(_Creation)
+_writing_decoder = msgspec.json.Decoder(_Writing)
+_resolution_decoder = msgspec.json.Decoder(_Resolution)
+
+
+class VariableRoutes:
+    """The routes.
+
+    Args:
+        gateway: the parts.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._service = gateway.semantic
+        self._server = gateway.settings.server
+
+    def register(self, table: RouteTable) -> None:
+        """Enter them into a table."""
+        table.add("GET", "/v1/variables", self.list_all)
+        table.add("POST", "/v1/variables", self.create)
+        table.add("GET", "/v1/variables/{id}", self.get)
+        table.add("PUT", "/v1/variables/{id}", self.put)
+        table.add("DELETE", "/v1/variables/{id}", self.delete)
+        table.add("POST", "/v1/resolve", self.resolve)
+
+    async def list_all(self, exchange: Exchange) -> None:
+        """`GET /v1/variables?session=`: those of one session, oldest first, without values."""
+        query = Query(exchange, "session")
+        name = query.text("session")
+        if name is None:
+            raise missing_parameter("session")
+        session = self._service.sessions.find(tenant_of(exchange), name, self._service.clock())
+        data = [describe_variable(variable, with_value=False) for variable in session]
+        await _respond(exchange, {"object": "list", "data": data})
+
+    async def create(self, exchange: Exchange) -> None:
+        """`POST /v1/variables`: a variable of the user's, with a value or without."""
+        asked = decode(await self._body(exchange), _creation_decoder)
+        if asked.session is None:
+            raise missing_parameter("session")
+        session = self._service.session(tenant_of(exchange), asked.session)
+        variable = _create(session, asked.name)
+        if asked.value is not None:
+            try:
+                self._service.set_value(variable, asked.value)
+            except GatewayError:
+                # Not one more variable than the client knows of.
+                if asked.name is None:
+                    session.delete(variable.id)
+                raise
+        await _respond(exchange, describe_variable(variable), status=201)
+
+    async def get(self, exchange: Exchange, source: str) -> None:
+        """`GET /v1/variables/{id}`: waits for the value, or streams it as it is written."""
+        query = Query(exchange, "timeout", "objective")
+        objective_text = query.text("objective")
+        objective = (
+            LATENCY if objective_text is None else parse_objective(objective_text, "objective")
+        )
+        variable = self._find(exchange, source)
+        timeout_s = query.seconds("timeout", self._server.call_timeout_s)
+        exchange.cancel_on_disconnect(_current_task())
+        if _wants_events(exchange):
+            await self._stream(exchange, variable, timeout_s)
+            return
+        if timeout_s is None:
+            try:
+                await self._service.value(variable, objective=objective)
+            except GatewayError as error:
+                await _respond_failure(exchange, variable, error)
+                return
+        else:
+            await self._service.wait(variable, timeout_s, objective=objective)
+            if variable.failure is not None:
+                failed = variable.failure.to_error(variable.name)
+                await _respond_failure(exchange, variable, failed)
+                return
+        await _respond(exchange, describe_variable(variable))
+
+    async def put(self, exchange: Exchange, source: str) -> None:
+        """`PUT /v1/variables/{id}`: sets the value, once."""
+        asked = decode(await self._body(exchange), _writing_decoder)
+        if asked.value is None:
+            raise missing_parameter("value")
+        variable = self._find(exchange, source)
+        self._service.set_value(variable, asked.value)
+        await _respond(exchange, describe_variable(variable))
+
+    async def delete(self, exchange: Exchange, source: str) -> None:
+        """`DELETE /v1/variables/{id}`."""
+        variable = self._find(exchange, source)
+        session = self._service.sessions.owner_of(variable)
+        if session is not None:
+            session.delete(variable.id)
+        deleted = {"id": variable.id, "object": "variable", "deleted": True}
+        await _respond(exchange, deleted)
+
+    async def resolve(self, exchange: Exchange) -> None:
+        """`POST /v1/resolve`: a text, or any JSON value, with values in place of references."""
+        body = await self._body(exchange)
+        asked = decode(body, _resolution_decoder)
+        value = bytes(asked.value)
+        if (asked.text is None) == (not value):
+            raise InvalidRequestError(
+                "Give either 'text' or 'value', in which references are to be replaced.",
+                param="text",
+                code="invalid_value",
+            )
+        is_text = asked.text is not None
+        raw = msgspec.json.encode(asked.text) if is_text else value
+        template = BodyTemplate.everywhere(raw)
+        timeout_s = self._server.call_timeout_s
+        if asked.timeout is not None:
+            if not asked.timeout >= 0:
+                raise InvalidRequestError(
+                    "'timeout' must be a time in seconds.", param="timeout", code="invalid_value"
+                )
+            timeout_s = min(asked.timeout, timeout_s)
+        exchange.cancel_on_disconnect(_current_task())
+        rendered = await self._service.resolve(tenant_of(exchange), template, timeout_s)
+        name = b"text" if is_text else b"value"
+        await exchange.respond(200, b'{"%s":%s}' % (name, rendered))
+
+    # -- parts ------------------------------------------------------------------------------
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        return await exchange.body(self._server.max_body_bytes)
+
+    def _find(self, exchange: Exchange, source: str) -> Variable:
+        """The variable of an id or a reference."""
+        found = find_references(source)
+        variable_id = found[0].variable_id if len(found) == 1 else source
+        return self._service.sessions.variable(
+            tenant_of(exchange), variable_id, self._service.clock(), param="id"
+        )
+
+    async def _stream(
+        self, exchange: Exchange, variable: Variable, timeout_s: float | None
+    ) -> None:
+        """Text as it is written, each piece as `{"text": …}`; at the end the variable itself."""
+        service, keep_alive_s = self._service, self._server.keep_alive_s
+        limit_s = self._server.call_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        seen = 0
+        await exchange.start_stream(200, EVENT_STREAM, KEEP_ALIVE)
+        while True:
+            fresh = variable.text_after(seen)
+            if fresh:
+                seen += len(fresh)
+                await exchange.write(_event({"text": fresh}))
+            if variable.is_final and not variable.text_after(seen):
+                break
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            if not await service.wait(variable, min(keep_alive_s, left_s), after=seen):
+                await exchange.write(KEEP_ALIVE)
+        last: dict[str, Any] = describe_variable(variable, with_value=False)
+        if variable.failure is not None:
+            last = {"error": variable.failure.to_error(variable.name).to_dict(), "variable": last}
+        await exchange.end_stream(_event(last) + DONE)
+
+
+def describe_variable(variable: Variable, *, with_value: bool = True) -> dict[str, Any]:
+    """A variable as plain data."""
+    described: dict[str, Any] = {
+        "id": variable.id,
+        "object": "variable",
+        "name": variable.name,
+        "reference": reference_of(variable.id),
+        "session": variable.session_id,
+        "state": variable.state,
+        "producer": variable.producer,
+        "size_bytes": variable.size_bytes,
+        "failure": None if variable.failure is None else variable.failure.to_dict(),
+    }
+    if with_value:
+        described["value"] = variable.value
+    return described
+
+
+def _create(session: Session, name: str | None) -> Variable:
+    """A new variable, or one that calls only read so far.
+
+    Raises:
+        DoubleProducerError, VariableStateError: it has a producer, or a value.
+    """
+    if name is None:
+        return session.anonymous_variable("variable")
+    variable = session.variable(name, "name")
+    if variable.producer is not None:
+        raise DoubleProducerError(variable.name, f"call '{variable.producer}'", param="name")
+    if variable.is_final:
+        raise VariableStateError(variable.name, "be created again", variable.story)
+    return variable
+
+
+def _wants_events(exchange: Exchange) -> bool:
+    return b"text/event-stream" in (exchange.header(b"accept") or b"").lower()
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+async def _respond(exchange: Exchange, value: Any, status: int = 200) -> None:
+    await exchange.respond(status, msgspec.json.encode(value))
+
+
+async def _respond_failure(exchange: Exchange, variable: Variable, error: GatewayError) -> None:
+    """An ordinary error, and what is known of the variable."""
+    body = {"error": error.to_dict(), "variable": describe_variable(variable)}
+    await exchange.respond(error.status, msgspec.json.encode(body), error.headers())
