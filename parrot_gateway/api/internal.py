@@ -84,9 +84,9 @@ class InternalRunner:
             raise
         finally:
             exchange.finish()
-            job.node.engine = exchange.engine or wire.engine
+            job.call.engine = exchange.engine or wire.engine
             if wire.reader.usage is not None:
-                job.node.tokens = wire.reader.usage.completion_tokens
+                job.call.tokens = wire.reader.usage.completion_tokens
 
     def _as_stream(self, body: bytes) -> bytes:
         """The body of a call whose text is to come as it is written."""

@@ -23,7 +23,8 @@ class CallSpec:
     body: bytes
     #: What the placeholders stand for.
     inputs: Mapping[str, Binding] = field(default_factory=dict)
-    #: Put values in as they are, also within strings of JSON documents in the prompt.
+    #: Put values in as they are, also within strings of JSON documents in the prompt; and take
+    #: `{{other}}`, which `inputs` does not declare, for text.
     verbatim: bool = False
     #: Id of the variable of the session that takes the text; None when nobody else reads it.
     output: str | None = None

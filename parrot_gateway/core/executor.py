@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from parrot_gateway.core.graph import TransformNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.memo import Memo
 from parrot_gateway.core.variable import Failure, Variable
@@ -246,15 +247,12 @@ class Executor:
             job.output.begin(job.id)
 
     async def _run(self, job: Job) -> None:
-        assert self.runner is not None
         try:
             async with asyncio.timeout(self._run_timeout_s):
-                body = job.render()
-                twin = self._memo.find(job, body) if job.spec.dedupe else None
-                if twin is not None and await job.copy(twin):
-                    self._deduplicated += 1
+                if isinstance(job.node, TransformNode):
+                    job.take_input(self._clock())
                 else:
-                    await self.runner.run(job, body)
+                    await self._answer(job)
                 await self.complete(job)
         except TimeoutError:
             error = DeadlineError(
@@ -269,6 +267,15 @@ class Executor:
         except Exception:
             logger.exception("%s: failed", job.id)
             self.fail(job, Failure("server_error", "the gateway failed to run it"))
+
+    async def _answer(self, job: Job) -> None:
+        assert self.runner is not None
+        body = job.render()
+        twin = self._memo.find(job, body) if job.spec.dedupe else None
+        if twin is not None and await job.copy(twin):
+            self._deduplicated += 1
+        else:
+            await self.runner.run(job, body)
 
     # -- ends -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from parrot_gateway.core.call_spec import CallSpec
-from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.graph import CallNode, TransformNode
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.template import BodyTemplate
 from parrot_gateway.core.variable import Failure, Variable, size_of
@@ -37,7 +37,7 @@ class Job:
 
     def __init__(
         self,
-        node: CallNode,
+        node: CallNode | TransformNode,
         session: Session,
         spec: CallSpec,
         template: BodyTemplate,
@@ -73,6 +73,12 @@ class Job:
         self._parts: list[str] = []
         self._parts_bytes = 0
         self._copied: str | None = None
+
+    @property
+    def call(self) -> CallNode:
+        """Its place in the graph, unless it is a transform."""
+        assert isinstance(self.node, CallNode)
+        return self.node
 
     @property
     def id(self) -> str:
@@ -159,9 +165,10 @@ class Job:
         """
         if not text:
             return
-        if self.node.first_token is None:
-            self.node.first_token = now
-        self.node.tokens += 1
+        if isinstance(self.node, CallNode):
+            if self.node.first_token is None:
+                self.node.first_token = now
+            self.node.tokens += 1
         if self.output is None:
             return
         if self.spec.transform is None:
@@ -171,6 +178,15 @@ class Job:
         if self._parts_bytes > self.output.max_value_bytes:
             raise ValueTooLargeError(self.output.name, self.output.max_value_bytes)
         self._parts.append(text)
+
+    def take_input(self, now: float) -> None:
+        """Of a transform: the text is that of its input.
+
+        Raises:
+            GatewayError: as `append`.
+        """
+        (variable,) = self.inputs.values()
+        self.append(variable.value or "", now)
 
     async def value(self) -> str:
         """What the text so far becomes.

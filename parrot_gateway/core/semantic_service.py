@@ -29,7 +29,7 @@ import msgspec
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.deduction import Deduction, deduce
 from parrot_gateway.core.executor import CallRunner, Executor
-from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.graph import CallNode, TransformNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, stronger
 from parrot_gateway.core.reference import find_references, is_variable_id, mint_variable_id
@@ -37,6 +37,7 @@ from parrot_gateway.core.session import Session
 from parrot_gateway.core.sessions import SessionStore
 from parrot_gateway.core.snapshot import GraphSnapshot
 from parrot_gateway.core.template import Binding, BodyTemplate
+from parrot_gateway.core.transform import Transform
 from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import (
     DeadlineError,
@@ -306,7 +307,8 @@ class SemanticService:
         template = BodyTemplate.of(
             spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
         )
-        check_placeholders(template)
+        if not spec.verbatim:
+            check_placeholders(template)
         inputs = self.variables_of(session.tenant, template)
         foreign = {
             variable_id: owner
@@ -340,6 +342,46 @@ class SemanticService:
         self.executor.submit(job)
         if attended or spec.objective is not None:
             self._note_wanted(session).calls[node.id] = spec.objective or LATENCY
+        return job
+
+    def submit_transform(
+        self,
+        session: Session,
+        source: Variable,
+        transform: Transform,
+        output: Variable,
+        name: str = "",
+    ) -> Job:
+        """Let `output` become what `transform` makes of `source`, once that is there.
+
+        Args:
+            source, output: variables of this session.
+
+        Raises:
+            CycleError, DoubleProducerError, SessionFullError: see `Graph.add`.
+            OverloadedError: too many calls wait already.
+        """
+        node = TransformNode(
+            id=mint_call_id(),
+            session_id=session.id,
+            inputs=(source.id,),
+            output=output.id,
+            name=name or output.name,
+            pipeline=transform.text,
+            submitted=self.clock(),
+        )
+        spec = CallSpec(path="", body=b"{}", output=output.id, transform=transform, name=name)
+        job = Job(
+            node,
+            session,
+            spec,
+            BodyTemplate.of(spec.body, spec.path),
+            inputs={source.id: source},
+            foreign={},
+            output=output,
+            attended=False,
+        )
+        self.executor.submit(job)
         return job
 
     def cancel_call(self, tenant: str, call_id: str) -> None:
@@ -405,7 +447,7 @@ class SemanticService:
 
     def urgency(self, job: Job) -> Objective:
         """What a call is run for: its own objective, or that of a task group that it is in."""
-        found = job.node.objective
+        found = job.call.objective
         deduction = self._deductions.get(job.session.id)
         if deduction is not None:
             for group in deduction.groups_of(job.id):

@@ -1,0 +1,62 @@
+"""Sessions of Parrot's own API: numbers that are secrets, and what proves their ownership.
+
+The number alone lets a client add calls, so it cannot be guessed; reading and deleting takes the
+proof besides. Neither is stored: a session is kept under a name that tells nothing of its number,
+and the proof is computed from it with a key that never leaves the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from parrot_gateway.exceptions import AuthenticationError
+
+#: Random bits of a number; one more above them keeps its length the same.
+RANDOM_BITS = 127
+
+
+class SessionSecrets:
+    """Makes and checks the numbers of sessions.
+
+    Args:
+        key: of at least 32 random bytes.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) < 32:
+            raise ValueError("the key is too short")
+        self._key = key
+
+    @staticmethod
+    def mint() -> int:
+        """A new number; positive."""
+        return (1 << RANDOM_BITS) | secrets.randbits(RANDOM_BITS)
+
+    @staticmethod
+    def name_of(number: int) -> str:
+        """Under which name the session of that number is kept."""
+        digest = hashlib.blake2b(b"%d" % number, digest_size=16, person=b"parrot session")
+        return f"parrot-{digest.hexdigest()}"
+
+    def proof_of(self, number: int) -> str:
+        """The `session_auth` of that number."""
+        return hmac.new(self._key, b"%d" % number, "sha256").hexdigest()
+
+    def check(self, number: int, proof: str) -> None:
+        """Let the owner pass.
+
+        Raises:
+            AuthenticationError: not the proof of that number, whether it has a session or not.
+        """
+        given = proof.encode("utf-8", "surrogatepass")
+        if not hmac.compare_digest(given, self.proof_of(number).encode()):
+            raise AuthenticationError(
+                "The 'session_auth' is not that of this session. It comes with the answer to "
+                "POST /v1/session.",
+                param="session_auth",
+                code="invalid_session_auth",
+            )
