@@ -1,0 +1,58 @@
+"""Semantic functions: Python functions that a model carries out, on a Parrot Gateway.
+
+    from parrot_functions import Input, Output, Session, semantic_function
+
+    @semantic_function(model="parrot-demo")
+    def tell(hero: Input, story: Output = Output(max_tokens=60)) -> None:
+        \"\"\"Once there was {{hero}}. {{story}}\"\"\"
+
+    with Session("http://127.0.0.1:8000/v1"):
+        print(tell("a brave ship").get())
+
+Speaks HTTP to the gateway and needs httpx, nothing else. It does not render prompts with values,
+schedule or retry failed generations: the gateway does.
+"""
+
+from __future__ import annotations
+
+from parrot_functions._client import Client
+from parrot_functions._exceptions import (
+    ArgumentError,
+    DeadlineError,
+    DefinitionError,
+    DependencyFailedError,
+    FunctionsError,
+    NotReadyError,
+    OverloadedError,
+    ProtocolError,
+    ServerError,
+    SessionError,
+    UnreachableError,
+)
+from parrot_functions._function import SemanticFunction, semantic_function
+from parrot_functions._marks import Input, Output
+from parrot_functions._session import Session, current_session
+from parrot_functions._text import Call, Text
+
+__all__ = [
+    "ArgumentError",
+    "Call",
+    "Client",
+    "DeadlineError",
+    "DefinitionError",
+    "DependencyFailedError",
+    "FunctionsError",
+    "Input",
+    "NotReadyError",
+    "Output",
+    "OverloadedError",
+    "ProtocolError",
+    "SemanticFunction",
+    "ServerError",
+    "Session",
+    "SessionError",
+    "Text",
+    "UnreachableError",
+    "current_session",
+    "semantic_function",
+]

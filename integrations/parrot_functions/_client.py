@@ -1,0 +1,310 @@
+"""The way to the server: one thread with an event loop, one pool of connections, retries.
+
+Synchronous and asynchronous callers use the same code: both hand coroutines to the thread and
+wait, each in its own manner. Knows HTTP, deadlines and the form of errors; knows nothing of
+variables and functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+
+from parrot_functions._exceptions import (
+    ArgumentError,
+    DeadlineError,
+    DependencyFailedError,
+    OverloadedError,
+    ProtocolError,
+    ServerError,
+    SessionError,
+    UnreachableError,
+)
+
+T = TypeVar("T")
+
+#: Where `parrot-gateway serve` listens unless told otherwise.
+DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+DEFAULT_TIMEOUT_S = 600.0
+MAX_CONNECTIONS = 256
+#: Requests that wait for a text at one time; the rest of the connections is left for calls.
+MAX_WAITS = 192
+CONNECT_TIMEOUT_S = 10.0
+#: Longest silence of the server, beyond what it was asked to wait.
+READ_TIMEOUT_S = 60.0
+FIRST_BACKOFF_S = 0.25
+LONGEST_BACKOFF_S = 8.0
+
+
+class Answer(NamedTuple):
+    """What the server answered: a JSON object, and headers by lower-case name."""
+
+    body: dict[str, Any]
+    headers: Mapping[str, str]
+
+
+class Client:
+    """Connections to one server, shared by any number of sessions.
+
+    Args:
+        base_url: with `/v1`; `OPENAI_BASE_URL` of the environment when left out.
+        api_key: `OPENAI_API_KEY` of the environment when left out; none is needed for a gateway
+            without keys.
+        model: for functions that name none.
+        timeout: of every wait that gives none, in seconds.
+        max_retries: of one request, when the server has no room or cannot be reached.
+        transport: in place of real connections; for tests.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        max_retries: int = 4,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        url = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        if not url.startswith(("http://", "https://")):
+            raise ArgumentError(f"base_url must begin with http:// or https://, not {url!r}.")
+        self.base_url = url.rstrip("/")
+        self.model = model
+        self.timeout = timeout
+        self.max_retries = max_retries
+        self.is_closed = False
+        key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # Used on the thread only.
+        self._stop = asyncio.Event()
+        self._waits = asyncio.Semaphore(MAX_WAITS)
+        self._http: httpx.AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"Client({self.base_url!r})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the thread; cancelling the future cancels it.
+
+        Raises:
+            SessionError: the client is closed.
+        """
+        with self._lock:
+            if self.is_closed:
+                work.close()
+                raise SessionError("The client is closed.")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._loop,), name="parrot-functions", daemon=True
+                )
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs and close all connections. Twice does nothing."""
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        deadline: float,
+        *,
+        body: object = None,
+        params: Mapping[str, str] | None = None,
+        wait_s: float | None = None,
+        done_code: str | None = None,
+        retry: bool = True,
+    ) -> Answer | None:
+        """One request, repeated while the server has no room or cannot be reached.
+
+        On the thread only. Cancellation drops the connection.
+
+        Args:
+            path: below `base_url`.
+            deadline: on the clock of `time.monotonic`.
+            body: sent as JSON.
+            wait_s: how long the server was asked to wait before it answers, if it was.
+            done_code: of the error by which the server says that this was done before.
+
+        Returns:
+            None when an earlier try, whose answer was lost, had done it.
+
+        Raises:
+            DeadlineError: the deadline passed.
+            UnreachableError, ServerError, ProtocolError: as they say.
+        """
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                async with self._waits if wait_s is not None else nullcontext():
+                    return await self._with_retries(
+                        method, path, deadline, body, params, wait_s or 0.0, done_code, retry
+                    )
+        except TimeoutError as error:
+            if isinstance(error, DeadlineError):
+                raise
+            raise DeadlineError(f"{method} {path}: no answer within the time given.") from None
+
+    async def _with_retries(
+        self,
+        method: str,
+        path: str,
+        deadline: float,
+        body: object,
+        params: Mapping[str, str] | None,
+        wait_s: float,
+        done_code: str | None,
+        retry: bool,
+    ) -> Answer | None:
+        may_be_done = False
+        backoff_s = FIRST_BACKOFF_S
+        for tries_left in range(self.max_retries if retry else 0, -1, -1):
+            pause_s = random.uniform(0.5, 1.0) * backoff_s  # noqa: S311 - jitter, no secret
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            try:
+                response = await self._send(method, path, body, params, wait_s)
+            except httpx.HTTPError as error:
+                if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                    may_be_done = True
+                if tries_left == 0 or not isinstance(error, httpx.TransportError):
+                    detail = str(error) or type(error).__name__
+                    raise UnreachableError(f"{method} {self.base_url}{path}: {detail}") from error
+            else:
+                if response.is_success:
+                    return Answer(_object(response), response.headers)
+                failure = _failure(response)
+                if may_be_done and failure.code is not None and failure.code == done_code:
+                    return None
+                asked_s = _retry_after(response)
+                if asked_s is not None:
+                    pause_s = asked_s
+                may_retry = (
+                    isinstance(failure, OverloadedError)
+                    and response.headers.get("x-should-retry") != "false"
+                    and tries_left > 0
+                    and time.monotonic() + pause_s < deadline
+                )
+                if not may_retry:
+                    raise failure
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        params: Mapping[str, str] | None,
+        wait_s: float,
+    ) -> httpx.Response:
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                headers=self._headers,
+                transport=self._transport,
+                limits=httpx.Limits(
+                    max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
+                ),
+            )
+        return await self._http.request(
+            method,
+            self.base_url + path,
+            json=body,
+            params=params,
+            timeout=httpx.Timeout(
+                connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S + wait_s, write=None, pool=None
+            ),
+        )
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_until_complete(self._serve())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    async def _serve(self) -> None:
+        await self._stop.wait()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._http is not None:
+            await self._http.aclose()
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer; an empty body counts as an empty one."""
+    if not response.content:
+        return {}
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise ProtocolError(
+            f"{response.request.method} {response.request.url} answered "
+            f"{response.status_code} without a JSON object."
+        )
+    return body
+
+
+def _failure(response: httpx.Response) -> ServerError:
+    """The exception for an answer that is no success."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        error = {"message": response.text[:500]}
+    variable = body.get("variable") if isinstance(body, dict) else None
+    failure = variable.get("failure") if isinstance(variable, dict) else None
+    kind: type[ServerError] = ServerError
+    if response.status_code == 503:
+        kind = OverloadedError
+    elif response.status_code == 424:
+        kind = DependencyFailedError
+    return kind(response.status_code, error, response.headers.get("x-request-id"), failure)
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """The seconds that the server asks to wait; dates are not understood."""
+    try:
+        seconds = float(response.headers["retry-after"])
+    except (KeyError, ValueError):
+        return None
+    return max(0.0, seconds) if seconds < float("inf") else None

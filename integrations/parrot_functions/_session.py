@@ -1,0 +1,386 @@
+"""Sessions: where variables live, and where calls of semantic functions go.
+
+A call becomes one deferred completion per output. The names of variables are chosen here, so calls
+that depend on each other are sent without waiting for any answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from parrot_functions._client import DEFAULT_TIMEOUT_S, Client
+from parrot_functions._exceptions import (
+    ArgumentError,
+    DeadlineError,
+    FunctionsError,
+    ProtocolError,
+    ServerError,
+    SessionError,
+)
+from parrot_functions._text import Call, Text
+
+if TYPE_CHECKING:
+    from parrot_functions._function import SemanticFunction
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+#: Longest time that one request asks the server to wait; longer waits are several requests.
+LONGEST_POLL_S = 20.0
+#: For the last request of a session, which tells the server that it can forget it.
+FAREWELL_S = 5.0
+#: For the server to say itself that the time is up.
+GRACE_S = 5.0
+#: Between two questions for the same text.
+PAUSE_S = 0.02
+
+_current: ContextVar[Session] = ContextVar("parrot_functions.session")
+
+
+class Submission(NamedTuple):
+    """One deferred call, ready to be sent: fields of its body, and what its inputs stand for."""
+
+    output: Text
+    body: dict[str, Any]
+    parrot: dict[str, Any]
+    inputs: Mapping[str, str | Text]
+
+
+class Session:
+    """One run of an application. Use it in `with` or `async with`.
+
+    Calls of semantic functions inside the block go to it. A session without a name is forgotten
+    by the server at the end of the block, with all that still runs in it. One with a name stays:
+    at the end everything has been submitted, and whoever knows the name can go on with it.
+
+    Args:
+        base_url, api_key, model, timeout: as of `Client`, which is made with them.
+        name: of the session, among those of the same key.
+        client: connections to use instead of own ones; stays open.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        name: str | None = None,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        client: Client | None = None,
+    ) -> None:
+        if client is not None and (base_url is not None or api_key is not None):
+            raise ArgumentError("base_url and api_key are the client's when one is given.")
+        self._owns_client = client is None
+        self.client = client or Client(base_url, api_key=api_key, timeout=timeout)
+        self.is_closed = False
+        self.model = model or self.client.model
+        self.is_named = name is not None
+        self._token = secrets.token_hex(8)
+        self.name = name if name is not None else f"functions-{self._token}"
+        self._counter = itertools.count(1)
+        #: Whether the server may know of it.
+        self._was_used = False
+        self._resets: list[Token[Session]] = []
+        # For the client's thread only.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Those that tell the server of variables.
+        self._announcing: set[asyncio.Task[Any]] = set()
+        #: Texts that could not be announced, as nobody has been told yet.
+        self._untold: dict[Text, FunctionsError] = {}
+
+    def __repr__(self) -> str:
+        return f"Session({self.name!r}, {self.client!r})"
+
+    def __enter__(self) -> Session:
+        self._require_open()
+        self._resets.append(_current.set(self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave()
+        self.close(flush=kind is None)
+
+    async def __aenter__(self) -> Session:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave()
+        await self.aclose(flush=kind is None)
+
+    def variable(self, name: str, value: str | None = None) -> Text:
+        """A variable by its name.
+
+        With a value it is written now; without, it is the one that something else in the session
+        writes, here or in another program.
+
+        Raises:
+            ArgumentError: the name is empty.
+        """
+        name = name.strip()
+        if not name:
+            raise ArgumentError("A variable needs a name.")
+        text = Text(self, name, value)
+        if value is None:
+            self._announce(text, lambda: self._find(text))
+        else:
+            self._announce(text, lambda: self._write(text, value))
+        return text
+
+    def call(self, function: SemanticFunction[P], *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Call a function in this session, whichever is the current one."""
+        return function.submit(self, *args, **kwargs)
+
+    def close(self, *, flush: bool = True) -> None:
+        """End it as the end of a `with` block does; twice does nothing.
+
+        Args:
+            flush: of a session with a name, wait until all calls have been submitted.
+
+        Raises:
+            FunctionsError: a call of a session with a name could not be submitted.
+        """
+        if not self.is_closed:
+            try:
+                self._start(lambda: self._end(flush)).result()
+            finally:
+                self._release()
+
+    async def aclose(self, *, flush: bool = True) -> None:
+        """`close` for asynchronous programs."""
+        if not self.is_closed:
+            try:
+                await asyncio.wrap_future(self._start(lambda: self._end(flush)))
+            finally:
+                await asyncio.to_thread(self._release)
+
+    def _leave(self) -> None:
+        try:
+            _current.reset(self._resets.pop())
+        except ValueError:
+            # Entered in another context, which has its own variable.
+            return
+
+    def _release(self) -> None:
+        self.is_closed = True
+        if self._owns_client:
+            self.client.close()
+
+    # -- for functions and texts ------------------------------------------------------------
+
+    def _mint_name(self, base: str) -> str:
+        """A name for an output that nothing else in the session has."""
+        number = next(self._counter)
+        return f"{base}-{self._token}-{number}" if self.is_named else f"{base}-{number}"
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run what `work` makes on the client's thread, until the session ends."""
+        self._require_open()
+        return self.client.start(self._guard(work))
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise SessionError(f"Session '{self.name}' is closed.")
+
+    async def _guard(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if self.is_closed or self.client.is_closed:
+                raise SessionError(f"Session '{self.name}' was closed meanwhile.") from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    def _submit(self, submissions: Sequence[Submission]) -> None:
+        """Send calls; returns at once."""
+        for submission in submissions:
+            self._announce(submission.output, partial(self._deliver, submission))
+
+    def _announce(self, text: Text, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Tell the server of a variable by `work`, which returns its id; returns at once."""
+
+        async def announce() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._announcing.add(task)
+            try:
+                # NOTE: it may have been closed before this began.
+                self._require_open()
+                self._was_used = True
+                text._accept(await work())
+            except FunctionsError as error:
+                self._untold[text] = error
+                text._fail(error)
+            except asyncio.CancelledError:
+                text._fail(SessionError(f"Session '{self.name}' was closed meanwhile."))
+                raise
+            finally:
+                self._announcing.discard(task)
+
+        self._start(announce)
+
+    async def _deliver(self, submission: Submission) -> str:
+        inputs: dict[str, Any] = {}
+        for placeholder, source in submission.inputs.items():
+            if isinstance(source, str):
+                inputs[placeholder] = {"value": source}
+                continue
+            source._add_dependent(submission.output)
+            inputs[placeholder] = {"variable": await self._name_here(source)}
+        if submission.output._failure is not None:
+            raise submission.output._failure
+        parrot = {
+            **submission.parrot,
+            "session": self.name,
+            "output": submission.output.name,
+            "inputs": inputs,
+            "defer": True,
+        }
+        answer = await self.client.request(
+            "POST",
+            "/completions",
+            self._request_deadline(),
+            body={**submission.body, "parrot": parrot},
+            done_code="output_taken",
+        )
+        if answer is None:
+            return await self._find(submission.output)
+        variable_id = answer.headers.get("x-parrot-variable")
+        if variable_id is None:
+            raise ProtocolError(
+                f"{self.client.base_url} does not know deferred calls: is it a Parrot Gateway?"
+            )
+        return variable_id
+
+    async def _name_here(self, text: Text) -> str:
+        """What this session knows a text by: its name, or the id of another session's."""
+        if text.session is self:
+            return text.name
+        await text._is_known.wait()
+        return text._id or text.name
+
+    async def _write(self, text: Text, value: str) -> str:
+        answer = await self.client.request(
+            "POST",
+            "/variables",
+            self._request_deadline(),
+            body={"session": self.name, "name": text.name, "value": value},
+            done_code="variable_already_written",
+        )
+        return await self._find(text) if answer is None else str(answer.body["id"])
+
+    async def _find(self, text: Text) -> str:
+        """The id of the variable of a name; one that nobody has named yet is made empty."""
+        deadline = self._request_deadline()
+        new = {"session": self.name, "name": text.name}
+        try:
+            answer = await self.client.request("POST", "/variables", deadline, body=new)
+        except ServerError as error:
+            # It has a producer, or a value.
+            if error.status != 409:
+                raise
+            answer = await self.client.request(
+                "GET", "/variables", deadline, params={"session": self.name}
+            )
+        assert answer is not None
+        for variable in answer.body.get("data", [answer.body]):
+            if variable["name"] == text.name:
+                return str(variable["id"])
+        raise ProtocolError(f"'{text.name}' is not among the variables of session '{self.name}'.")
+
+    async def _read(self, text: Text, deadline: float, objective: str | None) -> str:
+        """Ask for the value until it is there."""
+        self._require_open()
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await text._is_known.wait()
+        except TimeoutError:
+            raise _too_late(text) from None
+        if text._failure is not None:
+            raise text._failure
+        left_s = deadline - time.monotonic()
+        while True:
+            poll_s = max(0.0, min(left_s, LONGEST_POLL_S))
+            params = {"timeout": f"{poll_s:.3f}"}
+            if objective is not None:
+                params["objective"] = objective
+            try:
+                answer = await self.client.request(
+                    "GET",
+                    f"/variables/{text._id}",
+                    deadline + GRACE_S,
+                    params=params,
+                    wait_s=poll_s,
+                )
+            except DeadlineError:
+                raise _too_late(text) from None
+            assert answer is not None
+            if answer.body.get("state") == "ready":
+                return str(answer.body["value"])
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise _too_late(text)
+            # A server that does not wait is not asked without a pause.
+            await asyncio.sleep(min(left_s, PAUSE_S))
+
+    def _request_deadline(self) -> float:
+        return time.monotonic() + self.client.timeout
+
+    async def _end(self, flush: bool) -> None:
+        """See `close`."""
+        if flush and self.is_named and self._announcing:
+            await asyncio.wait(self._announcing, timeout=self.client.timeout)
+        self.is_closed = True
+        left = self._tasks - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if not self.is_named and self._was_used:
+            # NOTE: a courtesy; a server that does not hear it forgets the session by itself.
+            with suppress(FunctionsError):
+                await self.client.request(
+                    "DELETE", f"/sessions/{self.name}", time.monotonic() + FAREWELL_S, retry=False
+                )
+        if flush and self.is_named:
+            for error in self._untold.values():
+                raise error
+
+
+def current_session() -> Session:
+    """The session of the `with` block that runs here.
+
+    Raises:
+        SessionError: there is none; new threads begin without one.
+    """
+    session = _current.get(None)
+    if session is None:
+        raise SessionError("No session is open here: use 'with Session(…):', or Session.call.")
+    return session
+
+
+def _too_late(text: Text) -> DeadlineError:
+    return DeadlineError(f"'{text.name}' was not there in time; it is still being written.")
