@@ -33,6 +33,10 @@ from parrot_gateway.settings import SessionSettings
 
 logger = logging.getLogger(__name__)
 
+#: Tries of a deferred call while engines are overloaded or away, and the longest wait in between.
+MAX_TRIES = 8
+MAX_RETRY_S = 30.0
+
 
 class CallRunner(Protocol):
     """Lets a model answer a call."""
@@ -64,6 +68,8 @@ class ExecutorStatistics(NamedTuple):
     cancelled: int
     #: Of those done: took the value of an identical call.
     deduplicated: int
+    #: Tries after the first, because engines were overloaded or away.
+    retries: int
 
 
 class Executor:
@@ -74,6 +80,7 @@ class Executor:
         run_timeout_s: how long a call may run, and an attended one wait and run together.
         clock: the time, in seconds; for the graph's times only.
         on_start: is told of a call that is about to run, so that its objective is up to date.
+        on_end: is told of a call that has ended.
     """
 
     def __init__(
@@ -83,15 +90,18 @@ class Executor:
         run_timeout_s: float,
         clock: Callable[[], float],
         on_start: Callable[[Job], None] = lambda job: None,
+        on_end: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self._limits = limits
         self._run_timeout_s = run_timeout_s
         self._clock = clock
         self._on_start = on_start
+        self._on_end = on_end
         #: Answers deferred calls; set before the first is submitted.
         self.runner: CallRunner | None = None
         #: Unfinished calls by id.
         self._jobs: dict[str, Job] = {}
+        self._by_session: dict[str, set[Job]] = {}
         #: By variable, the unfinished calls that read it.
         self._readers: dict[str, set[Job]] = {}
         self._foreign = 0
@@ -106,6 +116,7 @@ class Executor:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing: Failure | None = None
+        self._retries = 0
         self._submitted = self._done = self._failed = self._cancelled = self._deduplicated = 0
 
     # -- taking calls in --------------------------------------------------------------------
@@ -125,6 +136,7 @@ class Executor:
         job.session.graph.add(job.node)
         self._submitted += 1
         self._jobs[job.id] = job
+        self._by_session.setdefault(job.session.id, set()).add(job)
         self._held_bytes += job.held_bytes
         self._foreign += len(job.foreign)
         for session in job.foreign.values():
@@ -269,13 +281,24 @@ class Executor:
             self.fail(job, Failure("server_error", "the gateway failed to run it"))
 
     async def _answer(self, job: Job) -> None:
-        assert self.runner is not None
+        """Get the text of a call, from a model or from an identical call."""
         body = job.render()
         twin = self._memo.find(job, body) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
             self._deduplicated += 1
-        else:
-            await self.runner.run(job, body)
+            return
+        assert self.runner is not None
+        for tries_left in reversed(range(MAX_TRIES)):
+            try:
+                await self.runner.run(job, body)
+            except OverloadedError as error:
+                # The client of a deferred call is not there to come back later.
+                if job.has_text or error.retry_after_s is None or not tries_left:
+                    raise
+                self._retries += 1
+                await asyncio.sleep(min(error.retry_after_s, MAX_RETRY_S))
+            else:
+                return
 
     # -- ends -------------------------------------------------------------------------------
 
@@ -318,7 +341,7 @@ class Executor:
 
     def cancel_session(self, session_id: str, why: str) -> int:
         """Cancel all calls of a session; how many there were."""
-        found = [job for job in self._jobs.values() if job.session.id == session_id]
+        found = list(self._by_session.get(session_id, ()))
         for job in found:
             self.cancel(job, why)
         return len(found)
@@ -339,16 +362,13 @@ class Executor:
 
     def _end(self, job: Job, state: str, failure: Failure | None) -> None:
         del self._jobs[job.id]
+        _discard(self._by_session, job.session.id, job)
         self._held_bytes -= job.held_bytes
         self._foreign -= len(job.foreign)
         for session in job.foreign.values():
             session.unpin()
         for variable_id in job.inputs:
-            readers = self._readers.get(variable_id)
-            if readers is not None:
-                readers.discard(job)
-                if not readers:
-                    del self._readers[variable_id]
+            _discard(self._readers, variable_id, job)
         job.stop_watching()
         job.stop_timer()
         job.failure = failure
@@ -356,6 +376,7 @@ class Executor:
         if job.id in graph:
             graph.finish(job.id, state, self._clock(), failure)  # type: ignore[arg-type]
         job.tell()
+        self._on_end(job)
         self._note_quiet()
 
     # -- the whole --------------------------------------------------------------------------
@@ -402,4 +423,13 @@ class Executor:
             failed=self._failed,
             cancelled=self._cancelled,
             deduplicated=self._deduplicated,
+            retries=self._retries,
         )
+
+
+def _discard(index: dict[str, set[Job]], key: str, job: Job) -> None:
+    jobs = index.get(key)
+    if jobs is not None:
+        jobs.discard(job)
+        if not jobs:
+            del index[key]

@@ -1,4 +1,4 @@
-"""One unfinished call of a session: its inputs, its text so far, and who waits for it.
+"""One unfinished call or transform of a session: its inputs, its text so far, who waits for it.
 
 The executor's working state; holds no decision on when to run what.
 """
@@ -22,13 +22,13 @@ CutTokens = Callable[[str, int], str]
 
 
 class Job:
-    """One call. Made by `SemanticService.submit`.
+    """One call or transform. Made by `SemanticService.submit` and `submit_transform`.
 
     Args:
         node: its place in the session's graph.
-        session: whose call it is.
-        spec: as submitted.
-        template: of the spec's body.
+        session: whose it is.
+        spec: as submitted; of a transform only output and transform count.
+        template: of the spec's body; a transform has none.
         inputs: the variables that the template needs, by id.
         foreign: of those that belong to other sessions of the tenant, these sessions.
         output: the variable that takes its text.
@@ -40,7 +40,7 @@ class Job:
         node: CallNode | TransformNode,
         session: Session,
         spec: CallSpec,
-        template: BodyTemplate,
+        template: BodyTemplate | None,
         *,
         inputs: Mapping[str, Variable],
         foreign: Mapping[str, Session],
@@ -57,6 +57,8 @@ class Job:
         self.held_bytes = len(spec.body)
         #: Its inputs are there.
         self.is_ready = False
+        #: The model has written something.
+        self.has_text = False
         #: Why it has failed or was cancelled.
         self.failure: Failure | None = None
         #: What an attended call's client is told of it.
@@ -75,15 +77,14 @@ class Job:
         self._copied: str | None = None
 
     @property
-    def call(self) -> CallNode:
-        """Its place in the graph, unless it is a transform."""
-        assert isinstance(self.node, CallNode)
-        return self.node
+    def id(self) -> str:
+        """Its id."""
+        return self.node.id
 
     @property
-    def id(self) -> str:
-        """The call's id."""
-        return self.node.id
+    def call(self) -> CallNode | None:
+        """Its node, if it is a call."""
+        return self.node if isinstance(self.node, CallNode) else None
 
     @property
     def output_name(self) -> str | None:
@@ -130,6 +131,7 @@ class Job:
         Raises:
             RequestTooLargeError: they come to too much.
         """
+        assert self._template is not None
         values = {key: variable.value or "" for key, variable in self.inputs.items()}
         return self._template.render(values)
 
@@ -165,10 +167,11 @@ class Job:
         """
         if not text:
             return
-        if isinstance(self.node, CallNode):
-            if self.node.first_token is None:
-                self.node.first_token = now
-            self.node.tokens += 1
+        self.has_text = True
+        if self.call is not None:
+            self.call.tokens += 1
+            if self.call.first_token is None:
+                self.call.first_token = now
         if self.output is None:
             return
         if self.spec.transform is None:

@@ -5,6 +5,7 @@ The shape, for those who build on it:
     service.session(tenant, name)        the session of that name or id, made on first use
     service.bind(session, source)        what a placeholder stands for -> Binding
     service.submit(session, CallSpec)    -> Job; runs it once its inputs are there
+    service.submit_transform(session, …) -> Job; the same of a text function between variables
     service.wait(variable, …)            returns when it is final, or time is up
     service.value(variable, …)           -> its text, or raises why there is none
     service.set_value(variable, text)    the user writes it
@@ -105,10 +106,16 @@ class SemanticService:
             on_close=self._session_closed,
         )
         self.executor = Executor(
-            limits, run_timeout_s=call_timeout_s, clock=clock, on_start=self._about_to_run
+            limits,
+            run_timeout_s=call_timeout_s,
+            clock=clock,
+            on_start=self._about_to_run,
+            on_end=self._has_ended,
         )
         #: What was deduced of each session's graph.
         self._deductions: dict[str, Deduction] = {}
+        #: By variable, what the strongest of those that wait for it wants, and how many they are.
+        self._waits: dict[str, tuple[Objective, int]] = {}
         #: What came up in this turn of the event loop.
         self._wanted: dict[Session, _Wanted] = {}
         self._readers = 0
@@ -129,6 +136,10 @@ class SemanticService:
                 self.sessions.sweep(self.clock())
 
         self._sweeper = asyncio.get_running_loop().create_task(sweep(), name="session-sweep")
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no call runs or could run; False when time ran out first."""
+        return await self.executor.drain(timeout_s)
 
     async def close(self) -> None:
         """Cancel all calls and free everything; returns when nothing runs any more."""
@@ -218,8 +229,6 @@ class SemanticService:
         """
         if variable.is_final or (after is not None and variable.text_after(after)):
             return True
-        if objective is not None:
-            self.want(variable, objective)
         told = asyncio.get_running_loop().create_future()
 
         def changed(_: Variable) -> None:
@@ -231,6 +240,8 @@ class SemanticService:
         if session is not None:
             session.pin()
         self._readers += 1
+        if objective is not None:
+            self._begin_wait(variable, objective)
         try:
             async with asyncio.timeout(timeout_s):
                 await told
@@ -238,6 +249,8 @@ class SemanticService:
             return False
         finally:
             self._readers -= 1
+            if objective is not None:
+                self._end_wait(variable)
             if session is not None:
                 session.unpin()
             unsubscribe()
@@ -342,6 +355,7 @@ class SemanticService:
         self.executor.submit(job)
         if attended or spec.objective is not None:
             self._note_wanted(session).calls[node.id] = spec.objective or LATENCY
+        self._inherit_wants(session, output)
         return job
 
     def submit_transform(
@@ -352,14 +366,14 @@ class SemanticService:
         output: Variable,
         name: str = "",
     ) -> Job:
-        """Let `output` become what `transform` makes of `source`, once that is there.
+        """Let `output` take what `transform` makes of `source`, once that is there.
 
         Args:
-            source, output: variables of this session.
+            session: of both variables.
 
         Raises:
-            CycleError, DoubleProducerError, SessionFullError: see `Graph.add`.
-            OverloadedError: too many calls wait already.
+            VariableNotFoundError: one of them is not in the session.
+            CycleError, DoubleProducerError, SessionFullError, OverloadedError: as `submit`.
         """
         node = TransformNode(
             id=mint_call_id(),
@@ -367,21 +381,21 @@ class SemanticService:
             inputs=(source.id,),
             output=output.id,
             name=name or output.name,
-            pipeline=transform.text,
             submitted=self.clock(),
+            pipeline=transform.text,
         )
-        spec = CallSpec(path="", body=b"{}", output=output.id, transform=transform, name=name)
         job = Job(
             node,
             session,
-            spec,
-            BodyTemplate.of(spec.body, spec.path),
+            CallSpec(path="", body=b"", output=output.id, transform=transform, dedupe=False),
+            None,
             inputs={source.id: source},
             foreign={},
             output=output,
             attended=False,
         )
         self.executor.submit(job)
+        self._inherit_wants(session, output)
         return job
 
     def cancel_call(self, tenant: str, call_id: str) -> None:
@@ -411,11 +425,34 @@ class SemanticService:
 
     # -- objectives -------------------------------------------------------------------------
 
-    def want(self, variable: Variable, objective: Objective) -> None:
+    def _begin_wait(self, variable: Variable, objective: Objective) -> None:
         """Somebody waits for a variable."""
+        known, count = self._waits.get(variable.id, (objective, 0))
+        self._waits[variable.id] = (stronger(known, objective), count + 1)
         session = self.sessions.owner_of(variable)
         if session is not None:
-            self._note_wanted(session).waited[variable.id] = objective
+            self._note_wanted(session).waited[variable.id] = stronger(known, objective)
+
+    def _end_wait(self, variable: Variable) -> None:
+        objective, count = self._waits[variable.id]
+        if count > 1:
+            self._waits[variable.id] = (objective, count - 1)
+        else:
+            del self._waits[variable.id]
+
+    def _inherit_wants(self, session: Session, output: Variable | None) -> None:
+        """A producer that comes after those who wait for it is as urgent as they are."""
+        if output is None:
+            return
+        if output.id in self._waits:
+            self._note_wanted(session).waited[output.id] = self._waits[output.id][0]
+        deduction = self._deductions.get(session.id)
+        if deduction is None:
+            return
+        for reader in session.graph.consumers_of(output.id):
+            objective = deduction.objective_of(reader.id)
+            if objective != THROUGHPUT:
+                self._note_wanted(session).calls[reader.id] = objective
 
     def _note_wanted(self, session: Session) -> _Wanted:
         if not self._wanted:
@@ -444,6 +481,10 @@ class SemanticService:
 
     def _about_to_run(self, job: Job) -> None:
         self._deduce(job.session)
+
+    def _has_ended(self, job: Job) -> None:
+        # What it wrote can be read for as long as if its client had come by just now.
+        self.sessions.touch(job.session, self.clock())
 
     def urgency(self, job: Job) -> Objective:
         """What a call is run for: its own objective, or that of a task group that it is in."""
