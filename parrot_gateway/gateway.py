@@ -16,6 +16,7 @@ from parrot_scheduler.place import EngineLoad, least_loaded
 
 from parrot_gateway.core.catalog import Catalog, Target
 from parrot_gateway.core.gate import CallGate
+from parrot_gateway.core.response_store import ResponseStore
 from parrot_gateway.core.semantic_service import SemanticService
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
@@ -57,6 +58,7 @@ class Gateway:
         self.semantic = SemanticService(
             settings.sessions, call_timeout_s=settings.server.call_timeout_s
         )
+        self.responses = ResponseStore(settings.responses)
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of our own engines that are still loading."""
@@ -152,6 +154,7 @@ class Gateway:
                 "refused": self.gate.refused,
             },
             "semantic": self.semantic.describe(),
+            "responses": self.responses.statistics()._asdict(),
             "models": self.engine_models(),
             "engines": [engine.describe() for engine in self.registry.engines()],
             "engine_processes": self.supervisor.describe(),

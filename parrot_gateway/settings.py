@@ -217,6 +217,28 @@ class SessionSettings(_Section):
     max_waiting_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
 
 
+class ResponseSettings(_Section):
+    """Responses and conversations of models of own engines that are kept for later calls."""
+
+    #: One that is unused for so long is forgotten.
+    ttl_s: Seconds = 86_400.0
+    #: Kept at once, and what they may come to; those unused for longest make room.
+    max_stored: int = Field(default=10_000, gt=0)
+    max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+
+
+class ParrotV3Settings(_Section):
+    """Parrot's own API, whose original client sends no key and waits without a time-out."""
+
+    #: Take calls without a key. By default only where the gateway has none, and so serves its own
+    #: host only.
+    keyless: bool | None = None
+    #: The tenant that calls without a key belong to.
+    keyless_tenant: str = Field(default="default", min_length=1, max_length=256)
+    #: Longest wait of a client for a variable.
+    get_timeout_s: Seconds = 3600.0
+
+
 class Settings(BaseSettings):
     """Everything that can be set."""
 
@@ -236,6 +258,8 @@ class Settings(BaseSettings):
     aliases: dict[str, str] = {}
     engines: EngineLinkSettings = EngineLinkSettings()
     sessions: SessionSettings = SessionSettings()
+    parrot_v3: ParrotV3Settings = ParrotV3Settings()
+    responses: ResponseSettings = ResponseSettings()
 
     @field_validator("models", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from parrot_gateway.cli import app
 from parrot_gateway.settings import (
     EngineLinkSettings,
     ModelSettings,
+    ResponseSettings,
     ServerSettings,
     SessionSettings,
     UpstreamSettings,
@@ -34,6 +35,7 @@ def section(title: str) -> str:
         ("upstreams", UpstreamSettings),
         ("engines", EngineLinkSettings),
         ("sessions", SessionSettings),
+        ("responses", ResponseSettings),
     ],
 )
 def test_settings_tables_are_complete_and_true(title: str, model: type[BaseModel]) -> None:

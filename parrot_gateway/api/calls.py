@@ -13,6 +13,7 @@ import msgspec
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.internal import Answerer, InternalRunner
 from parrot_gateway.api.passthrough import forward, forward_any, model_of
+from parrot_gateway.api.response_routes import ResponseRoutes
 from parrot_gateway.api.semantic import SemanticCalls
 from parrot_gateway.api.validation import decode, missing_parameter
 from parrot_gateway.core.catalog import EngineTarget
@@ -39,6 +40,7 @@ class CallRoutes:
         self._gateway = gateway
         self._server = gateway.settings.server
         self._semantic = SemanticCalls(gateway)
+        self._responses = ResponseRoutes(gateway)
         answerers: dict[str, Answerer] = {
             "/v1/completions": self._answer_completions,
             "/v1/chat/completions": self._answer_chat,
@@ -71,13 +73,16 @@ class CallRoutes:
         """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
         first upstream when it names none."""
         upstreams = self._gateway.upstreams
-        if not upstreams:
-            raise NotFoundError(
-                f"Unknown route: {exchange.method} {exchange.path}.", code="unknown_route"
-            )
+        is_stateful = exchange.path.startswith(("/v1/responses", "/v1/conversations"))
+        if not upstreams and not is_stateful:
+            raise _unknown_route(exchange)
         body = await exchange.body(self._server.max_body_bytes)
+        if is_stateful and await self._responses.answer(exchange, body):
+            return
         name = model_of(exchange, body)
         if name is None:
+            if not upstreams:
+                raise _unknown_route(exchange)
             first = next(iter(upstreams.values()))
             timeout_s = self._server.call_timeout_s
             await forward_any(exchange, first, body=body, timeout_s=timeout_s)
@@ -90,6 +95,8 @@ class CallRoutes:
         """Pass a call of `model` on; `tried` as in `_answer`."""
         target = self._gateway.resolve(model)
         if isinstance(target, EngineTarget):
+            if await self._responses.generate(exchange, target.model, requested, body):
+                return
             raise UnsupportedError(
                 f"The model '{model}' is run by this gateway's own engine, which does not offer "
                 f"{exchange.path}.",
@@ -192,3 +199,7 @@ class CallRoutes:
                 param="model",
             )
         return self._gateway.place(target.model)
+
+
+def _unknown_route(exchange: Exchange) -> NotFoundError:
+    return NotFoundError(f"Unknown route: {exchange.method} {exchange.path}.", code="unknown_route")

@@ -35,6 +35,9 @@ class EventStream:
         opening: events that precede the first one sent.
     """
 
+    #: What ends a stream.
+    END = DONE
+
     def __init__(self, exchange: Exchange, keep_alive_s: float, opening: bytes = b"") -> None:
         self._exchange = exchange
         self._keep_alive_s = keep_alive_s
@@ -55,7 +58,7 @@ class EventStream:
 
     async def finish(self, events: bytes) -> None:
         """Send the last events and end the stream."""
-        last = self._opening + events + DONE
+        last = self._opening + events + self.END
         if self._exchange.responded:
             await self._exchange.end_stream(last)
         else:
@@ -63,8 +66,11 @@ class EventStream:
 
     async def fail(self, error: GatewayError) -> None:
         """End a stream whose status line is out with an error in band."""
-        event = b"data: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n"
-        await self._exchange.end_stream(event + DONE)
+        await self._exchange.end_stream(self.failure(error) + self.END)
+
+    def failure(self, error: GatewayError) -> bytes:
+        """The events that tell of a failure in mid-stream."""
+        return b"data: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n"
 
     async def _write(self, data: bytes) -> None:
         self.quiet_until = time.perf_counter() + self._keep_alive_s
@@ -83,20 +89,39 @@ async def stream_generation(
     encode: Callable[[Update], bytes],
     closing: Callable[[], bytes],
 ) -> None:
-    """Run a generation and answer with its events.
+    """Run a generation and answer with its events, up to `[DONE]`.
 
     Args:
-        exchange: not responded to yet.
-        generation: not entered yet.
-        keep_alive_s: see `EventStream`.
-        opening: see `EventStream`.
-        encode: an update as events; empty when there is nothing to show.
-        closing: the events after the last update, before `[DONE]`.
+        keep_alive_s, opening: see `EventStream`.
+        others: see `run_stream`.
 
     Raises:
         GatewayError: it failed before anything was sent; later failures go in band.
     """
     stream = EventStream(exchange, keep_alive_s, opening)
+    await run_stream(exchange, stream, generation, encode=encode, closing=closing)
+
+
+async def run_stream(
+    exchange: Exchange,
+    stream: EventStream,
+    generation: Generation,
+    *,
+    encode: Callable[[Update], bytes],
+    closing: Callable[[], bytes],
+) -> None:
+    """Run a generation and answer with its events on `stream`.
+
+    Args:
+        exchange: not responded to yet.
+        stream: of that exchange.
+        generation: not entered yet.
+        encode: an update as events; empty when there is nothing to show.
+        closing: the events after the last update.
+
+    Raises:
+        GatewayError: it failed before anything was sent; later failures go in band.
+    """
     try:
         last = b""
         with generation:

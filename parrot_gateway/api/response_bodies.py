@@ -1,0 +1,299 @@
+"""Request bodies of the Responses API, for models of our own engines: shapes, checks, items.
+
+Text only. What such a model cannot do (tools, images, files, structured output, background) is
+refused by name, worded as OpenAI's errors. What a body becomes is decided in `responses`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import msgspec
+
+from parrot_gateway.api.shapes import ContentPart, SamplingFields
+from parrot_gateway.api.validation import (
+    check_choice,
+    check_range,
+    check_response_format,
+    missing_parameter,
+    refuse,
+)
+from parrot_gateway.core.response_items import Item, Part, Role, mint_item_id
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+
+MAX_TOP_LOGPROBS = 20
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+#: Items of one request; a conversation's requests may hold fewer.
+MAX_ITEMS = 10_000
+MAX_CONVERSATION_ITEMS = 20
+
+LOGPROBS = "message.output_text.logprobs"
+#: What may be asked for in `include`; only log-probabilities are ever there.
+_INCLUDES = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    LOGPROBS,
+)
+_ITEM_ROLES = ("user", "assistant", "system", "developer")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+_WHY = "is not supported with this model"
+
+
+class InputItem(msgspec.Struct):
+    """One item of `input`; of all kinds only messages are read."""
+
+    type: str | None = None
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    status: str | None = None
+
+
+class ConversationRef(msgspec.Struct):
+    """`conversation`, given as an object."""
+
+    id: str
+
+
+class InputFields(msgspec.Struct):
+    """What decides on the prompt of a response."""
+
+    model: str | None = None
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    truncation: str | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Refused unless harmless.
+    tools: Any = None
+    tool_choice: Any = None
+    text: dict[str, Any] | None = None
+    prompt: Any = None
+    personality: Any = None
+
+
+class ResponseBody(SamplingFields):
+    """`POST /v1/responses`."""
+
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    truncation: str | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    # Accepted whatever they say, and told again in the answer.
+    max_tool_calls: int | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    # Refused unless harmless.
+    access_programs: Any = None
+    background: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    personality: Any = None
+    prompt: Any = None
+    text: dict[str, Any] | None = None
+    tool_choice: Any = None
+    tools: Any = None
+
+
+class ConversationBody(msgspec.Struct):
+    """`POST /v1/conversations`, and `POST /v1/conversations/{id}`."""
+
+    model: str | None = None
+    items: list[InputItem] | None = None
+    metadata: dict[str, str] | None = None
+
+
+def check_response(body: ResponseBody) -> None:
+    """Everything that can be said before anything is looked up, but for the sampling.
+
+    Raises:
+        InvalidRequestError: naming the first field at fault.
+    """
+    check_range("max_output_tokens", body.max_output_tokens, 1)
+    check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    check_range("max_tool_calls", body.max_tool_calls, 0)
+    for number, name in enumerate(body.include or ()):
+        check_choice(f"include[{number}]", name, _INCLUDES)
+    check_choice("service_tier", body.service_tier, _SERVICE_TIERS)
+    check_metadata(body.metadata)
+    if body.max_tokens is not None:
+        raise UnsupportedError(
+            "Unsupported parameter: 'max_tokens' is called 'max_output_tokens' here.",
+            param="max_tokens",
+        )
+    if body.n not in (None, 1):
+        raise UnsupportedError(
+            "Unsupported parameter: 'n' above 1 has no place in a response.", param="n"
+        )
+    if body.return_token_ids:
+        raise UnsupportedError(
+            f"Unsupported parameter: 'return_token_ids' {_WHY}.", param="return_token_ids"
+        )
+    refuse(body, ("background", "access_programs", "context_management", "moderation"), _WHY)
+    check_input_fields(body)
+
+
+def check_input_fields(body: ResponseBody | InputFields) -> None:
+    """Check what responses and the counting of their input tokens have in common.
+
+    Raises:
+        InvalidRequestError: naming the first field at fault.
+    """
+    refuse(body, ("prompt", "personality"), _WHY)
+    _check_tools(body)
+    _check_text(body.text)
+    check_choice("truncation", body.truncation, ("auto", "disabled"))
+    effort = (body.reasoning or {}).get("effort")
+    if effort is not None:
+        if not isinstance(effort, str):
+            raise InvalidRequestError(
+                "Invalid type for 'reasoning.effort': expected a string.",
+                param="reasoning.effort",
+                code="invalid_type",
+            )
+        check_choice("reasoning.effort", effort, _EFFORTS)
+    if body.previous_response_id is not None and body.conversation is not None:
+        raise InvalidRequestError(
+            "Mutually exclusive parameters: 'previous_response_id' and 'conversation' cannot be "
+            "used together.",
+            param="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+
+
+def _check_tools(body: ResponseBody | InputFields) -> None:
+    if body.tool_choice not in (None, "auto", "none"):
+        raise UnsupportedError(
+            f"Unsupported value: 'tool_choice' other than 'none' {_WHY}.",
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    if body.tools is not None and not isinstance(body.tools, list):
+        raise InvalidRequestError(
+            "Invalid type for 'tools': expected an array.", param="tools", code="invalid_type"
+        )
+    if body.tool_choice != "none":
+        refuse(body, ("tools",), _WHY)
+
+
+def _check_text(text: dict[str, Any] | None) -> None:
+    if text is None:
+        return
+    try:
+        check_response_format(text.get("format"))
+    except InvalidRequestError as error:
+        message = error.message.replace("response_format", "text.format")
+        raise type(error)(message, param="text.format", code=error.code) from None
+    if text.get("verbosity") not in (None, "medium"):
+        raise UnsupportedError(
+            f"Unsupported value: 'text.verbosity' other than 'medium' {_WHY}.",
+            param="text.verbosity",
+            code="unsupported_value",
+        )
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Refuse more than OpenAI takes.
+
+    Raises:
+        InvalidRequestError: too many pairs, or one that is too long.
+    """
+    if metadata is None:
+        return
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequestError(
+            f"Invalid 'metadata': {len(metadata)} pairs, at most {MAX_METADATA} are allowed.",
+            param="metadata",
+            code="object_above_max_properties",
+        )
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            raise InvalidRequestError(
+                f"Invalid 'metadata': keys may have {MAX_METADATA_KEY} characters and values "
+                f"{MAX_METADATA_VALUE}.",
+                param="metadata",
+                code="string_above_max_length",
+            )
+
+
+def items_of(input: str | list[InputItem] | None, param: str = "input") -> list[Item]:
+    """The items that a request brings, each with an id of ours.
+
+    Raises:
+        InvalidRequestError: naming the item and the field at fault.
+        UnsupportedError: an item that is no message, or content that is no text.
+    """
+    if input is None:
+        return []
+    if isinstance(input, str):
+        return [Item(mint_item_id(), "user", (Part(input),))]
+    if len(input) > MAX_ITEMS:
+        raise InvalidRequestError(
+            f"Invalid '{param}': array too long. Expected an array with maximum length "
+            f"{MAX_ITEMS}, but got an array with length {len(input)} instead.",
+            param=param,
+            code="array_above_max_length",
+        )
+    return [_item(item, f"{param}[{number}]") for number, item in enumerate(input)]
+
+
+def _item(item: InputItem, path: str) -> Item:
+    if item.type not in (None, "message"):
+        raise UnsupportedError(
+            f"Unsupported value: an item of type '{item.type[:64]}' {_WHY}; only messages are.",
+            param=f"{path}.type",
+            code="unsupported_value",
+        )
+    if item.role is None:
+        raise missing_parameter(f"{path}.role")
+    check_choice(f"{path}.role", item.role, _ITEM_ROLES)
+    return Item(mint_item_id(), cast(Role, item.role), tuple(_parts(item, path)))
+
+
+def _parts(item: InputItem, path: str) -> list[Part]:
+    if item.content is None:
+        raise missing_parameter(f"{path}.content")
+    if isinstance(item.content, str):
+        return [Part(item.content)]
+    if not item.content:
+        raise InvalidRequestError(
+            f"Invalid '{path}.content': empty array. Expected an array with minimum length 1, but "
+            "got an empty array instead.",
+            param=f"{path}.content",
+            code="empty_array",
+        )
+    return [_part(part, f"{path}.content[{n}]") for n, part in enumerate(item.content)]
+
+
+def _part(part: ContentPart, path: str) -> Part:
+    kind: Literal["text", "refusal"] = "refusal" if part.type == "refusal" else "text"
+    if part.type not in _TEXT_PARTS and kind != "refusal":
+        raise UnsupportedError(
+            f"Unsupported value: content of type '{part.type[:64]}' {_WHY}; only text is.",
+            param=f"{path}.type",
+            code="unsupported_value",
+        )
+    text = part.refusal if kind == "refusal" else part.text
+    if text is None:
+        raise missing_parameter(f"{path}.{kind}")
+    return Part(text, is_refusal=kind == "refusal")

@@ -1,0 +1,151 @@
+"""Which requests of the Responses API are answered here, and by whom.
+
+A model of our own engines, or an id that was minted here, makes a request ours; all others are left
+to the upstreams, as they came.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.passthrough import model_of
+from parrot_gateway.api.semantic_fields import may_be_semantic, read_fields
+from parrot_gateway.api.tenants import tenant_of
+from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.exceptions import NotFoundError, UnsupportedError
+from parrot_gateway.gateway import Gateway
+
+RESPONSES = "/v1/responses"
+INPUT_TOKENS = "/v1/responses/input_tokens"
+CONVERSATIONS = "/v1/conversations"
+#: Last parts of paths under `/v1/responses/` that are no ids.
+_ACTIONS = ("input_tokens", "compact")
+
+
+class _Head(msgspec.Struct):
+    model: str | None = None
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+
+
+class ResponseRoutes:
+    """The routes under `/v1/responses` and `/v1/conversations`.
+
+    Args:
+        gateway: the parts.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def answer(self, exchange: Exchange, body: bytes) -> bool:
+        """Answer a request that is ours because of an id in it, or because there is no upstream.
+
+        Args:
+            exchange: a path under `/v1/responses` or `/v1/conversations`; its body has been read.
+            body: that body.
+
+        Returns:
+            False when its model decides; nothing was done.
+
+        Raises:
+            GatewayError: it is ours and cannot be honoured.
+        """
+        # Imported here as in `calls`.
+        from parrot_gateway.api.stored_responses import StoredResponseRoutes, not_kept
+
+        path, method = exchange.path, exchange.method
+        stored = StoredResponseRoutes(self._gateway.responses)
+        tenant = tenant_of(exchange)
+        if path == CONVERSATIONS and method == "POST" and self._is_ours(exchange, body):
+            await stored.create_conversation(exchange, tenant, body)
+            return True
+        if await stored.answer(exchange, tenant, body):
+            return True
+        if self._gateway.upstreams:
+            return False
+        return await self._answer_alone(exchange, body, not_kept(path))
+
+    async def _answer_alone(
+        self, exchange: Exchange, body: bytes, not_found: NotFoundError
+    ) -> bool:
+        """Without upstreams, every request is ours."""
+        path, method = exchange.path, exchange.method
+        parts = path.removeprefix("/v1/").split("/")
+        if parts[0] not in ("responses", "conversations"):
+            return False
+        if len(parts) > 1 and parts[1] not in _ACTIONS:
+            raise not_found
+        if method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
+            return False
+        head = decode(body, _head_decoder)
+        model = head.model
+        if not model:
+            models = self._gateway.engine_models()
+            if path == RESPONSES or len(models) != 1:
+                raise missing_parameter("model")
+            model = models[0]
+        target = self._gateway.resolve(model)
+        assert isinstance(target, EngineTarget)
+        return await self.generate(exchange, target.model, model, body)
+
+    async def generate(
+        self, exchange: Exchange, model: str, requested_model: str, body: bytes
+    ) -> bool:
+        """Answer a request for a model of our own engines.
+
+        Args:
+            exchange: its body has been read.
+            model: as the engines know it.
+            requested_model: as the request names it.
+            body: that body.
+
+        Returns:
+            False when the route is none of those that such models offer.
+
+        Raises:
+            GatewayError: it cannot be honoured.
+        """
+        path = exchange.path
+        if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
+            return False
+        self._refuse_semantics(exchange, body)
+        from parrot_gateway.api.responses import handle_input_tokens, handle_responses
+
+        engine = self._gateway.place(model)
+        exchange.engine = engine.name
+        store, tenant = self._gateway.responses, tenant_of(exchange)
+        if path == INPUT_TOKENS:
+            await handle_input_tokens(exchange, engine, body, store=store, tenant=tenant)
+            return True
+        await handle_responses(
+            exchange,
+            engine,
+            requested_model,
+            body,
+            self._gateway.settings.server,
+            store=store,
+            tenant=tenant,
+        )
+        return True
+
+    def _is_ours(self, exchange: Exchange, body: bytes) -> bool:
+        """Whether a new conversation is for models of our own: the field `model`, an extension,
+        says so; without it the first upstream has it, if there is one."""
+        model = model_of(exchange, body)
+        if model is not None:
+            return isinstance(self._gateway.resolve(model), EngineTarget)
+        return not self._gateway.upstreams
+
+    def _refuse_semantics(self, exchange: Exchange, body: bytes) -> None:
+        """Semantic fields belong to chat and completions; nothing is dropped in silence."""
+        headers = exchange.scope["headers"]
+        if may_be_semantic(headers, body) and not read_fields(headers, body).is_empty:
+            raise UnsupportedError(
+                "Semantic variables are not offered on /v1/responses: use "
+                "/v1/chat/completions, with X-Parrot-Context for a kept context.",
+                param="parrot",
+            )

@@ -1,0 +1,464 @@
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens` for models of our own engines.
+
+What was said before (`previous_response_id`, `conversation`) and the new input are rendered as one
+chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
+is kept afterwards is asked for by the routes of `stored_responses`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from parrot_gateway.api.answers import chat_logprobs, encode
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.messages import render_chat_aside
+from parrot_gateway.api.response_bodies import (
+    LOGPROBS,
+    ConversationRef,
+    InputFields,
+    ResponseBody,
+    check_input_fields,
+    check_response,
+    items_of,
+)
+from parrot_gateway.api.response_events import (
+    ResponseEvents,
+    finished,
+    output_message,
+    output_text,
+)
+from parrot_gateway.api.shapes import ChatBody, Message
+from parrot_gateway.api.sse import EventStream, run_stream
+from parrot_gateway.api.validation import (
+    check_context,
+    check_sampling,
+    decode,
+    missing_parameter,
+    sampling_of,
+)
+from parrot_gateway.core.generation import Generation, GenerationEngine
+from parrot_gateway.core.line import wait_turn
+from parrot_gateway.core.prompts import prompts_of_texts
+from parrot_gateway.core.request import (
+    ChoiceDelta,
+    GenerationRequest,
+    Prompt,
+    PromptFilled,
+    Update,
+)
+from parrot_gateway.core.response_items import (
+    Item,
+    Part,
+    Turn,
+    history_of,
+    mint_item_id,
+    mint_response_id,
+)
+from parrot_gateway.core.response_store import (
+    Conversation,
+    Cut,
+    ResponseStore,
+    StoredResponse,
+)
+from parrot_gateway.exceptions import (
+    ContextLengthError,
+    GatewayError,
+    InvalidRequestError,
+    NotFoundError,
+)
+from parrot_gateway.settings import ServerSettings
+
+_RESPONSE = msgspec.json.Decoder(ResponseBody)
+_INPUT = msgspec.json.Decoder(InputFields)
+
+
+async def handle_responses(
+    exchange: Exchange,
+    engine: GenerationEngine,
+    requested_model: str,
+    body: bytes,
+    server: ServerSettings,
+    *,
+    store: ResponseStore,
+    tenant: str,
+    salt: str = "",
+) -> None:
+    """Answer one call; cancellation as in `handle_completions`. A call that fails or is cancelled
+    leaves no response behind, and its conversation as it was.
+
+    Args:
+        store: what earlier calls left, and where this one's response goes.
+        tenant: whose call it is.
+        others: as in `handle_completions`.
+
+    Raises:
+        GatewayError: nothing has been sent yet; a stream's later failures are told in band.
+    """
+    request = decode(body, _RESPONSE)
+    check_response(request)
+    check_sampling(request, engine.info)
+    items = items_of(request.input)
+    history = find_history(request, store, tenant)
+    if not items and history.is_empty:
+        raise missing_parameter("input")
+    exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+    deadline = exchange.started + server.call_timeout_s
+    conversation = history.conversation
+    if conversation is None:
+        call = _Call(exchange, engine, requested_model, request, store, tenant, history)
+        await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
+        return
+    ticket = conversation.line.join(f"conversation '{conversation.id}'")
+    try:
+        left_s = deadline - time.perf_counter()
+        await wait_turn(ticket, left_s, f"conversation '{conversation.id}'")
+        call = _Call(exchange, engine, requested_model, request, store, tenant, history)
+        await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
+    finally:
+        conversation.line.leave(ticket)
+
+
+async def handle_input_tokens(
+    exchange: Exchange,
+    engine: GenerationEngine,
+    body: bytes,
+    *,
+    store: ResponseStore,
+    tenant: str,
+) -> None:
+    """Answer `{object, input_tokens}`: the length of the prompt that a response would have.
+
+    Raises:
+        GatewayError: as `handle_responses`.
+    """
+    request = decode(body, _INPUT)
+    check_input_fields(request)
+    items = items_of(request.input)
+    history = find_history(request, store, tenant)
+    if not items and history.is_empty:
+        raise missing_parameter("input")
+    whole = history_of(history.turn) + items
+    prompt = await prompt_of(request, engine, whole, len(body), room=1)
+    answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+    await exchange.respond(200, encode(answer))
+
+
+class History(NamedTuple):
+    """What a call builds on."""
+
+    previous: StoredResponse | None
+    conversation: Conversation | None
+
+    @property
+    def turn(self) -> Turn | None:
+        """The last turn of it, as it is now."""
+        if self.conversation is not None:
+            return self.conversation.turn
+        return None if self.previous is None else self.previous.turn
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said before."""
+        return self.turn is None
+
+
+def find_history(request: ResponseBody | InputFields, store: ResponseStore, tenant: str) -> History:
+    """Look up what a call builds on.
+
+    Raises:
+        NotFoundError: it is unknown, was forgotten, or is another tenant's.
+    """
+    now = time.time()
+    if request.previous_response_id is not None:
+        previous = store.response(tenant, request.previous_response_id, now)
+        if previous is None:
+            raise NotFoundError(
+                f"Previous response with id '{request.previous_response_id[:80]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return History(previous, None)
+    if request.conversation is not None:
+        named = request.conversation
+        conversation_id = named.id if isinstance(named, ConversationRef) else named
+        conversation = store.conversation(tenant, conversation_id, now)
+        if conversation is None:
+            raise NotFoundError(
+                f"Conversation with id '{conversation_id[:80]}' not found.",
+                param="conversation",
+                code="conversation_not_found",
+            )
+        return History(None, conversation)
+    return History(None, None)
+
+
+async def prompt_of(
+    request: ResponseBody | InputFields,
+    engine: GenerationEngine,
+    items: list[Item],
+    num_bytes: int,
+    *,
+    room: int,
+) -> Prompt:
+    """The instructions and items as one prompt, rendered and tokenized whole.
+
+    With `truncation: auto`, items are left out from the beginning until it fits: up to a message of
+    the user's where there is one, and never the last one.
+
+    Args:
+        room: tokens that are to be generated.
+
+    Raises:
+        ContextLengthError: it does not fit even so.
+        InvalidRequestError: the model's template refuses it.
+    """
+    limit = engine.info.max_context_tokens
+    if request.truncation != "auto":
+        return await _prompt(request, engine, items, num_bytes)
+    starts = [0] + [n for n, item in enumerate(items) if n and item.role == "user"]
+    if starts[-1] != len(items) - 1 and len(items) > 1:
+        starts.append(len(items) - 1)
+    low, high = 0, len(starts) - 1
+    # The longest ending that fits: leaving out more never makes a prompt longer.
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            prompt = await _prompt(request, engine, items[starts[middle] :], num_bytes)
+        except ContextLengthError:
+            low = middle + 1
+            continue
+        if len(prompt.token_ids) + room > limit:
+            low = middle + 1
+        else:
+            high = middle
+    return await _prompt(request, engine, items[starts[low] :], num_bytes)
+
+
+async def _prompt(
+    request: ResponseBody | InputFields,
+    engine: GenerationEngine,
+    items: list[Item],
+    num_bytes: int,
+) -> Prompt:
+    messages = [Message(item.role, item.text) for item in items]
+    if request.instructions:
+        messages.insert(0, Message("system", request.instructions))
+    chat = ChatBody(
+        messages=messages,
+        reasoning_effort=(request.reasoning or {}).get("effort"),
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    size = num_bytes + sum(len(message.content or "") for message in messages)
+    try:
+        text = await render_chat_aside(engine.tokenizer, chat, size)
+    except InvalidRequestError as error:
+        if error.param is None or error.param.startswith("messages"):
+            raise type(error)(error.message, param="input", code=error.code) from None
+        raise
+    prompts = await prompts_of_texts(
+        engine.tokenizer,
+        engine.info,
+        [text],
+        add_special_tokens=False,
+        param="input",
+        noun="input",
+    )
+    if not prompts[0].token_ids:
+        raise InvalidRequestError(
+            "Invalid 'input': it makes an empty prompt.", param="input", code="invalid_value"
+        )
+    return prompts[0]
+
+
+class _Call:
+    """One call, from its prompt to its answer."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        engine: GenerationEngine,
+        model: str,
+        request: ResponseBody,
+        store: ResponseStore,
+        tenant: str,
+        history: History,
+    ) -> None:
+        self._exchange = exchange
+        self._engine = engine
+        self._model = model
+        self._request = request
+        self._store = store
+        self._tenant = tenant
+        self._history = history
+        #: The history as it was when this call began.
+        self._turn = history.turn
+        self._id = mint_response_id()
+        self._item_id = mint_item_id()
+        self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._cuts: list[Cut] = []
+        self._finish_reason = "stop"
+
+    async def answer(
+        self,
+        items: list[Item],
+        salt: str,
+        deadline: float,
+        num_bytes: int,
+        keep_alive_s: float,
+    ) -> None:
+        """Generate and answer."""
+        conversation = self._history.conversation
+        if conversation is not None:
+            self._store.check_fits(conversation, sum(item.size_bytes for item in items))
+        asked = await self._ask(items, salt, num_bytes)
+        generation = Generation(self._engine, asked, deadline)
+        begun = self._begun(asked)
+        if not self._request.stream:
+            with generation:
+                while not generation.state.done:
+                    self._take(await generation.next())
+            ended = self._end(begun, items, generation)
+            await self._exchange.respond(200, encode(ended))
+            return
+        events = ResponseEvents(begun, self._item_id)
+
+        def show(update: Update) -> bytes:
+            cut = self._take(update)
+            if cut is None:
+                return b""
+            opening = b"" if events.opened else b"".join(events.opening())
+            logprobs = self._logprobs[len(self._logprobs) - cut.logprobs :]
+            return opening + events.delta(self._texts[-1], logprobs)
+
+        def close() -> bytes:
+            opening = b"" if events.opened else b"".join(events.opening())
+            return opening + b"".join(events.closing(self._end(begun, items, generation)))
+
+        stream = _ResponseStream(self._exchange, keep_alive_s, events)
+        await run_stream(self._exchange, stream, generation, encode=show, closing=close)
+
+    async def _ask(self, items: list[Item], salt: str, num_bytes: int) -> GenerationRequest:
+        request, info = self._request, self._engine.info
+        max_tokens = request.max_output_tokens
+        whole = history_of(self._turn) + items
+        prompt = await prompt_of(request, self._engine, whole, num_bytes, room=max_tokens or 1)
+        length = len(prompt.token_ids)
+        check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
+        if max_tokens is None:
+            max_tokens = info.max_context_tokens - length
+        logprobs = (request.top_logprobs or 0) if self._wants_logprobs else None
+        return GenerationRequest(
+            [prompt],
+            sampling_of(request, info, max_tokens=max_tokens, logprobs=logprobs),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            salt=salt,
+            priority=self._exchange.priority,
+        )
+
+    def _take(self, update: Update | None) -> Cut | None:
+        """Note what an update brings; None when there is nothing to show of it."""
+        if update is None or isinstance(update, PromptFilled):
+            return None
+        assert isinstance(update, ChoiceDelta)
+        if update.finish_reason is not None:
+            self._finish_reason = update.finish_reason
+        logprobs: list[dict[str, Any]] = []
+        if self._wants_logprobs:
+            logprobs = chat_logprobs(self._engine.tokenizer, update.tokens)["content"]
+        if not update.text and not logprobs:
+            return None
+        self._texts.append(update.text)
+        self._logprobs += logprobs
+        self._cuts.append(Cut(len(update.text), len(logprobs)))
+        return self._cuts[-1]
+
+    def _begun(self, asked: GenerationRequest) -> dict[str, Any]:
+        """The answer in progress."""
+        request, conversation = self._request, self._history.conversation
+        reasoning = request.reasoning or {}
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": float(int(time.time())),
+            "status": "in_progress",
+            "background": False,
+            "completed_at": None,
+            "conversation": None if conversation is None else {"id": conversation.id},
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "metadata": request.metadata or {},
+            "model": self._model,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": request.store is not False,
+            "temperature": asked.sampling.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": request.top_p if request.top_p is not None else asked.sampling.top_p,
+            "truncation": request.truncation or "disabled",
+            "usage": None,
+            "user": request.user,
+        }
+
+    def _end(
+        self, begun: dict[str, Any], items: list[Item], generation: Generation
+    ) -> dict[str, Any]:
+        """The whole answer, kept if it is to be."""
+        text = "".join(self._texts)
+        status = "incomplete" if self._finish_reason == "length" else "completed"
+        message = output_message(self._item_id, status, [output_text(text, self._logprobs)])
+        answer = finished(
+            begun,
+            status=status,
+            message=message,
+            usage=generation.state.usage,
+            now=float(int(time.time())),
+        )
+        output = Item(
+            self._item_id,
+            "assistant",
+            (Part(text),),
+            "completed" if status == "completed" else "incomplete",
+        )
+        self._keep(answer, items, output)
+        return answer
+
+    def _keep(self, answer: dict[str, Any], items: list[Item], output: Item) -> None:
+        conversation = self._history.conversation
+        if conversation is not None:
+            turn = self._store.extend(self._tenant, conversation, items, [output])
+        else:
+            turn = Turn(self._turn, items, [output])
+        if self._request.store is not False:
+            response = StoredResponse(self._id, encode(answer), turn, tuple(self._cuts))
+            self._store.keep(self._tenant, response, time.time())
+
+
+class _ResponseStream(EventStream):
+    """A stream of typed events, which ends without `[DONE]`."""
+
+    END = b""
+
+    def __init__(self, exchange: Exchange, keep_alive_s: float, events: ResponseEvents) -> None:
+        super().__init__(exchange, keep_alive_s)
+        self._events = events
+
+    def failure(self, error: GatewayError) -> bytes:
+        """See `EventStream.failure`."""
+        return b"".join(self._events.failure(error))

@@ -1,0 +1,276 @@
+"""The routes of responses and conversations that this gateway keeps.
+
+Ids tell whose they are: what is not found here is not ours, and may be an upstream's. Nothing is
+generated here; that is done in `responses`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from parrot_gateway.api.answers import encode
+from parrot_gateway.api.http import EVENT_STREAM, Exchange
+from parrot_gateway.api.response_bodies import (
+    MAX_CONVERSATION_ITEMS,
+    ConversationBody,
+    check_metadata,
+    items_of,
+)
+from parrot_gateway.api.response_events import replay
+from parrot_gateway.api.validation import check_choice, check_range, decode, missing_parameter
+from parrot_gateway.core.response_items import Item, Turn, mint_conversation_id
+from parrot_gateway.core.response_store import Conversation, ResponseStore, StoredResponse
+from parrot_gateway.exceptions import (
+    GatewayError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+)
+
+_BODY = msgspec.json.Decoder(ConversationBody)
+
+DEFAULT_LIMIT = 20
+MAX_LIMIT = 100
+
+
+class StoredResponseRoutes:
+    """Answers requests for what is kept.
+
+    Args:
+        store: what is kept.
+    """
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def answer(self, exchange: Exchange, tenant: str, body: bytes) -> bool:
+        """Answer a request for a response or a conversation of ours.
+
+        Args:
+            exchange: its body has been read.
+            tenant: whose request it is.
+            body: that body.
+
+        Returns:
+            False when it is for nothing that is kept here; nothing was done.
+
+        Raises:
+            GatewayError: it cannot be honoured.
+        """
+        raw = exchange.path.removeprefix("/v1/").split("/")
+        kind, *rest = [unquote(part) for part in raw]
+        if not rest:
+            return False
+        if kind == "responses":
+            response = self._store.response(tenant, rest[0], time.time())
+            if response is None:
+                return False
+            await self._answer_response(exchange, tenant, response, rest[1:])
+            return True
+        conversation = self._store.conversation(tenant, rest[0], time.time())
+        if conversation is None:
+            return False
+        await self._answer_conversation(exchange, tenant, conversation, rest[1:], body)
+        return True
+
+    async def create_conversation(self, exchange: Exchange, tenant: str, body: bytes) -> None:
+        """`POST /v1/conversations`.
+
+        Raises:
+            GatewayError: the body is not valid.
+        """
+        given = decode(body, _BODY) if body.strip() else ConversationBody()
+        check_metadata(given.metadata)
+        items = _few_items(given)
+        conversation = Conversation(
+            mint_conversation_id(), float(int(time.time())), dict(given.metadata or {})
+        )
+        if items:
+            conversation.turn = Turn(None, items)
+            self._store.check_fits(conversation, 0)
+        self._store.keep(tenant, conversation, time.time())
+        await _respond(exchange, _conversation(conversation))
+
+    # -- responses --------------------------------------------------------------------------
+
+    async def _answer_response(
+        self, exchange: Exchange, tenant: str, response: StoredResponse, rest: Sequence[str]
+    ) -> None:
+        match exchange.method, *rest:
+            case ["GET"]:
+                await self._retrieve(exchange, response)
+            case ["DELETE"]:
+                self._store.delete(tenant, response.id)
+                deleted = {"id": response.id, "object": "response", "deleted": True}
+                await _respond(exchange, deleted)
+            case ["GET", "input_items"]:
+                items = [item.to_dict() for item in response.input_items]
+                await _respond(exchange, _page(exchange, items))
+            case ["POST", "cancel"]:
+                raise InvalidRequestError(
+                    "Only background responses can be cancelled, which models of this gateway's "
+                    "own engines do not offer. To cancel a call that runs, close its connection.",
+                    code="invalid_value",
+                )
+            case _:
+                raise _unknown(exchange, rest, {(), ("input_items",), ("cancel",)})
+
+    async def _retrieve(self, exchange: Exchange, response: StoredResponse) -> None:
+        query = _query(exchange)
+        if query.get("stream", "false").lower() not in ("true", "1"):
+            await exchange.respond(200, response.answer)
+            return
+        after = _integer(query, "starting_after", -1)
+        events = b"".join(replay(response.answer, response.cuts, after))
+        await exchange.respond(200, events, EVENT_STREAM)
+
+    # -- conversations ----------------------------------------------------------------------
+
+    async def _answer_conversation(
+        self,
+        exchange: Exchange,
+        tenant: str,
+        conversation: Conversation,
+        rest: Sequence[str],
+        body: bytes,
+    ) -> None:
+        match exchange.method, *rest:
+            case ["GET"]:
+                await _respond(exchange, _conversation(conversation))
+            case ["POST"]:
+                given = decode(body, _BODY)
+                check_metadata(given.metadata)
+                conversation.metadata = dict(given.metadata or {})
+                await _respond(exchange, _conversation(conversation))
+            case ["DELETE"]:
+                self._store.delete(tenant, conversation.id)
+                deleted = {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
+                await _respond(exchange, deleted)
+            case ["GET", "items"]:
+                items = [item.to_dict() for item in conversation.items]
+                await _respond(exchange, _page(exchange, items))
+            case ["POST", "items"]:
+                given = decode(body, _BODY)
+                if given.items is None:
+                    raise missing_parameter("items")
+                added = _few_items(given)
+                self._store.extend(tenant, conversation, added)
+                await _respond(exchange, _list([item.to_dict() for item in added], False))
+            case ["GET", "items", item_id]:
+                await _respond(exchange, _find(conversation, item_id).to_dict())
+            case ["DELETE", "items", item_id]:
+                found = _find(conversation, item_id)
+                kept = [item for item in conversation.items if item is not found]
+                self._store.replace(tenant, conversation, Turn(None, kept) if kept else None)
+                await _respond(exchange, _conversation(conversation))
+            case _:
+                raise _unknown(exchange, rest[:1] if len(rest) == 2 else rest, {(), ("items",)})
+
+
+def not_kept(path: str) -> NotFoundError:
+    """The error for what is neither ours nor can be an upstream's."""
+    kind, _, rest = path.removeprefix("/v1/").partition("/")
+    noun, found = kind.removesuffix("s"), unquote(rest.partition("/")[0])
+    return NotFoundError(
+        f"{noun.title()} with id '{found[:80]}' not found.",
+        param=f"{noun}_id",
+        code=f"{noun}_not_found",
+    )
+
+
+def _few_items(given: ConversationBody) -> list[Item]:
+    if given.items is not None and len(given.items) > MAX_CONVERSATION_ITEMS:
+        raise InvalidRequestError(
+            f"Invalid 'items': array too long. Expected an array with maximum length "
+            f"{MAX_CONVERSATION_ITEMS}, but got an array with length {len(given.items)} instead.",
+            param="items",
+            code="array_above_max_length",
+        )
+    return items_of(given.items, "items")
+
+
+def _conversation(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": int(conversation.created),
+        "metadata": conversation.metadata,
+    }
+
+
+def _find(conversation: Conversation, item_id: str) -> Item:
+    for item in conversation.items:
+        if item.id == item_id:
+            return item
+    raise NotFoundError(
+        f"Item with id '{item_id[:80]}' not found in conversation '{conversation.id}'.",
+        param="item_id",
+        code="item_not_found",
+    )
+
+
+def _page(exchange: Exchange, items: list[dict[str, Any]]) -> dict[str, Any]:
+    """A part of a list, as `limit`, `order` and `after` want it; newest first by default."""
+    query = _query(exchange)
+    limit = _integer(query, "limit", DEFAULT_LIMIT)
+    check_range("limit", limit, 1, MAX_LIMIT)
+    order = query.get("order", "desc")
+    check_choice("order", order, ("asc", "desc"))
+    if order == "desc":
+        items = items[::-1]
+    after = query.get("after")
+    if after:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidRequestError(
+                f"Invalid 'after': there is no item '{after[:80]}'.",
+                param="after",
+                code="invalid_value",
+            )
+        items = items[ids.index(after) + 1 :]
+    return _list(items[:limit], len(items) > limit)
+
+
+def _list(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": items,
+        # NOTE: strings also where there is none: the client's types allow no null.
+        "first_id": items[0]["id"] if items else "",
+        "last_id": items[-1]["id"] if items else "",
+        "has_more": has_more,
+    }
+
+
+def _query(exchange: Exchange) -> dict[str, str]:
+    text = bytes(exchange.scope.get("query_string", b"")).decode("latin-1")
+    try:
+        return {name: values[-1] for name, values in parse_qs(text, max_num_fields=64).items()}
+    except ValueError:
+        raise InvalidRequestError("The query of the URL has too many fields.") from None
+
+
+def _integer(query: dict[str, str], name: str, default: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.lstrip("-").isdigit() or not text.isascii() or len(text) > 12:
+        raise InvalidRequestError(
+            f"Invalid type for '{name}': expected an integer.", param=name, code="invalid_type"
+        )
+    return int(text)
+
+
+def _unknown(exchange: Exchange, rest: Sequence[str], known: set[tuple[str, ...]]) -> GatewayError:
+    if tuple(rest) in known:
+        return MethodNotAllowedError(f"{exchange.path} does not take {exchange.method}.")
+    return NotFoundError(f"Unknown route: {exchange.method} {exchange.path}.", code="unknown_route")
+
+
+async def _respond(exchange: Exchange, content: dict[str, Any]) -> None:
+    await exchange.respond(200, encode(content))

@@ -1,0 +1,118 @@
+"""What the Responses API calls items: messages of text, and the chains of them that calls leave.
+
+Only messages: an engine of our own neither calls tools nor reads images. The shapes are those of
+the API, because they are also what is kept; bodies and checks are in `api/response_bodies`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+#: What an item costs besides its text, in bytes; a rough figure, for limits.
+ITEM_OVERHEAD_BYTES = 400
+
+
+def mint_response_id() -> str:
+    """An unguessable id of a response."""
+    return "resp_" + secrets.token_hex(24)
+
+
+def mint_conversation_id() -> str:
+    """An unguessable id of a conversation."""
+    return "conv_" + secrets.token_hex(24)
+
+
+def mint_item_id() -> str:
+    """An unguessable id of an item."""
+    return "msg_" + secrets.token_hex(24)
+
+
+class Part(NamedTuple):
+    """One part of a message's content."""
+
+    text: str
+    is_refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One message."""
+
+    id: str
+    role: Role
+    parts: tuple[Part, ...]
+    status: ItemStatus = "completed"
+
+    @property
+    def text(self) -> str:
+        """All of it as one string; parts are joined by line breaks, as in a chat."""
+        return "\n".join(part.text for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly what it takes to keep it."""
+        texts = sum(len(part.text.encode("utf-8", "replace")) for part in self.parts)
+        return texts + ITEM_OVERHEAD_BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        """The item as the API tells it."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": self.status,
+            "role": self.role,
+            "content": [self._content(part) for part in self.parts],
+        }
+
+    def _content(self, part: Part) -> dict[str, Any]:
+        if part.is_refusal:
+            return {"type": "refusal", "refusal": part.text}
+        if self.role == "assistant":
+            return {"type": "output_text", "text": part.text, "annotations": []}
+        return {"type": "input_text", "text": part.text}
+
+
+class Turn:
+    """What one call added to a history: its input and its output. Never changed.
+
+    Turns form chains, which share what they have in common. Who keeps one counts itself in `refs`,
+    so that the last one can tell how much became free.
+    """
+
+    __slots__ = ("input", "output", "parent", "refs", "size_bytes")
+
+    def __init__(
+        self, parent: Turn | None, input: Sequence[Item], output: Sequence[Item] = ()
+    ) -> None:
+        self.parent = parent
+        self.input = tuple(input)
+        self.output = tuple(output)
+        self.size_bytes = sum(item.size_bytes for item in (*self.input, *self.output))
+        self.refs = 0
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Its own items, in order."""
+        return self.input + self.output
+
+
+def history_of(turn: Turn | None) -> list[Item]:
+    """All items up to and with a turn, oldest first."""
+    turns: list[Turn] = []
+    while turn is not None:
+        turns.append(turn)
+        turn = turn.parent
+    return [item for each in reversed(turns) for item in each.items]
+
+
+def chain_of(turn: Turn | None) -> Iterator[Turn]:
+    """A turn and what came before it, newest first."""
+    while turn is not None:
+        yield turn
+        turn = turn.parent
