@@ -53,12 +53,14 @@ _SCALARS = {
 
 
 def attention_variants(
-    shape: AttentionShape, dtype: torch.dtype, shared_kib: int, *, has_window: bool
+    shape: AttentionShape, dtype: torch.dtype, capability: int, *, has_window: bool
 ) -> Iterator[Variant]:
     """The three tile classes of one model."""
-    tunings = launch.tunings(shape, dtype, shared_kib * 1024)
+    limits = launch.DeviceLimits(100, SHARED_KIB[capability] * 1024, capability >= 90)
+    tunings = launch.tunings(shape, dtype, limits)
     constants = {
         "HAS_WINDOW": has_window,
+        "DESCRIPTORS": False,
         "NUM_KV_HEADS": shape.num_kv_heads,
         "GROUP": shape.num_heads // shape.num_kv_heads,
         "HEAD_DIM": shape.head_dim,
@@ -73,7 +75,13 @@ def attention_variants(
         yield Variant(
             f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window}",
             kernel,
-            {**constants, **fields, "BLOCK_M": tuning.block_m, "BLOCK_N": tuning.block_n},
+            {
+                **constants,
+                **fields,
+                "BLOCK_M": tuning.block_m,
+                "BLOCK_N": tuning.block_n,
+                "DESCRIPTORS": tuning.descriptors and not has_window,
+            },
             dtype,
             {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages},
         )
@@ -116,6 +124,10 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
             signature[name] = "constexpr"
         else:
             signature[name] = _SCALARS.get(name, f"*{NAMES[variant.dtype]}")
+    if variant.constants.get("DESCRIPTORS"):
+        rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]
+        tile = f"tensordesc<{NAMES[variant.dtype]}[{rows},{columns}]>"
+        signature |= {"key_tiles": tile, "value_tiles": tile}
     attrs = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
@@ -127,6 +139,7 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         "name": variant.name,
         "capability": capability,
         "shared": compiled.metadata.shared,
+        "limit": SHARED_KIB[capability] * 1024,
         "wgmma": "wgmma" in compiled.asm["ptx"],
         "cubin": len(compiled.asm["cubin"]),
     }
@@ -135,7 +148,10 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
 def main() -> None:
     """All variants of the default set, or with `all` also rarer head sizes."""
     every = (80, 89, 90)
-    shapes = [(AttentionShape(32, 8, 128, 16), torch.bfloat16, every)]
+    shapes = [
+        (AttentionShape(32, 8, 128, 16), torch.bfloat16, every),
+        (AttentionShape(32, 8, 128, 64), torch.bfloat16, (90,)),
+    ]
     if sys.argv[1:] == ["all"]:
         shapes += [(AttentionShape(28, 4, dim, 64), torch.bfloat16, every) for dim in (64, 96, 256)]
         shapes += [(AttentionShape(32, 8, 128, 16), torch.float16, every)]
@@ -143,8 +159,7 @@ def main() -> None:
     for shape, dtype, capabilities in shapes:
         for capability in capabilities:
             for has_window in (False, True):
-                kib = SHARED_KIB[capability]
-                for variant in attention_variants(shape, dtype, kib, has_window=has_window):
+                for variant in attention_variants(shape, dtype, capability, has_window=has_window):
                     print(json.dumps(compile_variant(variant, capability)), flush=True)
             for variant in other_variants(shape, dtype):
                 print(json.dumps(compile_variant(variant, capability)), flush=True)

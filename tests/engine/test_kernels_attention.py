@@ -48,8 +48,7 @@ def _backend(
         device=torch.device("cpu"),
         dtype=dtype,
         chunk=CHUNK,
-        tunings=TUNINGS,
-        **kw,
+        **{"tunings": TUNINGS, **kw},
     )
 
 
@@ -64,6 +63,15 @@ def test_mixed_lengths(block_size: int, window: int | None) -> None:
     shape = SMALL._replace(block_size=block_size)
     case = PagedCase(shape, mixed_contexts(block_size, max(CHUNK, block_size)))
     assert _error(case, window) < 2e-6
+
+
+@pytest.mark.parametrize("contexts", [mixed_contexts, shared_contexts])
+def test_tiles_through_the_copy_engine(contexts: Any) -> None:
+    tunings = launch.Tunings(*(tuning._replace(descriptors=True) for tuning in TUNINGS))
+    shape = GROUPED._replace(block_size=32)
+    case = PagedCase(shape, contexts(32, CHUNK))
+    backend = _backend(shape, wide_min_bytes=0, tunings=tunings)
+    assert relative_error(case.run(backend), case.expected()) < 2e-6
 
 
 @pytest.mark.parametrize("head_dim", [16, 96, 128, 256])

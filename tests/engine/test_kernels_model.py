@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import interpreted  # noqa: F401 -- before anything of the kernels
 import pytest
 import torch
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
-from interpreted import launch
 from paged import PagedHarness
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.builtin.runner import ModelRunner
@@ -42,16 +42,3 @@ def test_greedy_tokens_and_logits(name: str, tmp_path: Path) -> None:
 
 def test_a_cpu_gets_torch() -> None:
     assert resolve_kernels("auto", torch.device("cpu")) == "torch"
-
-
-@pytest.mark.parametrize("shared_memory", [99, 163, 227])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_tiles_fit_the_device(head_dim: int, dtype: torch.dtype, shared_memory: int) -> None:
-    from parrot_engine.attention.interface import AttentionShape
-
-    shape = AttentionShape(32, 8, head_dim, 16)
-    for tuning in launch.tunings(shape, dtype, shared_memory * 1024):
-        assert tuning.num_stages >= 1
-        tile = tuning.block_n * head_dim * dtype.itemsize
-        assert 2 * tile * tuning.num_stages <= shared_memory * 1024

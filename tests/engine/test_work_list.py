@@ -55,12 +55,15 @@ def _reads(work: WorkList, block_ids: np.ndarray) -> dict[int, list[tuple[int, i
     """For each token of a split row: (slot, key position, physical slot) it reads."""
     reads: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for items, rows in ((work.narrow, POLICY.narrow_rows), (work.wide, POLICY.wide_rows)):
-        for first_block, base, begin, end, first, count, _, _ in items.tolist():
+        for first_block, base, begin, end, first, count, masked_from, _ in items.tolist():
             assert 0 < count <= rows // POLICY.group
             assert base % CHUNK == 0
             assert base <= begin < end <= base + CHUNK
             assert (begin - base) % ALIGN == 0
+            assert base <= masked_from <= end
+            assert (masked_from - base) % ALIGN == 0
             for member in range(first, first + count):
+                assert work.member_positions[member] >= masked_from - 1
                 position = int(work.member_positions[member])
                 for key in range(begin, min(end, position + 1)):
                     block = int(block_ids[first_block + (key - base) // BLOCK])

@@ -85,7 +85,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         self._device = device
         self._num_sms = limits.num_sms
         self._share = share_prefixes
-        self._tunings = tunings or launch.tunings(shape, dtype, limits.shared_memory)
+        self._tunings = tunings or launch.tunings(shape, dtype, limits)
         group = shape.num_heads // shape.num_kv_heads
         # Whole blocks, and whole tiles of keys.
         step = int(np.lcm(shape.block_size, self._tunings.narrow.block_n))

@@ -63,6 +63,8 @@ class Item(NamedTuple):
     #: The slice of the members' arrays.
     first_member: int
     num_members: int
+    #: Whole tiles of keys before this one are seen by all members, and need no mask.
+    masked_from: int
 
 
 class Tile(NamedTuple):
@@ -318,7 +320,13 @@ class _Builder:
             min(base + policy.chunk, max(query.position for query in readers) + 1),
             first_member,
             len(readers),
+            self._masked_from(base, min(query.position for query in readers)),
         )
+
+    def _masked_from(self, base: int, position: int) -> int:
+        """The first tile of a chunk that is not wholly seen from `position`."""
+        seen = max(0, min(position + 1 - base, self._policy.chunk))
+        return base + seen // self._policy.align * self._policy.align
 
     def _lay_out_alone(self, num_members: int) -> tuple[Ints, Ints]:
         """Items of one query each, all at once: no window, one token a row."""
@@ -339,6 +347,8 @@ class _Builder:
         items[:, 3] = np.minimum((chunk + 1) * chunk_size, position[which] + 1)
         items[:, 4] = num_members + np.arange(len(chunk))
         items[:, 5] = 1
+        seen = items[:, 3] - items[:, 1]
+        items[:, 6] = items[:, 1] + seen // self._policy.align * self._policy.align
         slots = np.where(first_slot[which] < 0, -1, first_slot[which] + chunk)
         members = np.stack([token[which], position[which], slots], axis=1)
         return items, members.astype(np.int32)
@@ -347,7 +357,7 @@ class _Builder:
 def _padded(entries: Sequence[Item] | Sequence[Tile]) -> Ints:
     table = np.zeros((len(entries), 8), dtype=np.int32)
     if entries:
-        table[:, :6] = entries
+        table[:, : len(entries[0])] = entries
     return table
 
 

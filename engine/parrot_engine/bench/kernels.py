@@ -123,7 +123,18 @@ def attention_cases(limits: Limits, block_size: int) -> None:
     for new, cached in ((8192, 0), (2048, 0), (2048, 6144), (256, 6144), (64, 6144)):
         load = prefill_load(new, cached, shape)
         report(load, time_attention(load, shape), limits, block=block_size)
-    for batch, shared, own in ((64, 6144, 256), (16, 1024, 256), (8, 1024, 256), (64, 5104, 256)):
+    for batch, shared, own in (
+        (64, 6144, 256),
+        (64, 5104, 256),
+        (64, 2048, 256),
+        (64, 1024, 256),
+        (32, 6144, 256),
+        (32, 2048, 256),
+        (16, 6144, 256),
+        (16, 1024, 256),
+        (4, 6144, 256),
+    ):
+        shared -= shared % block_size
         load = decode_load(batch, shared + own, shape, shared=shared)
         alone = time_attention(load, shape, share_prefixes=False)
         for name, wide_min_bytes in (("wide", 0), ("rule", 20_000_000), ("narrow", 10**12)):
@@ -157,36 +168,33 @@ def _rowwise_cases(limits: Limits, rows: int) -> None:
         ("rotate_and_write", 2 * qkv.nbytes, rotate),
     ]
     for name, moved, work in cases:
-        report(Load(f"{name}, {rows} rows", [], moved, 0), time_s(work), limits)
+        report(Load(f"{name}, {rows} rows", [], moved, 0), time_s(work, calls=10), limits)
 
 
 def sweep(limits: Limits, block_size: int) -> None:
     """Other tile sizes for the three classes."""
     shape = LLAMA_8B._replace(block_size=block_size)
-    shared_memory = launch.device_limits(torch.device("cuda")).shared_memory
-    standard = launch.tunings(shape, _DTYPE, shared_memory)
+    standard = launch.tunings(shape, _DTYPE, launch.device_limits(torch.device("cuda")))
+    # A tile must lie within a block for the copy engine.
+    ways = (False, True) if block_size % 64 == 0 else (False,)
     decode = decode_load(64, 4096, shape)
     small = decode_load(1, 4096, shape)
-    for block_n, warps, stages, programs in itertools.product(
-        (64, 128), (4, 8), (2, 3, 5), (2, 4, 6)
-    ):
-        if block_n == 128 and stages == 5:
-            continue
-        tuning = launch.Tuning(16, block_n, warps, stages, programs)
+    for way, warps, stages, programs in itertools.product(ways, (4, 8), (3, 5, 7), (2, 4, 6)):
+        tuning = launch.Tuning(16, 64, warps, stages, programs, way)
         _try("narrow", decode, shape, limits, standard._replace(narrow=tuning), tuning)
         if programs == 4:
             _try("narrow", small, shape, limits, standard._replace(narrow=tuning), tuning)
     prefill = prefill_load(8192, 0, shape)
-    for block_m, block_n, warps, stages in itertools.product(
-        (64, 128), (64, 128), (4, 8), (2, 3, 5)
+    for way, block_m, block_n, warps, stages in itertools.product(
+        ways, (64, 128), (64, 128), (4, 8), (2, 3, 5)
     ):
-        if block_n == 128 and stages == 5:
+        if block_n == 128 and (stages == 5 or way):
             continue
-        tuning = launch.Tuning(block_m, block_n, warps, stages)
+        tuning = launch.Tuning(block_m, block_n, warps, stages, 1, way)
         _try("prefill", prefill, shape, limits, standard._replace(prefill=tuning), tuning)
     shared = decode_load(64, 6400, shape, shared=6144)
-    for block_m, warps, stages, programs in itertools.product((64, 128), (4, 8), (3, 5), (1, 2, 3)):
-        tuning = launch.Tuning(block_m, 64, warps, stages, programs)
+    for way, block_m, stages, programs in itertools.product(ways, (64, 128), (3, 5), (1, 2, 3)):
+        tuning = launch.Tuning(block_m, 64, block_m // 16, stages, programs, way)
         _try("wide", shared, shape, limits, standard._replace(wide=tuning), tuning)
     for chunk in (256, 1024):
         seconds = time_attention(shared, shape, chunk=chunk)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
@@ -36,21 +37,30 @@ class Tuning(NamedTuple):
     num_stages: int
     #: Programs per multiprocessor of a persistent grid.
     programs_per_sm: int = 1
+    #: Whole tiles of keys come through the copy engine (compute capability 9.0 and later).
+    descriptors: bool = False
 
 
 class DeviceLimits(NamedTuple):
     """What launches need to know of a device."""
 
     num_sms: int
+    #: Bytes that one program may take.
     shared_memory: int
+    #: Whether tiles can be fetched by descriptor (compute capability 9.0 and later).
+    copy_engine: bool
 
 
 def device_limits(device: torch.device) -> DeviceLimits:
     """Limits of `device`; stand-ins for anything but CUDA."""
     if device.type != "cuda":
-        return DeviceLimits(num_sms=4, shared_memory=_ASSUMED_SHARED_MEMORY)
+        return DeviceLimits(4, _ASSUMED_SHARED_MEMORY, copy_engine=False)
     properties = torch.cuda.get_device_properties(device)
-    return DeviceLimits(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    return DeviceLimits(
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+        copy_engine=properties.major >= 9,
+    )
 
 
 class Tunings(NamedTuple):
@@ -61,7 +71,7 @@ class Tunings(NamedTuple):
     prefill: Tuning
 
 
-def tunings(shape: AttentionShape, dtype: torch.dtype, shared_memory: int) -> Tunings:
+def tunings(shape: AttentionShape, dtype: torch.dtype, limits: DeviceLimits) -> Tunings:
     """Tile sizes for heads of `shape` in `dtype`.
 
     All split classes use the same `block_n`, so that what a query gets from a chunk is summed in
@@ -70,10 +80,16 @@ def tunings(shape: AttentionShape, dtype: torch.dtype, shared_memory: int) -> Tu
     group = shape.num_heads // shape.num_kv_heads
     row_bytes = triton.next_power_of_2(shape.head_dim) * dtype.itemsize
     least = triton.next_power_of_2(max(16, group))
-    if row_bytes <= 256:
-        narrow = Tuning(least, 64, 4, 3, 4)
-        wide = Tuning(max(128, least), 64, 8, 3, 2)
-        prefill = Tuning(max(128, least), 64, 8, 3)
+    # The copy engine fetches what lies together: a tile of keys must be within one block.
+    whole = limits.copy_engine and shape.block_size % 64 == 0 and dtype.itemsize == 2
+    if row_bytes <= 256 and whole:
+        narrow = Tuning(least, 64, 4, 5, 6, descriptors=True)
+        wide = Tuning(max(128, least), 64, 8, 5, 1, descriptors=True)
+        prefill = Tuning(max(128, least), 64, 4, 3, descriptors=True)
+    elif row_bytes <= 256:
+        narrow = Tuning(least, 64, 4, 3, 6)
+        wide = Tuning(max(128, least), 64, 8, 5, 2)
+        prefill = Tuning(max(128, least), 128, 8, 3)
     elif row_bytes <= 512:
         narrow = Tuning(least, 32, 4, 3, 4)
         wide = Tuning(max(64, least), 32, 4, 3, 2)
@@ -82,16 +98,23 @@ def tunings(shape: AttentionShape, dtype: torch.dtype, shared_memory: int) -> Tu
         narrow = Tuning(least, 16, 4, 3, 4)
         wide = Tuning(max(32, least), 16, 4, 3, 2)
         prefill = Tuning(max(32, least), 16, 4, 3)
-    return Tunings(*(_fit(tuning, row_bytes, shared_memory) for tuning in (narrow, wide, prefill)))
+    # Split classes shrink together: see above.
+    block_n = min(_fit(tuning, row_bytes, limits).block_n for tuning in (narrow, wide))
+    narrow, wide = narrow._replace(block_n=block_n), wide._replace(block_n=block_n)
+    return Tunings(*(_fit(tuning, row_bytes, limits) for tuning in (narrow, wide, prefill)))
 
 
-def _fit(tuning: Tuning, row_bytes: int, shared_memory: int) -> Tuning:
-    """The same with as many pipeline stages as fit."""
-    keys_and_values = 2 * tuning.block_n * row_bytes
-    queries = tuning.block_m * row_bytes
-    scratch = tuning.block_m * tuning.block_n * 4 + 4096
-    affordable = (shared_memory - queries - scratch) // keys_and_values
-    return tuning._replace(num_stages=max(1, min(tuning.num_stages, affordable)))
+def _fit(tuning: Tuning, row_bytes: int, limits: DeviceLimits) -> Tuning:
+    """The same with as many keys a tile, and then as many pipeline stages, as fit."""
+    fixed = tuning.block_m * row_bytes + 4096
+    pair = 2 * tuning.block_n * row_bytes
+    for stages in range(tuning.num_stages, 1, -1):
+        # The fetch of block ids and the products take stages too, but no buffers of keys.
+        if fixed + max(1, stages // 2) * pair <= limits.shared_memory:
+            return tuning._replace(num_stages=stages)
+    if tuning.block_n > 16:
+        return _fit(tuning._replace(block_n=tuning.block_n // 2), row_bytes, limits)
+    return tuning._replace(num_stages=1)
 
 
 class CacheView(NamedTuple):
@@ -99,6 +122,14 @@ class CacheView(NamedTuple):
 
     key: Tensor
     value: Tensor
+
+    def tiles(self, rows: int, columns: int) -> tuple[TensorDescriptor, TensorDescriptor]:
+        """Both as `[.., head_dim]` in tiles of `rows` x `columns`, for the copy engine."""
+        key, value = (
+            TensorDescriptor.from_tensor(part.view(-1, part.shape[-1]), [rows, columns])
+            for part in self
+        )
+        return key, value
 
 
 def cache_view(layer_kv: Tensor) -> CacheView:
@@ -125,11 +156,14 @@ def run_split(
     grid: int,
 ) -> None:
     """Run the items of one tile class; see `split_attention`."""
+    block_d = max(16, triton.next_power_of_2(shape.head_dim))
+    descriptors = tuning.descriptors and window is None
+    tiles = cache.tiles(tuning.block_n, block_d) if descriptors else cache
     split_attention[(grid,)](
         query,
         query.stride(0),
-        cache.key,
-        cache.value,
+        *cache,
+        *tiles,
         items,
         num_items,
         *members,
@@ -139,11 +173,12 @@ def run_split(
         lse2,
         window or 0,
         scale * _LOG2_E,
+        DESCRIPTORS=descriptors,
         HAS_WINDOW=window is not None,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.num_heads // shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
-        BLOCK_D=max(16, triton.next_power_of_2(shape.head_dim)),
+        BLOCK_D=block_d,
         BLOCK_SIZE=shape.block_size,
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
@@ -191,21 +226,25 @@ def run_prefill(
     tuning: Tuning,
 ) -> None:
     """Run prefill tiles `[n, TILE_FIELDS]`; see `prefill_attention`."""
+    block_d = max(16, triton.next_power_of_2(shape.head_dim))
+    descriptors = tuning.descriptors and window is None
+    key_value_tiles = cache.tiles(tuning.block_n, block_d) if descriptors else cache
     prefill_attention[(tiles.shape[0] * shape.num_kv_heads,)](
         query,
         query.stride(0),
-        cache.key,
-        cache.value,
+        *cache,
+        *key_value_tiles,
         tiles,
         block_ids,
         out,
         window or 0,
         scale * _LOG2_E,
+        DESCRIPTORS=descriptors,
         HAS_WINDOW=window is not None,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.num_heads // shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
-        BLOCK_D=max(16, triton.next_power_of_2(shape.head_dim)),
+        BLOCK_D=block_d,
         BLOCK_SIZE=shape.block_size,
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,

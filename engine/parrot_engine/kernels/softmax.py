@@ -1,8 +1,9 @@
 """Online softmax over tiles of a paged KV cache: the loop that all attention kernels share.
 
-Scores are in base 2 throughout: they are multiplied once by scale x log2(e), and what the loop
-keeps is `m` (largest score of a row so far), `l` (sum of 2^(score - m)) and the weighted sum of
-values. Nothing here knows work lists, rows of a batch, or where results go.
+Scores are in base 2 throughout: they are multiplied once by scale x log2(e), which must be
+positive, and what the loop keeps is `m` (largest score of a row so far), `l` (sum of
+2^(score - m)) and the weighted sum of values. Nothing here knows work lists, rows of a batch, or
+where results go.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def attend_keys(
     positions,
     key_cache,
     value_cache,
+    key_tiles,
+    value_tiles,
     block_ids,
     first_block,
     base,
@@ -60,6 +63,7 @@ def attend_keys(
     window,
     scale_log2,
     MASKED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -73,46 +77,57 @@ def attend_keys(
     base` a multiple of `BLOCK_N`. Without `MASKED` every query must see every key, and the range
     must be whole tiles. With it a query sees keys up to its own position (and within the
     window), and keys at or behind `limit` are not even read: their slots may hold anything.
+
+    With `DESCRIPTORS` unmasked tiles come through the copy engine: `key_tiles` and `value_tiles`
+    describe the cache as `[rows, HEAD_DIM]` in tiles of `[BLOCK_N, BLOCK_D]`, and a tile must lie
+    within one block. Otherwise both are not used.
     """
     lanes = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     for start in range(begin, end, BLOCK_N):
-        rows = cache_rows(
-            block_ids,
-            first_block,
-            start - base,
-            limit - base,
-            head,
-            NUM_KV_HEADS,
-            BLOCK_SIZE,
-            BLOCK_N,
-        )
-        places = rows[:, None] * HEAD_DIM + dims[None, :]
         keys = start + lanes
-        if MASKED:
-            present = (keys < limit)[:, None]
-            if BLOCK_D != HEAD_DIM:
-                present = present & (dims < HEAD_DIM)[None, :]
-            k = tl.load(key_cache + places, mask=present, other=0.0)
-            v = tl.load(value_cache + places, mask=present, other=0.0)
-        elif BLOCK_D != HEAD_DIM:
-            present = (dims < HEAD_DIM)[None, :]
-            k = tl.load(key_cache + places, mask=present, other=0.0)
-            v = tl.load(value_cache + places, mask=present, other=0.0)
+        if DESCRIPTORS and not MASKED:
+            offset = start - base
+            block = tl.load(block_ids + first_block + offset // BLOCK_SIZE)
+            row = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset % BLOCK_SIZE
+            k = key_tiles.load([row, 0])
+            v = value_tiles.load([row, 0])
         else:
-            k = tl.load(key_cache + places)
-            v = tl.load(value_cache + places)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            rows = cache_rows(
+                block_ids,
+                first_block,
+                start - base,
+                limit - base,
+                head,
+                NUM_KV_HEADS,
+                BLOCK_SIZE,
+                BLOCK_N,
+            )
+            places = rows[:, None] * HEAD_DIM + dims[None, :]
+            if MASKED:
+                present = (keys < limit)[:, None]
+                if BLOCK_D != HEAD_DIM:
+                    present = present & (dims < HEAD_DIM)[None, :]
+                k = tl.load(key_cache + places, mask=present, other=0.0)
+                v = tl.load(value_cache + places, mask=present, other=0.0)
+            elif BLOCK_D != HEAD_DIM:
+                present = (dims < HEAD_DIM)[None, :]
+                k = tl.load(key_cache + places, mask=present, other=0.0)
+                v = tl.load(value_cache + places, mask=present, other=0.0)
+            else:
+                k = tl.load(key_cache + places)
+                v = tl.load(value_cache + places)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             seen = keys[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 seen = seen & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        raised = tl.maximum(largest, tl.max(scores, 1))
+        raised = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
         # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
         anchor = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised
         decay = tl.exp2(largest - anchor)
-        weights = tl.exp2(scores - anchor[:, None])
+        weights = tl.exp2(scores * scale_log2 - anchor[:, None])
         denominator = denominator * decay + tl.sum(weights, 1)
         total = total * decay[:, None]
         total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")

@@ -28,6 +28,8 @@ def split_attention(
     query_stride,
     key_cache,
     value_cache,
+    key_tiles,
+    value_tiles,
     items,
     num_items,
     member_tokens,
@@ -39,6 +41,7 @@ def split_attention(
     lse2,
     window,
     scale_log2,
+    DESCRIPTORS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -62,6 +65,7 @@ def split_attention(
         end = tl.load(item + 3)
         first_member = tl.load(item + 4)
         num_members = tl.load(item + 5)
+        masked_from = begin if HAS_WINDOW else tl.load(item + 6)
 
         member = rows // GROUP
         present = member < num_members
@@ -77,24 +81,60 @@ def split_attention(
             mask=filled,
             other=0.0,
         )
+        total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        denominator = tl.zeros([BLOCK_M], tl.float32)
+        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        if not HAS_WINDOW:
+            # Rows that no member fills compute along; they are not stored.
+            total, denominator, largest = attend_keys(
+                total,
+                denominator,
+                largest,
+                q,
+                positions,
+                key_cache,
+                value_cache,
+                key_tiles,
+                value_tiles,
+                block_ids,
+                first_block,
+                base,
+                begin,
+                masked_from,
+                end,
+                head,
+                window,
+                scale_log2,
+                False,
+                DESCRIPTORS,
+                False,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                BLOCK_D,
+                BLOCK_SIZE,
+                BLOCK_N,
+            )
         total, denominator, largest = attend_keys(
-            tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
-            tl.zeros([BLOCK_M], tl.float32),
-            tl.full([BLOCK_M], float("-inf"), tl.float32),
+            total,
+            denominator,
+            largest,
             q,
             positions,
             key_cache,
             value_cache,
+            key_tiles,
+            value_tiles,
             block_ids,
             first_block,
             base,
-            begin,
+            masked_from,
             end,
             end,
             head,
             window,
             scale_log2,
             True,
+            DESCRIPTORS,
             HAS_WINDOW,
             NUM_KV_HEADS,
             HEAD_DIM,
