@@ -11,7 +11,11 @@ from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.dispatch import Dispatcher
 from parrot_gateway.api.link import JOIN_PATH, EngineLinkEndpoint
+from parrot_gateway.api.parrot_v3 import ParrotRoutes
 from parrot_gateway.api.quiet import create_quiet_app, knows_path
+from parrot_gateway.api.route_table import RouteTable
+from parrot_gateway.api.session_routes import SessionRoutes
+from parrot_gateway.api.variables import VariableRoutes
 from parrot_gateway.gateway import Gateway
 from parrot_gateway.settings import api_key_of
 
@@ -45,6 +49,9 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         await endpoint(websocket)
 
     routes = CallRoutes(gateway)
+    own = RouteTable()
+    VariableRoutes(gateway).register(own)
+    SessionRoutes(gateway).register(own)
     return Dispatcher(
         hot={
             "/v1/completions": routes.completions,
@@ -52,6 +59,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
             "/tokenize": routes.tokenize,
             "/detokenize": routes.detokenize,
         },
+        parrot=ParrotRoutes(gateway, keys).find,
+        own=own.find,
         passthrough=routes.passthrough,
         quiet=quiet,
         quiet_v1=knows_path,

@@ -13,6 +13,7 @@ from parrot_gateway.cli import app
 from parrot_gateway.settings import (
     EngineLinkSettings,
     ModelSettings,
+    ParrotV3Settings,
     ResponseSettings,
     ServerSettings,
     SessionSettings,
@@ -35,6 +36,7 @@ def section(title: str) -> str:
         ("upstreams", UpstreamSettings),
         ("engines", EngineLinkSettings),
         ("sessions", SessionSettings),
+        ("parrot_v3", ParrotV3Settings),
         ("responses", ResponseSettings),
     ],
 )

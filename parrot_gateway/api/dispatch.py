@@ -39,6 +39,8 @@ class Dispatcher:
 
     Args:
         hot: handlers by exact path, all of them POST.
+        parrot: who answers a path of Parrot's own API, if it is one; checks keys itself.
+        own: who answers a path of the gateway's own under `/v1/`, if it is one.
         passthrough: takes paths under `/v1/` that nothing else knows.
         quiet: the FastAPI application with all other routes.
         quiet_v1: whether FastAPI knows a path under `/v1/`.
@@ -50,6 +52,8 @@ class Dispatcher:
         self,
         *,
         hot: dict[str, Handler],
+        parrot: Callable[[Exchange], Handler | None],
+        own: Callable[[Exchange], Handler | None],
         passthrough: Handler,
         quiet: ASGIApp,
         quiet_v1: Callable[[str], bool],
@@ -57,6 +61,8 @@ class Dispatcher:
         gate: CallGate,
     ) -> None:
         self._hot = hot
+        self._parrot = parrot
+        self._own = own
         self._passthrough = passthrough
         self._quiet = quiet
         self._quiet_v1 = quiet_v1
@@ -73,14 +79,21 @@ class Dispatcher:
         handler = self._hot.get(path)
         if handler is not None:
             await self._call(exchange, handler, post_only=True)
+        elif (handler := self._parrot(exchange)) is not None:
+            await self._call(exchange, handler, post_only=False, check_key=False)
+        elif (handler := self._own(exchange)) is not None:
+            await self._call(exchange, handler, post_only=False)
         elif self._passthrough is not None and path.startswith("/v1/") and not self._quiet_v1(path):
             await self._call(exchange, self._passthrough, post_only=False)
         else:
             await self._ask_quiet(exchange, scope, receive, send)
 
-    async def _call(self, exchange: Exchange, handler: Handler, *, post_only: bool) -> None:
+    async def _call(
+        self, exchange: Exchange, handler: Handler, *, post_only: bool, check_key: bool = True
+    ) -> None:
         try:
-            self._keys.check(exchange.header(b"authorization"))
+            if check_key:
+                self._keys.check(exchange.header(b"authorization"))
             if post_only and exchange.method != "POST":
                 raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
             task = asyncio.current_task()

@@ -49,7 +49,7 @@ class Exchange:
     """
 
     __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "engine",
-                 "fail_in_band", "priority", "request_id", "responded", "scope",
+                 "error_body", "fail_in_band", "priority", "request_id", "responded", "scope",
                  "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +65,8 @@ class Exchange:
         #: Ends an answer that has begun with an error in it, where its format has a way to.
         self.fail_in_band: Callable[[GatewayError], Awaitable[None]] | None = None
         self.disconnected = False
+        #: How an error is written, where a route has a form of its own.
+        self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self.priority = 0
         self.engine: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -160,8 +162,8 @@ class Exchange:
         self.completed = True
 
     async def respond_error(self, error: GatewayError) -> None:
-        """Send `error` in OpenAI's shape."""
-        await self.respond(error.status, error.body(), error.headers())
+        """Send `error` in OpenAI's shape, or the route's own."""
+        await self.respond(error.status, self.error_body(error), error.headers())
 
     async def start_stream(self, status: int, headers: Headers, first: bytes) -> None:
         """Send the status line, headers and first bytes of a stream.

@@ -20,6 +20,13 @@ MAX_PARAMETERS = 1024
 #: The original's default for the tokens of one output.
 DEFAULT_MAX_TOKENS = 512
 
+#: What the fields of an ordinary call are called in a sampling config, where that differs.
+FIELDS_OF_SAMPLING = {
+    "max_tokens": "max_gen_length",
+    "ignore_eos": "ignore_tokenizer_eos",
+    "stop": "stop_str",
+}
+
 #: JSON has no limit for integers, but many libraries do: digits in a string are the same id.
 SessionId: TypeAlias = int | str
 

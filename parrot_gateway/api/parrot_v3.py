@@ -1,0 +1,375 @@
+"""Parrot's own API: the routes and fields of the original (V3), so that its client works unchanged.
+
+Parses, asks the core, shapes the answer. What differs from all other routes: bodies come with GET
+and DELETE too, success is always a 200 with an object, and errors have `traceback` beside `error`,
+without which the client would not show them. See docs/parrot-api.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from parrot_gateway.api.auth import KeyCheck
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.parrot_v3_bodies import (
+    FIELDS_OF_SAMPLING,
+    AuthBody,
+    GetVariableBody,
+    NewVariableBody,
+    Parameter,
+    SemanticCallBody,
+    SessionAuthBody,
+    SessionBody,
+    SetVariableBody,
+    TransformBody,
+    check_call,
+    max_tokens,
+    sampling_fields,
+    session_number,
+)
+from parrot_gateway.api.tenants import tenant_of
+from parrot_gateway.api.validation import decode
+from parrot_gateway.core.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
+from parrot_gateway.core.json_text import well_formed
+from parrot_gateway.core.model_choice import ChosenModel, ModelType, choose_model
+from parrot_gateway.core.objective import LATENCY
+from parrot_gateway.core.semantic_call import objective_of
+from parrot_gateway.core.session import Session
+from parrot_gateway.core.session_secret import SessionSecrets
+from parrot_gateway.core.transform import parse_transform
+from parrot_gateway.core.variable import Variable
+from parrot_gateway.exceptions import (
+    AuthenticationError,
+    GatewayError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    SessionNotFoundError,
+    UnsupportedError,
+)
+from parrot_gateway.gateway import Gateway
+
+#: What a handler is given besides the body: whose request it is, and the end of its path.
+Handler: TypeAlias = Callable[["_Request"], Awaitable[dict[str, Any]]]
+
+_Body = TypeVar("_Body")
+
+#: Ids are answered as numbers that any JSON library can hold.
+_REQUEST_ID_BITS = 53
+
+
+class _Request(NamedTuple):
+    exchange: Exchange
+    tenant: str
+    #: The last part of the path, where the route has one.
+    name: str
+    raw: bytes
+
+    def body(self, kind: type[_Body]) -> _Body:
+        """The body, checked.
+
+        Raises:
+            InvalidRequestError: naming the field at fault.
+        """
+        return decode(self.raw, msgspec.json.Decoder(kind))
+
+
+def error_body(error: GatewayError) -> bytes:
+    """An error as the original's client reads it, and as OpenAI's clients do."""
+    return msgspec.json.encode({"error": error.to_dict(), "traceback": ""})
+
+
+class ParrotRoutes:
+    """The handler of all these routes.
+
+    Args:
+        gateway: the parts.
+        keys: checks the keys of callers that send one.
+    """
+
+    def __init__(self, gateway: Gateway, keys: KeyCheck) -> None:
+        self._gateway = gateway
+        self._service = gateway.semantic
+        self._settings = gateway.settings.parrot_v3
+        self._max_body_bytes = gateway.settings.server.max_body_bytes
+        self._keys = keys
+        self._secrets = SessionSecrets(secrets.token_bytes(32))
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/session": {"POST": self._create_session},
+            "/v1/session/{}": {"GET": self._describe_session, "DELETE": self._delete_session},
+            "/v1/semantic_call": {"POST": self._call},
+            "/v1/semantic_var": {"POST": self._create_variable, "GET": self._list_variables},
+            "/v1/semantic_var/{}": {"POST": self._set_variable, "GET": self._get_variable},
+            "/v1/transform": {"POST": self._transform},
+            "/v1/py_native_call": {"POST": self._refuse_code},
+            "/v1/submit_py_native_call": {"POST": self._refuse_code},
+        }
+
+    def find(self, exchange: Exchange) -> Callable[[Exchange], Awaitable[None]] | None:
+        """Who answers, if the path is one of these; their errors have a form of their own."""
+        if self._route(exchange.path) is None:
+            return None
+        exchange.error_body = error_body
+        return self._answer
+
+    def _route(self, path: str) -> tuple[dict[str, Handler], str] | None:
+        """The handlers of a path, and its last part where that is a name."""
+        methods = self._routes.get(path)
+        if methods is not None:
+            return methods, ""
+        parent, _, name = path.rpartition("/")
+        methods = self._routes.get(f"{parent}/{{}}") if name else None
+        return None if methods is None else (methods, name)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        tenant = self._tenant(exchange)
+        found = self._route(exchange.path)
+        assert found is not None
+        methods, name = found
+        handler = methods.get(exchange.method)
+        if handler is None:
+            raise MethodNotAllowedError(
+                f"{exchange.path} takes {' and '.join(methods)}, not {exchange.method}."
+            )
+        raw = await exchange.body(self._max_body_bytes)
+        exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        answer = await handler(_Request(exchange, tenant, name, raw))
+        await exchange.respond(200, msgspec.json.encode(answer))
+
+    def _tenant(self, exchange: Exchange) -> str:
+        """Whose request it is: the key's tenant, or that of those without a key."""
+        authorization = exchange.header(b"authorization")
+        if authorization is not None:
+            self._keys.check(authorization)
+            return tenant_of(exchange)
+        allowed = self._settings.keyless
+        if allowed is None:
+            allowed = not self._keys.required
+        if not allowed:
+            raise AuthenticationError(
+                "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'. The "
+                "original client of these routes cannot: its calls are taken where the operator "
+                "sets parrot_v3.keyless."
+            )
+        return self._settings.keyless_tenant
+
+    # -- sessions ---------------------------------------------------------------------------
+
+    async def _create_session(self, request: _Request) -> dict[str, Any]:
+        request.body(SessionBody)
+        number = self._secrets.mint()
+        self._service.session(request.tenant, self._secrets.name_of(number))
+        return {"session_id": number, "session_auth": self._secrets.proof_of(number)}
+
+    async def _describe_session(self, request: _Request) -> dict[str, Any]:
+        session = self._session_of_path(request)
+        states = [node.state for node in session.graph]
+        return {
+            "name": session.name,
+            "vars": session.num_variables,
+            "value_bytes": session.value_bytes,
+            "calls": {state: states.count(state) for state in dict.fromkeys(states)},
+        }
+
+    async def _delete_session(self, request: _Request) -> dict[str, Any]:
+        self._service.close_session(self._session_of_path(request))
+        return {}
+
+    def _session_of_path(self, request: _Request) -> Session:
+        auth = request.body(AuthBody).session_auth
+        return self._owned(request, session_number(request.name), auth)
+
+    def _session(self, request: _Request, number: int) -> Session:
+        """The session of that number; used now."""
+        sessions = self._service.sessions
+        try:
+            return sessions.find(
+                request.tenant, self._secrets.name_of(number), self._service.clock()
+            )
+        except SessionNotFoundError:
+            raise SessionNotFoundError(_shown(number), param="session_id") from None
+
+    def _owned(self, request: _Request, number: int, proof: str) -> Session:
+        """The same, for whoever proves to own it."""
+        self._secrets.check(number, proof)
+        return self._session(request, number)
+
+    def _session_of_body(self, request: _Request, body: SessionAuthBody) -> Session:
+        return self._owned(request, session_number(body.session_id), body.session_auth)
+
+    # -- variables --------------------------------------------------------------------------
+
+    async def _create_variable(self, request: _Request) -> dict[str, Any]:
+        body = request.body(NewVariableBody)
+        variable = new_variable(self._session_of_body(request, body), body.var_name, "var_name")
+        return {"var_id": variable.id, "var_name": variable.name}
+
+    async def _set_variable(self, request: _Request) -> dict[str, Any]:
+        body = request.body(SetVariableBody)
+        session = self._session_of_body(request, body)
+        self._service.set_value(session.lookup(request.name, "var_id"), body.content)
+        return {}
+
+    async def _get_variable(self, request: _Request) -> dict[str, Any]:
+        body = request.body(GetVariableBody)
+        objective = objective_of(body.criteria, "criteria")
+        session = self._session_of_body(request, body)
+        content = await self._service.value(
+            session.lookup(request.name, "var_id"),
+            self._settings.get_timeout_s,
+            LATENCY if objective is None else objective,
+        )
+        return {"content": well_formed(content)}
+
+    async def _list_variables(self, request: _Request) -> dict[str, Any]:
+        session = self._session_of_body(request, request.body(SessionAuthBody))
+        return {
+            "vars": [
+                {"var_id": item.id, "var_name": item.name, "state": item.state} for item in session
+            ]
+        }
+
+    # -- calls ------------------------------------------------------------------------------
+
+    async def _call(self, request: _Request) -> dict[str, Any]:
+        body = request.body(SemanticCallBody)
+        check_call(body)
+        objective = objective_of(body.output_criteria, "output_criteria")
+        number = session_number(body.session_id)
+        if body.session_auth is not None:
+            self._secrets.check(number, body.session_auth)
+        session = self._session(request, number)
+        model = self._choose(body)
+        parameters = [
+            _chain_parameter(index, parameter, model)
+            for index, parameter in enumerate(body.parameters)
+        ]
+        if model.is_own:
+            self._check_on_engine(model.name, parameters)
+        variables = submit_chain(
+            self._service,
+            session,
+            ChainSpec(
+                template=body.template,
+                parameters=parameters,
+                model=model.name,
+                form="messages" if body.model_type == "text" and not model.is_own else "text",
+                objective=objective,
+                name=body.func_name,
+                origin=list(request.exchange.scope["headers"]),
+                max_characters=self._max_body_bytes,
+            ),
+        )
+        return {
+            "request_id": secrets.randbits(_REQUEST_ID_BITS),
+            "param_info": [
+                _param_info(parameter.name, parameter.is_output, variable)
+                for parameter, variable in zip(body.parameters, variables, strict=True)
+            ],
+        }
+
+    def _choose(self, body: SemanticCallBody) -> ChosenModel:
+        gateway = self._gateway
+        return choose_model(
+            body.models or (),
+            cast(ModelType, body.model_type or "token_id"),
+            resolve=gateway.resolve,
+            own=gateway.engine_models(),
+            listed=[name for item in gateway.upstreams.values() for name in item.models()],
+        )
+
+    def _check_on_engine(self, model: str, parameters: list[ChainParameter]) -> None:
+        """Refuse what only the model's engine can tell to be wrong, if one is there already."""
+        engines = self._gateway.registry.engines_for(self._gateway.resolve(model).model)
+        if not engines:
+            return
+        # Imported here because it loads the tokenizer's library, which a gateway that only
+        # passes calls on does not need.
+        from parrot_gateway.api.completions import check_completions
+
+        for parameter in parameters:
+            if not parameter.is_output:
+                continue
+            try:
+                check_completions(msgspec.json.encode(parameter.fields), engines[0])
+            except InvalidRequestError as error:
+                if error.param is not None:
+                    field = FIELDS_OF_SAMPLING.get(error.param, error.param)
+                    error.param = f"{parameter.param}.sampling_config.{field}"
+                raise
+
+    async def _transform(self, request: _Request) -> dict[str, Any]:
+        body = request.body(TransformBody)
+        transform = parse_transform(body.transform)
+        if transform.needs_tokens:
+            raise InvalidRequestError(
+                "Tokens are those of a model, and this transform stands between variables alone: "
+                "count characters instead.",
+                param="transform",
+                code="invalid_value",
+            )
+        session = self._session_of_body(request, body)
+        source = session.lookup(body.input, "input")
+        if body.output is None:
+            output = new_variable(session, body.func_name or "transformed", "func_name")
+        else:
+            output = session.lookup(body.output, "output")
+        try:
+            self._service.submit_transform(session, source, transform, output, body.func_name)
+        except GatewayError:
+            if body.output is None:
+                session.delete(output.id)
+            raise
+        return {
+            "request_id": secrets.randbits(_REQUEST_ID_BITS),
+            "param_info": [
+                _param_info("input", False, source),
+                _param_info("output", True, output),
+            ],
+        }
+
+    async def _refuse_code(self, request: _Request) -> dict[str, Any]:
+        raise UnsupportedError(
+            "This gateway never runs code that comes over the network. What native functions were "
+            "for is done by declared transforms: POST /v1/transform with a pipeline such as "
+            "\"code_block('json') | json('/name') | strip\" (see docs/transforms.md); anything "
+            "else belongs into your program, between get and set of two variables.",
+            param="func_code",
+            code="unsupported_route",
+        )
+
+
+def _chain_parameter(index: int, parameter: Parameter, model: ChosenModel) -> ChainParameter:
+    fields: dict[str, Any] = {}
+    if parameter.is_output:
+        fields = {
+            "max_tokens": max_tokens(parameter.sampling_config),
+            **sampling_fields(parameter.sampling_config, is_own=model.is_own),
+        }
+    return ChainParameter(
+        name=parameter.name,
+        is_output=parameter.is_output,
+        variable_id=parameter.var_id,
+        value=parameter.value,
+        fields=fields,
+        param=f"parameters[{index}]",
+    )
+
+
+def _param_info(parameter: str, is_output: bool, variable: Variable) -> dict[str, Any]:
+    return {
+        "parameter_name": parameter,
+        "is_output": is_output,
+        "var_name": variable.name,
+        "var_id": variable.id,
+    }
+
+
+def _shown(number: int) -> str:
+    """A number that is a secret, for messages."""
+    digits = str(number)
+    return digits if len(digits) <= 8 else f"{digits[:4]}…{digits[-4:]}"
