@@ -82,9 +82,10 @@ class Job:
         return self.node.id
 
     @property
-    def call(self) -> CallNode | None:
-        """Its node, if it is a call."""
-        return self.node if isinstance(self.node, CallNode) else None
+    def call(self) -> CallNode:
+        """Its node; only of a call, not of a transform."""
+        assert isinstance(self.node, CallNode)
+        return self.node
 
     @property
     def output_name(self) -> str | None:
@@ -168,10 +169,10 @@ class Job:
         if not text:
             return
         self.has_text = True
-        if self.call is not None:
-            self.call.tokens += 1
-            if self.call.first_token is None:
-                self.call.first_token = now
+        if isinstance(self.node, CallNode):
+            self.node.tokens += 1
+            if self.node.first_token is None:
+                self.node.first_token = now
         if self.output is None:
             return
         if self.spec.transform is None:
