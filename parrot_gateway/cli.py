@@ -1,4 +1,4 @@
-"""The command line: `parrot-gateway serve | engine | bench | doctor`.
+"""The command line: `parrot-gateway serve | engine | graph | bench | doctor`.
 
 Only parses and prints. Imports what a command needs inside it, so that `--help` is quick.
 """
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from parrot_gateway import __version__
+from parrot_gateway.bench.apps.command import apps_command
 from parrot_gateway.bench.overhead import overhead_command
+from parrot_gateway.graph_command import graph_command
 
 if TYPE_CHECKING:
     from parrot_gateway.gateway import Gateway
@@ -151,12 +153,9 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-@bench.callback()
-def _bench_root() -> None:
-    """Keep `bench` a group even while it holds one command."""
-
-
 bench.command("overhead")(overhead_command)
+bench.command("apps")(apps_command)
+app.command("graph")(graph_command)
 
 
 def _pair(text: str, option: str, form: str) -> tuple[str, str]:

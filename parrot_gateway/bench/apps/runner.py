@@ -1,0 +1,255 @@
+"""Runs a workload against a server, as one kind of client or another, over a simulated network.
+
+The distance to the server is simulated by the client: half a round trip before a request is sent,
+half after its answer is there, the same for every way of running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from parrot_gateway.bench.apps.workload import Call, Job, Way, Workload
+from parrot_gateway.bench.servers import BenchmarkError
+
+#: Longest time for one answer, calls that it waits for included.
+ANSWER_TIMEOUT_S = 600.0
+TEMPERATURE = 0.8
+#: Sent with every answer of a gateway to a call with semantic fields.
+SESSION_HEADER = "x-parrot-session"
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class _Count(msgspec.Struct):
+    count: int
+
+
+class JobResult(NamedTuple):
+    """One job, run once."""
+
+    job: Job
+    #: From its arrival until all the texts that its client reads are there.
+    seconds: float
+    #: Those texts, in the order of `job.finals`.
+    texts: tuple[str, ...]
+
+
+class RunResult(NamedTuple):
+    """A workload, run once."""
+
+    jobs: tuple[JobResult, ...]
+    #: HTTP requests that were sent.
+    requests: int
+
+
+class GatewayClient:
+    """Sends chat completions to one model; use as an asynchronous context manager.
+
+    Args:
+        base_url: ending in `/v1`.
+        model: name of the model.
+        api_key: sent when given.
+    """
+
+    def __init__(self, base_url: str, model: str, api_key: str | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        #: Simulated network: seconds for a request and its answer to travel.
+        self.round_trip_s = 0.0
+        self.requests = 0
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http: aiohttp.ClientSession
+
+    async def __aenter__(self) -> GatewayClient:
+        self._http = aiohttp.ClientSession(
+            # Calls that wait for others each hold a connection.
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
+            headers=self._headers,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
+
+    async def complete(self, call: Call, prompt: str, semantic: Mapping[str, Any] | None) -> str:
+        """The text of one answer; of a deferred call, what stands for it.
+
+        Args:
+            call: says how long the answer is and its seed.
+            prompt: as it is sent.
+            semantic: the body's field `parrot`, if it shall have one.
+
+        Raises:
+            BenchmarkError: no answer, an error, an answer of the wrong length, or a server that
+                does not know semantic variables.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": call.tokens,
+            "ignore_eos": True,
+            "temperature": TEMPERATURE,
+            "seed": call.seed,
+        }
+        if semantic is not None:
+            body["parrot"] = semantic
+        data = msgspec.json.encode(body)
+        await asyncio.sleep(self.round_trip_s / 2)
+        status, headers, answer = await self._post(self.base_url + "/chat/completions", data)
+        await asyncio.sleep(self.round_trip_s / 2)
+        if status != 200:
+            raise BenchmarkError(f"{call.name}: status {status}: {answer[:2000].decode()}")
+        if semantic is not None and SESSION_HEADER not in headers:
+            raise BenchmarkError(f"{self.base_url} does not know semantic variables.")
+        try:
+            completion = msgspec.json.decode(answer, type=_Completion)
+            text = completion.choices[0].message.content or ""
+        except (msgspec.MsgspecError, IndexError) as error:
+            raise BenchmarkError(f"{call.name}: not a chat completion: {error}") from None
+        deferred = semantic is not None and semantic.get("defer")
+        if completion.usage is not None and not deferred:
+            length = completion.usage.completion_tokens
+            if length != call.tokens:
+                raise BenchmarkError(
+                    f"{call.name}: asked for {call.tokens} tokens and got {length}: the server "
+                    "does not honour ignore_eos, so that ways of running cannot be compared."
+                )
+        return text
+
+    async def count_tokens(self, text: str) -> int | None:
+        """Tokens of a text; None where the server does not tell."""
+        data = msgspec.json.encode({"model": self.model, "prompt": text})
+        root = self.base_url.removesuffix("/v1")
+        status, _, answer = await self._post(f"{root}/tokenize", data)
+        if status != 200:
+            return None
+        try:
+            return msgspec.json.decode(answer, type=_Count).count
+        except msgspec.MsgspecError:
+            return None
+
+    async def forget(self, session: str) -> None:
+        """Delete a session. What cannot be deleted expires."""
+        url = f"{self.base_url}/sessions/{session}"
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with self._http.delete(url) as response:
+                await response.read()
+
+    async def _post(self, url: str, data: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        self.requests += 1
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._http.post(url, data=data, headers=headers) as response:
+                return response.status, response.headers, await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise BenchmarkError(f"{url} does not answer: {error or 'timeout'}") from None
+
+
+async def run_workload(
+    client: GatewayClient, workload: Workload, way: Way, session: str
+) -> RunResult:
+    """Run all jobs, each from its arrival on.
+
+    Args:
+        client: where to.
+        workload: what.
+        way: how.
+        session: name of the session, for semantic variables; one that nobody has used.
+
+    Raises:
+        BenchmarkError: any call failed; the others are cancelled.
+    """
+    before = client.requests
+    start = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_run_job(client, job, way, session, start))
+                for job in workload.jobs
+            ]
+    except* BenchmarkError as failures:
+        raise _first(failures) from None
+    return RunResult(tuple(task.result() for task in tasks), client.requests - before)
+
+
+async def _run_job(
+    client: GatewayClient, job: Job, way: Way, session: str, start: float
+) -> JobResult:
+    await asyncio.sleep(max(0.0, start + job.arrives_s - time.perf_counter()))
+    began = time.perf_counter()
+    if way == "one by one":
+        texts = await _one_by_one(client, job)
+    elif way == "parallel":
+        texts = await _parallel(client, job)
+    else:
+        texts = await _semantic(client, job, session)
+    seconds = time.perf_counter() - began
+    return JobResult(job, seconds, tuple(texts[name] for name in job.finals))
+
+
+async def _one_by_one(client: GatewayClient, job: Job) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for call in job.calls:
+        texts[call.name] = await client.complete(call, call.text(texts.__getitem__), None)
+    return texts
+
+
+async def _parallel(client: GatewayClient, job: Job) -> dict[str, str]:
+    tasks: dict[str, asyncio.Task[str]] = {}
+
+    async def run(call: Call) -> str:
+        texts = {name: await tasks[name] for name in call.reads}
+        return await client.complete(call, call.text(texts.__getitem__), None)
+
+    async with asyncio.TaskGroup() as group:
+        for call in job.calls:
+            tasks[call.name] = group.create_task(run(call))
+    return {name: task.result() for name, task in tasks.items()}
+
+
+async def _semantic(client: GatewayClient, job: Job, session: str) -> dict[str, str]:
+    tasks: dict[str, asyncio.Task[str]] = {}
+    async with asyncio.TaskGroup() as group:
+        for call in job.calls:
+            semantic: dict[str, Any] = {"session": session, "output": call.name}
+            if call.reads:
+                semantic["inputs"] = {name: name for name in call.reads}
+            if call.objective:
+                semantic["objective"] = call.objective
+            if call.name not in job.finals:
+                semantic["defer"] = True
+            prompt = call.text(lambda name: "{{" + name + "}}")
+            tasks[call.name] = group.create_task(client.complete(call, prompt, semantic))
+    return {name: tasks[name].result() for name in job.finals}
+
+
+def _first(failures: BaseExceptionGroup[BenchmarkError]) -> BenchmarkError:
+    """One of the reasons, the first that was met."""
+    found: BaseException = failures
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, BenchmarkError)
+    return found

@@ -1,0 +1,169 @@
+"""`parrot-gateway graph SESSION` against a real gateway, and what it says when there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from subprocess import CompletedProcess
+
+import pytest
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
+
+from parrot_gateway.bench.apps import map_reduce
+from parrot_gateway.bench.apps.runner import GatewayClient, run_workload
+from parrot_gateway.bench.apps.workload import SEMANTIC, Size
+from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg, to_text
+from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
+from parrot_gateway.graph_command import GraphUnavailableError, read_graph
+
+SESSION = "tea party, with a hatter"
+
+
+@pytest.fixture
+async def session(demo: GatewayProcess) -> str:
+    """The name of a session that has run a small map-reduce."""
+    async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
+        await client.forget("tea%20party,%20with%20a%20hatter")
+        workload = map_reduce.build(Size(2, 0.04), "Copy 1.")
+        await run_workload(client, workload, SEMANTIC, SESSION)
+    return SESSION
+
+
+def graph(demo: GatewayProcess, *arguments: str) -> CompletedProcess[str]:
+    run = run_cli(
+        *("graph", *arguments, "--base-url", demo.base_url, "--api-key", "env:DEMO_KEY"),
+        environment={"DEMO_KEY": API_KEY, "PYTHONIOENCODING": "utf-8"},
+    )
+    assert "Traceback" not in run.stderr
+    return run
+
+
+def check_refused(run: CompletedProcess[str], *words: str) -> None:
+    assert run.returncode == 1, run.stderr
+    assert run.stdout == ""
+    assert "Traceback" not in run.stderr
+    for word in words:
+        assert word in run.stderr, run.stderr
+
+
+# -- pictures -----------------------------------------------------------------------------
+
+
+async def test_text(demo: GatewayProcess, session: str) -> None:
+    run = graph(demo, session)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert session in lines[0]
+    assert "3 done" in lines[0]
+    assert [line for line in lines if line.startswith("stage")] == ["stage 0", "stage 1"]
+    assert len(re.findall(r"done [\d.]+ m?s", run.stdout)) == 3
+    assert re.search(r"map_(0, map_1|1, map_0) → reduce$", lines[-1])
+
+
+async def test_pictures_for_files(demo: GatewayProcess, session: str) -> None:
+    data = json.loads(graph(demo, session, "--format", "json").stdout)
+    assert [call["state"] for call in data["calls"]] == ["done"] * 3
+    assert graph(demo, session, "--format", "mermaid").stdout.startswith("flowchart")
+    svg = graph(demo, session, "--format", "svg").stdout
+    assert ET.fromstring(svg).tag.endswith("svg")
+
+
+async def test_watching_ends_with_the_last_call(demo: GatewayProcess, session: str) -> None:
+    run = graph(demo, session, "--watch")
+    assert run.returncode == 0, run.stderr
+    assert "3 done" in run.stdout
+
+
+async def test_where_the_gateway_is_and_its_key_from_the_environment(
+    demo: GatewayProcess, session: str
+) -> None:
+    usual = {"OPENAI_BASE_URL": demo.base_url, "OPENAI_API_KEY": API_KEY}
+    assert run_cli("graph", session, environment=usual).returncode == 0
+    own = {"OPENAI_BASE_URL": demo.base_url, "PARROT_API_KEY": API_KEY}
+    assert run_cli("graph", session, environment=own).returncode == 0
+    # OpenAI's key goes nowhere but where OpenAI's variable points.
+    elsewhere = {"OPENAI_API_KEY": API_KEY}
+    run = run_cli("graph", session, "--base-url", demo.base_url, environment=elsewhere)
+    check_refused(run, "--api-key env:NAME")
+
+
+# -- refusals -----------------------------------------------------------------------------
+
+
+def test_an_unknown_session(demo: GatewayProcess) -> None:
+    check_refused(graph(demo, "nobody/knows"), "nobody/knows")
+    check_refused(graph(demo, "nobody"), "no session 'nobody'", "expired")
+
+
+def test_a_wrong_key(demo: GatewayProcess) -> None:
+    run = run_cli(
+        *("graph", "x", "--base-url", demo.base_url, "--api-key", "env:DEMO_KEY"),
+        environment={"DEMO_KEY": "sk-wrong"},
+    )
+    check_refused(run, "key", "--api-key env:NAME")
+    assert "sk-wrong" not in run.stderr
+
+
+def test_keys_are_named_not_given(demo: GatewayProcess) -> None:
+    run = run_cli("graph", "x", "--base-url", demo.base_url, "--api-key", "sk-secret")
+    check_refused(run, "env:NAME")
+    assert "sk-secret" not in run.stderr
+    run = run_cli("graph", "x", "--base-url", demo.base_url, "--api-key", "env:NOT_SET_AT_ALL")
+    check_refused(run, "NOT_SET_AT_ALL")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://no-such-host.invalid/v1"])
+def test_no_gateway(url: str) -> None:
+    check_refused(run_cli("graph", "x", "--base-url", url), url, "parrot-gateway serve")
+
+
+def test_not_a_url() -> None:
+    check_refused(run_cli("graph", "x", "--base-url", "gateway"), "--base-url", "http://")
+
+
+def test_watching_a_file_makes_no_sense(demo: GatewayProcess) -> None:
+    run = graph(demo, "x", "--watch", "--format", "svg")
+    assert run.returncode == 2
+    assert "--format text" in run.stderr
+
+
+# -- reading ------------------------------------------------------------------------------
+
+
+def test_what_is_read_draws_the_same() -> None:
+    first = NodeView(
+        id="c1", name="first", kind="call", state="done", output="v1", model="m",
+        objective="latency", tokens=7, engine="e", submitted=10.0, started=10.5,
+        first_token=10.6, finished=12.0,
+    )  # fmt: skip
+    second = NodeView(
+        id="c2", name="second", kind="transform", state="running", stage=1, inputs=("v1",),
+        output="v2", detail="strip | lower", priority=3, submitted=11.0, started=12.0,
+    )  # fmt: skip
+    third = NodeView(
+        id="c3", name="third", kind="call", state="failed", inputs=("v1",), submitted=11.0,
+        finished=11.5, failure="engine_error: gone",
+    )  # fmt: skip
+    snapshot = GraphSnapshot(
+        session_id="s1",
+        session_name="demo",
+        taken_at=13.0,
+        nodes=(first, second, third),
+        variables=(
+            VariableView("v1", "text", "ready", "c1", ("c2", "c3"), 100),
+            VariableView("v2", "small", "running", "c2"),
+        ),
+        pruned=2,
+    )
+    read = read_graph(json.dumps(to_json(snapshot)).encode())
+    assert to_json(read) == to_json(snapshot)
+    assert to_text(read) == to_text(snapshot)
+    assert to_svg(read) == to_svg(snapshot)
+    assert to_mermaid(read) == to_mermaid(snapshot)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"<html>", b"\xff", b'{"session": 1}'])
+def test_other_answers_are_no_graphs(data: bytes) -> None:
+    with pytest.raises(GraphUnavailableError, match="not a graph"):
+        read_graph(data)
