@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness, PagedSequence
+from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.builtin.batch import StepBatch
 from parrot_engine.builtin.runner import ModelRunner
@@ -144,3 +145,18 @@ def test_a_checkpoint_gets_triton_by_default_and_torch_on_request(tmp_path: Path
     plain, _ = PagedHarness(load_runner(path, settings)).generate(prompts, 8)
     ours, _ = PagedHarness(_runner(path, "float32", 64)).generate(prompts, 8)
     assert ours == plain
+
+
+def test_the_offline_api_gives_what_it_gives_on_a_cpu(tmp_path: Path) -> None:
+    """The whole engine: batching, caching, forks, sampling, with prompts that begin alike."""
+    path = make_checkpoint(tmp_path / "mistral", CONFIGS["mistral"])
+    head = "The parrot said to the gateway, and said it again: " * 4
+    prompts = [head + ending for ending in ("one", "two", "three, and four", "", "five")]
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    texts = []
+    for device in ("cuda", "cpu"):
+        with LLM(str(path), device=device, dtype="float32", num_blocks=200) as llm:
+            outputs = llm.generate([head], params) + llm.generate(prompts, params, n=2)
+            texts.append([[o.token_ids for o in output.outputs] for output in outputs])
+            assert llm.stats().cached_tokens > 0
+    assert texts[0] == texts[1]

@@ -33,7 +33,7 @@ _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
 _LONG_CONTEXT = 2048
 _WIDE_MIN_ROWS = 32
-_WIDE_MIN_BYTES = 20_000_000
+_WIDE_MIN_BYTES = 60_000_000
 #: Programs of the merge per multiprocessor.
 _MERGE_PROGRAMS = 16
 
@@ -103,6 +103,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_min_rows=_WIDE_MIN_ROWS,
             wide_min_bytes=wide_min_bytes,
         )
+        #: Wide and narrow items have nothing to do with each other, and neither fills the device.
+        self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._partial = torch.empty(0, dtype=torch.float32, device=device)
         self._lse2 = torch.empty(0, dtype=torch.float32, device=device)
 
@@ -209,27 +211,18 @@ class TritonAttention(FusedAttention[TritonPlan]):
                 tuning=self._tunings.prefill,
             )
         self._reserve(work.num_slots)
-        for items, count, tuning in (
-            (work.wide, work.counts[1], self._tunings.wide),
-            (work.narrow, work.counts[0], self._tunings.narrow),
-        ):
-            if len(items):
-                launch.run_split(
-                    query,
-                    cache,
-                    items,
-                    count,
-                    work.members,
-                    plan.block_ids,
-                    out,
-                    self._partial,
-                    self._lse2,
-                    shape=shape,
-                    window=window,
-                    scale=scale,
-                    tuning=tuning,
-                    grid=self._grid(len(items) * shape.num_kv_heads, tuning.programs_per_sm),
-                )
+        main = torch.cuda.current_stream(self._device) if self._side_stream is not None else None
+        if len(work.wide):
+            # NOTE: `out` and the partial outputs are the main stream's; it waits before it goes
+            # on, so that their memory is not used again too early.
+            if self._side_stream is not None:
+                self._side_stream.wait_stream(main)
+            with torch.cuda.stream(self._side_stream):
+                self._run_split(query, cache, plan, out, window, scale, wide=True)
+        if len(work.narrow):
+            self._run_split(query, cache, plan, out, window, scale, wide=False)
+        if len(work.wide) and main is not None:
+            main.wait_stream(self._side_stream)
         if len(work.merges):
             launch.run_merge(
                 self._partial,
@@ -241,6 +234,37 @@ class TritonAttention(FusedAttention[TritonPlan]):
                 grid=self._grid(len(work.merges) * shape.num_heads, _MERGE_PROGRAMS),
             )
         return out
+
+    def _run_split(
+        self,
+        query: Tensor,
+        cache: launch.CacheView,
+        plan: TritonPlan,
+        out: Tensor,
+        window: int | None,
+        scale: float,
+        *,
+        wide: bool,
+    ) -> None:
+        work = plan.work[window]
+        items = work.wide if wide else work.narrow
+        tuning = self._tunings.wide if wide else self._tunings.narrow
+        launch.run_split(
+            query,
+            cache,
+            items,
+            work.counts[1] if wide else work.counts[0],
+            work.members,
+            plan.block_ids,
+            out,
+            self._partial,
+            self._lse2,
+            shape=self._shape,
+            window=window,
+            scale=scale,
+            tuning=tuning,
+            grid=self._grid(len(items) * self._shape.num_kv_heads, tuning.programs_per_sm),
+        )
 
     def _grid(self, work: int, programs_per_sm: int) -> int:
         return min(work, self._num_sms * programs_per_sm)

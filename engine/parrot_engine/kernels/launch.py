@@ -23,7 +23,7 @@ _LOG2_E = 1.4426950408889634
 #: Shared memory of a program where there is no device to ask (the interpreter).
 _ASSUMED_SHARED_MEMORY = 227 * 1024
 #: Slots that one step of the merge reads.
-MERGE_BLOCK = 8
+MERGE_BLOCK = 16
 
 
 class Tuning(NamedTuple):
