@@ -214,6 +214,7 @@ async def test_a_comparison(demo: GatewayProcess) -> None:
     told = {(each.kind, each.delay_ms): each for each in outcome.comparisons}
     assert set(told) == {(kind, ms) for kind in ("chat", "map-reduce") for ms in (0, 20)}
     for each in outcome.comparisons:
+        # One round: its ratio is that of the medians.
         assert each.speedup == pytest.approx(each.client_p50 / each.semantic_p50)
         assert each.client_p50 <= each.client_p99
     assert told["map-reduce", 20].client_round_trips == 2

@@ -113,8 +113,9 @@ def show(outcomes: Sequence[AppOutcome]) -> None:
     console.print(
         "p50 and p99 of the time from a job's start until its client has what it reads (of chats: "
         "per token). One by one: the client sends a call when it has the answer to the last; "
-        "parallel: as soon as it has what the call reads; semantic: all at once. Speed-up: p50 "
-        "over p50. Trips: round trips one after another, the client's and with semantic variables.",
+        "parallel: as soon as it has what the call reads; semantic: all at once. Speed-up: median "
+        "over the rounds. Trips: round trips one after another, the client's and with semantic "
+        "variables.",
         style="dim",
         highlight=False,
     )

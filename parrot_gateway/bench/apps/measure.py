@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
@@ -42,7 +43,8 @@ class Comparison(msgspec.Struct, frozen=True):
     semantic_p50: float
     semantic_p99: float
     semantic_mean: float
-    #: The client's p50 over that with semantic variables.
+    #: Median over the rounds of the client's median over that with semantic variables: what else
+    #: the machine does comes and goes between rounds.
     speedup: float
     #: Of one job, one after another.
     client_round_trips: int
@@ -71,8 +73,8 @@ class AppOutcome(msgspec.Struct, frozen=True):
     #: First differences, if any.
     differences: list[str]
     comparisons: list[Comparison]
-    #: Seconds of each job in each run: delay, way, kind.
-    samples: dict[str, dict[str, dict[str, list[float]]]]
+    #: Seconds (per token, where so told) of each job: delay, way, kind, round.
+    samples: dict[str, dict[str, dict[str, list[list[float]]]]]
 
 
 async def characters_per_token(client: GatewayClient) -> float:
@@ -112,19 +114,18 @@ async def measure(
         progress(f"{app}: same texts, {way}")
         firsts[way] = await _run(client, workload, way)
     unequal = differences(firsts)
-    samples: dict[str, dict[str, dict[str, list[float]]]] = {}
+    samples: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
     comparisons: list[Comparison] = []
     for delay_ms in delays_ms:
         client.round_trip_s = delay_ms / 1000
-        times: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
+        times: dict[str, dict[str, list[list[float]]]] = {way: {} for way in ways}
         for number in range(rounds):
             # Whoever is first in one round is last in the next.
             for way in ways if number % 2 == 0 else reversed(ways):
                 progress(f"{app}: {delay_ms:g} ms, round {number + 1} of {rounds}, {way}")
                 result = await _run(client, build(size, _salt()), way)
-                for done in result.jobs:
-                    per = done.job.tokens if done.job.kind in workload.per_token else 1
-                    times[way].setdefault(done.job.kind, []).append(done.seconds / per)
+                for kind, seconds in _by_kind(workload, result).items():
+                    times[way].setdefault(kind, []).append(seconds)
         samples[f"{delay_ms:g}"] = times
         comparisons += _compare(app, workload, size, delay_ms, times)
     return AppOutcome(
@@ -150,20 +151,32 @@ async def _run(client: GatewayClient, workload: Workload, way: Way) -> RunResult
             await client.forget(session)
 
 
+def _by_kind(workload: Workload, result: RunResult) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for done in result.jobs:
+        per = done.job.tokens if done.job.kind in workload.per_token else 1
+        found.setdefault(done.job.kind, []).append(done.seconds / per)
+    return found
+
+
 def _compare(
     app: str,
     workload: Workload,
     size: Size,
     delay_ms: float,
-    times: dict[str, dict[str, list[float]]],
+    times: dict[str, dict[str, list[list[float]]]],
 ) -> list[Comparison]:
     found = []
-    for kind, semantic in times[SEMANTIC].items():
+    for kind, rounds in times[SEMANTIC].items():
+        semantic = list(chain.from_iterable(rounds))
         job = next(job for job in workload.jobs if job.kind == kind)
         per_token = kind in workload.per_token
         unit, factor = ("ms/token", 1000.0) if per_token else ("s", 1.0)
         for client in workload.clients:
-            theirs = times[client][kind]
+            theirs = list(chain.from_iterable(times[client][kind]))
+            ratios = [
+                median(a) / median(b) for a, b in zip(times[client][kind], rounds, strict=True)
+            ]
             found.append(
                 Comparison(
                     app=app,
@@ -177,7 +190,7 @@ def _compare(
                     semantic_p50=median(semantic) * factor,
                     semantic_p99=_p99(semantic) * factor,
                     semantic_mean=fmean(semantic) * factor,
-                    speedup=median(theirs) / median(semantic),
+                    speedup=median(ratios),
                     client_round_trips=job.round_trips(client),
                     semantic_round_trips=job.round_trips(SEMANTIC),
                     at_least=aim(app, client, delay_ms, size.count),
