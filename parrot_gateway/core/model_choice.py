@@ -58,6 +58,7 @@ def choose_model(
         raise InvalidRequestError(
             "No model is listed here that could be taken by default; name one in 'models'.",
             param="models",
+            code="model_required",
         )
     return ChosenModel(ordered[0], isinstance(resolve(ordered[0]), EngineTarget))
 
