@@ -23,6 +23,7 @@ from parrot_gateway.api.validation import (
     check_response_format,
     check_sampling,
     decode,
+    may_be_too_long,
     refuse,
     sampling_of,
 )
@@ -82,6 +83,13 @@ def check_chat(body: bytes, engine: GenerationEngine) -> None:
         InvalidRequestError: a field is wrong, or this model cannot honour it.
     """
     _check(decode(body, _DECODER), engine)
+
+
+async def check_chat_fits(body: bytes, engine: GenerationEngine) -> None:
+    """What can be said once the messages are final; raises as `check_completions_fit`."""
+    request = decode(body, _DECODER)
+    if may_be_too_long(body, request, engine.info):
+        _generation_request(request, engine, await _prompt(request, engine, len(body)), "", 0)
 
 
 def _check(request: ChatBody, engine: GenerationEngine) -> None:

@@ -30,6 +30,7 @@ from parrot_gateway.api.validation import (
     check_sampling,
     check_token_ids,
     decode,
+    may_be_too_long,
     refuse,
     sampling_of,
 )
@@ -111,6 +112,18 @@ def check_completions(body: bytes, engine: GenerationEngine) -> None:
         InvalidRequestError: a field is wrong, or this model cannot honour it.
     """
     _check(decode(body, _DECODER), engine)
+
+
+async def check_completions_fit(body: bytes, engine: GenerationEngine) -> None:
+    """What can be said once the prompt is final.
+
+    Raises:
+        ContextLengthError: it does not fit.
+        InvalidRequestError: it cannot be a prompt.
+    """
+    request = decode(body, _DECODER)
+    if may_be_too_long(body, request, engine.info):
+        _generation_request(request, engine, await _prompts(request, engine), "", 0)
 
 
 def _check(request: CompletionBody, engine: GenerationEngine) -> None:

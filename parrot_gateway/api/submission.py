@@ -7,6 +7,8 @@ import msgspec
 from parrot_gateway.api.semantic_fields import SemanticFields
 from parrot_gateway.api.validation import decode, missing_parameter
 from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.core.reference import has_reference
+from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.gateway import Gateway
 
@@ -21,12 +23,15 @@ _decoder = msgspec.json.Decoder(_Body)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def check_deferrable(gateway: Gateway, path: str, body: bytes, fields: SemanticFields) -> None:
+async def check_deferrable(
+    gateway: Gateway, path: str, body: bytes, fields: SemanticFields
+) -> None:
     """Check a call before it becomes part of a session.
 
     Raises:
         InvalidRequestError: it would fill a variable with several texts, or has a field that an
             engine of our own refuses.
+        ContextLengthError: it is deferred, and its prompt is too long as it stands.
         ModelNotFoundError: nobody serves its model.
     """
     call = decode(body, _decoder)
@@ -42,15 +47,27 @@ def check_deferrable(gateway: Gateway, path: str, body: bytes, fields: SemanticF
     if fields.defer or fields.output is not None:
         _check_one_text(call)
     if fields.defer and isinstance(target, EngineTarget):
-        engine = gateway.place(target.model)
-        if path == "/v1/chat/completions":
-            from parrot_gateway.api.chat import check_chat
+        is_final = not fields.inputs and not has_reference(body)
+        await _check_with_engine(path, body, gateway.place(target.model), is_final=is_final)
 
-            check_chat(body, engine)
-        else:
-            from parrot_gateway.api.completions import check_completions
 
-            check_completions(body, engine)
+async def _check_with_engine(
+    path: str, body: bytes, engine: RemoteEngine, *, is_final: bool
+) -> None:
+    # Imported here because they load the tokenizer's library, which a gateway that only passes
+    # calls on does not need.
+    if path == "/v1/chat/completions":
+        from parrot_gateway.api.chat import check_chat, check_chat_fits
+
+        check_chat(body, engine)
+        if is_final:
+            await check_chat_fits(body, engine)
+    else:
+        from parrot_gateway.api.completions import check_completions, check_completions_fit
+
+        check_completions(body, engine)
+        if is_final:
+            await check_completions_fit(body, engine)
 
 
 def _check_one_text(call: _Body) -> None:

@@ -365,3 +365,12 @@ def check_context(
             f"in the completion). Please reduce the length of the {noun} or completion.",
             param=param,
         )
+
+
+def may_be_too_long(body: bytes, request: SamplingFields, info: EngineInfo) -> bool:
+    """Whether it takes tokenizing to know that a request fits the model's context.
+
+    No token is shorter than a byte, so most requests can be seen to fit.
+    """
+    asked = max(request.max_tokens or 0, getattr(request, "max_completion_tokens", None) or 0)
+    return len(body) + asked > info.max_context_tokens
