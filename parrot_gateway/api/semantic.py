@@ -79,7 +79,7 @@ class SemanticCalls:
             raise UnsupportedError(
                 "Named contexts are not supported by this gateway.", param="context"
             )
-        check_deferrable(self._gateway, exchange.path, body, fields)
+        await check_deferrable(self._gateway, exchange.path, body, fields)
         session, spec, made = self._bind(exchange, body, fields)
         session.pin()
         try:
