@@ -17,7 +17,6 @@ import msgspec
 from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.parrot_v3_bodies import (
-    FIELDS_OF_SAMPLING,
     AuthBody,
     GetVariableBody,
     NewVariableBody,
@@ -28,6 +27,8 @@ from parrot_gateway.api.parrot_v3_bodies import (
     SetVariableBody,
     TransformBody,
     check_call,
+    check_function_name,
+    check_token_ids,
     max_tokens,
     sampling_fields,
     session_number,
@@ -205,7 +206,9 @@ class ParrotRoutes:
 
     async def _create_variable(self, request: _Request) -> dict[str, Any]:
         body = request.body(NewVariableBody)
-        variable = new_variable(self._session_of_body(request, body), body.var_name, "var_name")
+        variable = new_variable(
+            self._session_of_body(request, body), body.var_name or "variable", "var_name"
+        )
         return {"var_id": variable.id, "var_name": variable.name}
 
     async def _set_variable(self, request: _Request) -> dict[str, Any]:
@@ -249,7 +252,7 @@ class ParrotRoutes:
             for index, parameter in enumerate(body.parameters)
         ]
         if model.is_own:
-            self._check_on_engine(model.name, parameters)
+            self._check_token_ids(model.name, body)
         variables = submit_chain(
             self._service,
             session,
@@ -259,7 +262,7 @@ class ParrotRoutes:
                 model=model.name,
                 form="messages" if body.model_type == "text" and not model.is_own else "text",
                 objective=objective,
-                name=body.func_name,
+                name=body.func_name or "",
                 origin=list(request.exchange.scope["headers"]),
                 max_characters=self._max_body_bytes,
             ),
@@ -282,28 +285,17 @@ class ParrotRoutes:
             listed=[name for item in gateway.upstreams.values() for name in item.models()],
         )
 
-    def _check_on_engine(self, model: str, parameters: list[ChainParameter]) -> None:
-        """Refuse what only the model's engine can tell to be wrong, if one is there already."""
+    def _check_token_ids(self, model: str, body: SemanticCallBody) -> None:
+        """Refuse ids that the model's vocabulary lacks, if an engine of it is there already."""
         engines = self._gateway.registry.engines_for(self._gateway.resolve(model).model)
-        if not engines:
-            return
-        # Imported here because it loads the tokenizer's library, which a gateway that only
-        # passes calls on does not need.
-        from parrot_gateway.api.completions import check_completions
-
-        for parameter in parameters:
-            if not parameter.is_output:
-                continue
-            try:
-                check_completions(msgspec.json.encode(parameter.fields), engines[0])
-            except InvalidRequestError as error:
-                if error.param is not None:
-                    field = FIELDS_OF_SAMPLING.get(error.param, error.param)
-                    error.param = f"{parameter.param}.sampling_config.{field}"
-                raise
+        for index, parameter in enumerate(body.parameters):
+            if engines and parameter.sampling_config is not None:
+                where = f"parameters[{index}].sampling_config"
+                check_token_ids(parameter.sampling_config, engines[0].info.vocab_size, where)
 
     async def _transform(self, request: _Request) -> dict[str, Any]:
         body = request.body(TransformBody)
+        check_function_name(body.func_name)
         transform = parse_transform(body.transform)
         if transform.needs_tokens:
             raise InvalidRequestError(
@@ -319,7 +311,8 @@ class ParrotRoutes:
         else:
             output = session.lookup(body.output, "output")
         try:
-            self._service.submit_transform(session, source, transform, output, body.func_name)
+            name = body.func_name or ""
+            self._service.submit_transform(session, source, transform, output, name)
         except GatewayError:
             if body.output is None:
                 session.delete(output.id)

@@ -11,21 +11,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from parrot_gateway.api import validation
 from parrot_gateway.api.validation import MAX_STOP_STRINGS, check_choice, check_range
 from parrot_gateway.core.model_choice import MODEL_TYPES
+from parrot_gateway.core.session import MAX_NAME
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 
-#: Parameters of one call.
+#: Parameters of one call, and models that it allows.
 MAX_PARAMETERS = 1024
+MAX_MODELS = 128
 #: The original's default for the tokens of one output.
 DEFAULT_MAX_TOKENS = 512
-
-#: What the fields of an ordinary call are called in a sampling config, where that differs.
-FIELDS_OF_SAMPLING = {
-    "max_tokens": "max_gen_length",
-    "ignore_eos": "ignore_tokenizer_eos",
-    "stop": "stop_str",
-}
 
 #: JSON has no limit for integers, but many libraries do: digits in a string are the same id.
 SessionId: TypeAlias = int | str
@@ -51,7 +47,7 @@ class SessionAuthBody(msgspec.Struct):
 class NewVariableBody(SessionAuthBody):
     """`POST /v1/semantic_var`."""
 
-    var_name: str = "variable"
+    var_name: str | None = None
 
 
 class SetVariableBody(SessionAuthBody, kw_only=True):
@@ -74,7 +70,7 @@ class TransformBody(SessionAuthBody, kw_only=True):
     input: str
     #: Id of the variable that is written; one is made when it is not given.
     output: str | None = None
-    func_name: str = ""
+    func_name: str | None = None
 
 
 class SamplingConfig(msgspec.Struct):
@@ -115,7 +111,7 @@ class SemanticCallBody(msgspec.Struct):
     parameters: list[Parameter]
     #: The client does not send it; checked when it is there.
     session_auth: str | None = None
-    func_name: str = ""
+    func_name: str | None = None
     models: list[str] | None = None
     model_type: str | None = None
     output_criteria: str | None = None
@@ -148,13 +144,10 @@ def check_call(body: SemanticCallBody) -> None:
     Raises:
         InvalidRequestError: naming the field.
     """
+    check_function_name(body.func_name)
     check_choice("model_type", body.model_type, MODEL_TYPES)
-    if len(body.parameters) > MAX_PARAMETERS:
-        raise InvalidRequestError(
-            f"A call has at most {MAX_PARAMETERS} parameters, not {len(body.parameters)}.",
-            param="parameters",
-            code="array_above_max_length",
-        )
+    _check_length("parameters", body.parameters, MAX_PARAMETERS)
+    _check_length("models", body.models or (), MAX_MODELS)
     names: set[str] = set()
     for index, parameter in enumerate(body.parameters):
         where = f"parameters[{index}]"
@@ -170,6 +163,25 @@ def check_call(body: SemanticCallBody) -> None:
                 raise _invalid(where, "an input has either 'var_id' or 'value'")
             if parameter.sampling_config is not None:
                 raise _invalid(f"{where}.sampling_config", "only an output is generated")
+
+
+def check_function_name(name: str | None) -> None:
+    """What pictures call a call is kept as long as its graph.
+
+    Raises:
+        InvalidRequestError: it is too long, or would break a terminal.
+    """
+    if name and (len(name) > MAX_NAME or not name.isprintable()):
+        raise _invalid("func_name", f"at most {MAX_NAME} printable characters")
+
+
+def _check_length(field: str, items: Sequence[object], limit: int) -> None:
+    if len(items) > limit:
+        raise InvalidRequestError(
+            f"A call has at most {limit} {field}, not {len(items)}.",
+            param=field,
+            code="array_above_max_length",
+        )
 
 
 def _check_sampling(config: SamplingConfig | None, where: str) -> None:
@@ -189,8 +201,24 @@ def _check_sampling(config: SamplingConfig | None, where: str) -> None:
     for name in ("n", "best_of"):
         if getattr(config, name) not in (None, 1):
             raise _unsupported(f"{where}.{name}", "a variable has one value")
+    if len(config.stop_token_ids or ()) > validation.MAX_STOP_TOKEN_IDS:
+        raise _invalid(f"{where}.stop_token_ids", f"at most {validation.MAX_STOP_TOKEN_IDS} ids")
     if isinstance(config.stop_str, list) and len(config.stop_str) > MAX_STOP_STRINGS:
         raise _invalid(f"{where}.stop_str", f"at most {MAX_STOP_STRINGS} strings")
+
+
+def check_token_ids(config: SamplingConfig, vocab_size: int, where: str) -> None:
+    """Check what only the model can tell to be wrong.
+
+    Raises:
+        InvalidRequestError: an id is not in its vocabulary; names the field.
+    """
+    validation.check_token_ids(f"{where}.stop_token_ids", config.stop_token_ids, vocab_size)
+    try:
+        validation.logit_bias_of(config.logit_bias, vocab_size)
+    except InvalidRequestError as error:
+        error.param = f"{where}.logit_bias"
+        raise
 
 
 def sampling_fields(config: SamplingConfig | None, *, is_own: bool) -> dict[str, Any]:

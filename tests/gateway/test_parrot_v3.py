@@ -14,6 +14,10 @@ from parrot_v3_client import SAMPLING, V3Client, V3Error, Var
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
+from parrot_gateway.app import create_app
+from parrot_gateway.gateway import Gateway
+from parrot_gateway.settings import ParrotV3Settings, Settings
+
 
 class Model:
     """Answers a prompt with what is behind its last `say:`, in brackets; remembers prompts."""
@@ -345,6 +349,25 @@ async def test_values_with_quotes_continue_the_very_text(client: V3Client, model
     assert model.prompts[1] == model.prompts[0] + '[]", "q": "'
 
 
+async def test_references_of_ordinary_calls_may_stand_in_a_template(
+    client: V3Client, service: Service, model: Model
+) -> None:
+    described = await client.send(
+        "GET", f"/session/{client.session_id}", {"session_auth": client.session_auth}
+    )
+    deferred = await client.http.post(
+        f"{client.root}/v1/completions",
+        json={"model": "m", "prompt": "say:deferred", "max_tokens": 50},
+        headers={"x-parrot-session": described["name"], "x-parrot-defer": "true"},
+    )
+    reference = deferred.json()["choices"][0]["text"]
+    assert reference.startswith("[[parrot:")
+    values = {"x": Var("x", value=reference)}
+    out = (await client.call(f"{reference} say:{{{{x}}}}{{{{y}}}}", values, {"y": {}}))["y"]
+    assert await client.get(out) == f"[{reference}]"
+    assert model.prompts == ["say:deferred", f"[deferred] say:{reference}"]
+
+
 # --- transforms, and code that is refused ---------------------------------------------------------
 
 
@@ -487,6 +510,18 @@ async def test_every_error_has_the_form_that_the_client_reads(
             },
             "parameters[0].sampling_config.stop_token_ids",
         ),
+        (
+            {
+                "parameters": [
+                    {
+                        "name": "out",
+                        "is_output": True,
+                        "sampling_config": SAMPLING | {"logit_bias": {"x": 1}},
+                    }
+                ]
+            },
+            "parameters[0].sampling_config.logit_bias",
+        ),
     ],
 )
 async def test_calls_that_cannot_be_honoured_are_refused_by_field(
@@ -496,6 +531,18 @@ async def test_calls_that_cannot_be_honoured_are_refused_by_field(
         await client.call(**{"template": "say: {{out}}", **changes})
     assert (caught.value.status, caught.value.error["param"]) == (400, param)
     assert model.prompts == []
+
+
+async def test_an_open_gateway_may_refuse_calls_without_a_key() -> None:
+    gateway = Gateway(Settings(parrot_v3=ParrotV3Settings(keyless=False)))
+    transport = httpx.ASGITransport(create_app(gateway))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        client = V3Client("http://x", http)
+        with pytest.raises(V3Error, match="keyless") as caught:
+            await client.register()
+        assert caught.value.status == 401
+        client.headers = {"authorization": "Bearer anything"}
+        await client.register()
 
 
 async def test_a_body_that_is_no_json_is_told_so(client: V3Client) -> None:

@@ -284,6 +284,7 @@ def test_what_is_on_is_sent_under_the_ordinary_names() -> None:
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"repetition_penalty": -1}, "repetition_penalty"),
         ({"stop_str": ["a"] * 5}, "stop_str"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"temperature": "hot"}, "temperature"),
         ({"stop_token_ids": "x"}, "stop_token_ids"),
     ],
@@ -338,8 +339,15 @@ def test_good_calls_pass_and_unknown_fields_are_ignored() -> None:
         fuse_fill=True,
     )
     check_call(body)
-    with pytest.raises(InvalidRequestError, match="model_type"):
-        check_call(call(model_type="tokens"))
+    for field, bad in (
+        ("model_type", "tokens"),
+        ("models", ["m"] * 129),
+        ("func_name", "f" * 257),
+        ("func_name", "f\x1b[31m"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            check_call(call(**{field: bad}))
+        assert caught.value.param == field
 
 
 def test_session_ids_are_integers_of_any_size_or_their_digits() -> None:
