@@ -8,6 +8,7 @@
     ├── AuthenticationError            401 invalid_api_key
     ├── NotFoundError                  404
     │   ├── ModelNotFoundError         404 model_not_found
+    │   ├── ContextNotFoundError       404 context_not_found
     │   ├── SessionNotFoundError       404 session_not_found
     │   └── VariableNotFoundError      404 variable_not_found
     ├── MethodNotAllowedError          405
@@ -19,6 +20,7 @@
     │   └── VariableStateError         409 variable_already_written
     ├── RequestTooLargeError           413 request_too_large
     ├── ValueTooLargeError             413 value_too_large
+    ├── ContextTooLargeError           413 context_too_large
     ├── TransformError                 422 transform_failed
     ├── DependencyFailedError          424 dependency_failed
     ├── OverloadedError                503 engine_overloaded, with retry-after
@@ -152,6 +154,20 @@ class ModelNotFoundError(NotFoundError):
     """A model name that nothing serves."""
 
     default_code: ClassVar[str | None] = "model_not_found"
+
+
+class ContextNotFoundError(NotFoundError):
+    """A named context that a session does not have, or that holds nothing yet."""
+
+    default_code: ClassVar[str | None] = "context_not_found"
+
+    def __init__(self, context: str, session: str) -> None:
+        super().__init__(
+            f"Session '{session}' has no context '{context[:80]}' that holds anything. "
+            "A call on it that succeeds makes it.",
+            param="context",
+        )
+        self.context = context
 
 
 class SessionNotFoundError(NotFoundError):
@@ -296,6 +312,23 @@ class ValueTooLargeError(GatewayError):
             param="variable",
         )
         self.variable = variable
+        self.limit_bytes = limit_bytes
+
+
+class ContextTooLargeError(GatewayError):
+    """A named context is over the limit in the settings; it stays as it was."""
+
+    status = 413
+    type = "invalid_request_error"
+    default_code: ClassVar[str | None] = "context_too_large"
+
+    def __init__(self, context: str, limit_bytes: int) -> None:
+        super().__init__(
+            f"Context '{context}' would not fit into {limit_bytes} bytes "
+            "(setting sessions.max_context_bytes). Begin another one.",
+            param="context",
+        )
+        self.context = context
         self.limit_bytes = limit_bytes
 
 

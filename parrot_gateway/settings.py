@@ -204,8 +204,9 @@ class SessionSettings(_Section):
     max_calls: int = Field(default=10_000, gt=0)
     #: Finished calls of one session that its graph still shows.
     max_finished_calls: int = Field(default=1_000, ge=0)
-    #: Named contexts of one session.
+    #: Named contexts of one session, and the text that one of them may come to.
     max_contexts: int = Field(default=64, gt=0)
+    max_context_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     #: Values in UTF-8: one variable's, one session's, all of them.
     max_value_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     max_session_bytes: int = Field(default=64 * 1024 * 1024, gt=0)

@@ -21,12 +21,13 @@ from parrot_gateway.api.submission import check_deferrable
 from parrot_gateway.api.tee import AnswerTee
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.contexts import parse_context
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.reference import has_reference, reference_of
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.template import Binding, BodyTemplate
 from parrot_gateway.core.variable import Failure, Variable
-from parrot_gateway.exceptions import GatewayError, UnsupportedError
+from parrot_gateway.exceptions import GatewayError, InvalidRequestError
 from parrot_gateway.gateway import Gateway
 
 
@@ -75,10 +76,6 @@ class SemanticCalls:
         fields = read_fields(headers, body)
         if fields.is_empty and not self._has_own_reference(exchange, body):
             return False
-        if fields.context is not None:
-            raise UnsupportedError(
-                "Named contexts are not supported by this gateway.", param="context"
-            )
         await check_deferrable(self._gateway, exchange.path, body, fields)
         session, spec, made = self._bind(exchange, body, fields)
         session.pin()
@@ -109,6 +106,7 @@ class SemanticCalls:
             also those variables that were made for it.
         """
         service = self._service
+        context = None if fields.context is None else parse_context(fields.context)
         session = self._session(exchange, body, fields)
         made: list[Variable] = []
         try:
@@ -140,10 +138,11 @@ class SemanticCalls:
             body=body,
             inputs=inputs,
             output=None if output is None else output.id,
+            context=context,
             transform=fields.transform,
             objective=fields.objective,
             priority=fields.priority,
-            dedupe=fields.dedupe,
+            dedupe=fields.dedupe and context is None,
             name=fields.name,
             origin=list(exchange.scope["headers"]),
         )
@@ -156,6 +155,12 @@ class SemanticCalls:
         if name is None:
             identity = identify(exchange.scope["headers"], body)
             name = None if identity is None else identity.name
+        if name is None and fields.context is not None:
+            raise InvalidRequestError(
+                "A context belongs to a session: name it (X-Parrot-Session, or parrot.session).",
+                param="session",
+                code="missing_required_parameter",
+            )
         if name is None:
             for variable_id in sorted(BodyTemplate.of(body, exchange.path).variables):
                 variable = self._service.sessions.variable(tenant, variable_id)

@@ -9,6 +9,7 @@ import msgspec
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.route_table import Query, RouteTable
 from parrot_gateway.api.tenants import tenant_of
+from parrot_gateway.core.contexts import NamedContext, find_context, free_context
 from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg
 from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.session import Session
@@ -41,6 +42,9 @@ class SessionRoutes:
         table.add("GET", "/v1/sessions/{id}", self.get)
         table.add("DELETE", "/v1/sessions/{id}", self.delete)
         table.add("GET", "/v1/sessions/{id}/graph", self.graph)
+        table.add("GET", "/v1/sessions/{id}/contexts", self.list_contexts)
+        table.add("GET", "/v1/sessions/{id}/contexts/{name}", self.get_context)
+        table.add("DELETE", "/v1/sessions/{id}/contexts/{name}", self.delete_context)
         table.add("GET", "/v1/calls/{id}", self.get_call)
         table.add("DELETE", "/v1/calls/{id}", self.cancel_call)
 
@@ -80,6 +84,31 @@ class SessionRoutes:
             body = draw(snapshot).encode()
         await exchange.respond(200, body, [(b"content-type", _MEDIA_TYPES[wanted])])
 
+    async def list_contexts(self, exchange: Exchange, name: str) -> None:
+        """`GET /v1/sessions/{id}/contexts`."""
+        Query(exchange)
+        session = self._find(exchange, name)
+        found = (find_context(session, each) for each in sorted(session.contexts))
+        data = [_describe_context(context) for context in found]
+        await _respond(exchange, {"object": "list", "data": data, "has_more": False})
+
+    async def get_context(self, exchange: Exchange, name: str, context: str) -> None:
+        """`GET /v1/sessions/{id}/contexts/{name}`: with what it holds."""
+        Query(exchange)
+        found = find_context(self._find(exchange, name), context)
+        contents: dict[str, Any] = {}
+        if found.contents is not None and found.contents.kind == "chat":
+            contents["messages"] = [msgspec.Raw(raw) for raw in found.contents.messages]
+        elif found.contents is not None:
+            contents["text"] = found.contents.text
+        await _respond(exchange, _describe_context(found) | contents)
+
+    async def delete_context(self, exchange: Exchange, name: str, context: str) -> None:
+        """`DELETE /v1/sessions/{id}/contexts/{name}`: frees it."""
+        Query(exchange)
+        freed = free_context(self._find(exchange, name), context)
+        await _respond(exchange, {"name": freed.name, "object": "context", "deleted": True})
+
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
         """`GET /v1/calls/{id}`."""
         await _respond(exchange, _describe_call(self._service.call(tenant_of(exchange), call_id)))
@@ -110,6 +139,17 @@ def describe_session(session: Session) -> dict[str, Any]:
             "finished": len(graph) - graph.num_unfinished + graph.num_pruned,
         },
         "contexts": sorted(session.contexts),
+    }
+
+
+def _describe_context(context: NamedContext) -> dict[str, Any]:
+    contents = context.contents
+    return {
+        "name": context.name,
+        "object": "context",
+        "kind": None if contents is None else contents.kind,
+        "bytes": context.size_bytes,
+        "busy": not context.is_idle,
     }
 
 

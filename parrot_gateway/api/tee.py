@@ -42,7 +42,7 @@ class AnswerTee:
         self._job = job
         self._headers = headers
         self._clock = clock
-        self._reads = job.output is not None
+        self._reads = job.output is not None or job.context is not None
         #: Comments went out before the handler began.
         self._began = False
         #: The handler's head, held until the first byte of the body or swallowed.

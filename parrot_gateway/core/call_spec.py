@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parrot_gateway.core.contexts import ContextName
 from parrot_gateway.core.objective import Objective
 from parrot_gateway.core.template import Binding
 from parrot_gateway.core.transform import Transform
@@ -28,6 +29,8 @@ class CallSpec:
     verbatim: bool = False
     #: Id of the variable of the session that takes the text; None when nobody else reads it.
     output: str | None = None
+    #: The named context that it goes on from.
+    context: ContextName | None = None
     #: Applied to the text before it becomes the value.
     transform: Transform | None = None
     #: What it is for; None leaves that to deduction.

@@ -150,6 +150,8 @@ class Executor:
         except GatewayError as error:
             self.fail(job, job.failure_of(error))
             raise
+        if job.context is not None:
+            job.context.when_turn(lambda: self._wake(job))
         patience_s = self._run_timeout_s if job.attended else self._limits.ttl_s
         job.timer = asyncio.get_running_loop().call_later(patience_s, self._out_of_time, job)
         self._wake(job)
@@ -315,7 +317,16 @@ class Executor:
             # The transform may have run aside, and the session been closed meanwhile.
             if job.node.is_finished or job.output.is_final:
                 return
-            job.output.set(value, job.id)
+            if job.context is not None:
+                job.context.commit()
+            try:
+                job.output.set(value, job.id)
+            except GatewayError:
+                if job.context is not None:
+                    job.context.undo()
+                raise
+        elif job.context is not None:
+            job.context.commit()
         self._done += 1
         self._end(job, "done", None)
 
@@ -357,6 +368,8 @@ class Executor:
     def _out_of_time(self, job: Job) -> None:
         if job.node.state == "waiting":
             names = ", ".join(f"'{v.name}'" for v in job.inputs.values() if not v.is_final)
+            if not names and job.context is not None and not job.context.has_turn:
+                names = f"context '{job.context.context.name}', which other calls hold"
             job.error = DeadlineError(f"The call waited too long for {names or 'a free place'}.")
             self.fail(job, job.failure_of(job.error))
 
@@ -372,6 +385,8 @@ class Executor:
         job.stop_watching()
         job.stop_timer()
         job.failure = failure
+        if job.context is not None:
+            job.context.leave()
         graph = job.session.graph
         if job.id in graph:
             graph.finish(job.id, state, self._clock(), failure)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.contexts import ContextUse
 from parrot_gateway.core.graph import CallNode, TransformNode
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.template import BodyTemplate
@@ -33,6 +34,7 @@ class Job:
         foreign: of those that belong to other sessions of the tenant, these sessions.
         output: the variable that takes its text.
         attended: a client waits for it on its own connection.
+        context: its place before a named context.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Job:
         foreign: Mapping[str, Session],
         output: Variable | None,
         attended: bool,
+        context: ContextUse | None = None,
     ) -> None:
         self.node = node
         self.session = session
@@ -54,6 +57,7 @@ class Job:
         self.foreign = foreign
         self.output = output
         self.attended = attended
+        self.context = context
         self.held_bytes = len(spec.body)
         #: Its inputs are there.
         self.is_ready = False
@@ -96,7 +100,9 @@ class Job:
 
     @property
     def has_inputs(self) -> bool:
-        """Whether every input is ready."""
+        """Whether every input is ready, and it is its turn on its context."""
+        if self.context is not None and not self.context.has_turn:
+            return False
         return all(variable.state == "ready" for variable in self.inputs.values())
 
     def failed_input(self) -> Variable | None:
@@ -127,14 +133,16 @@ class Job:
             self.timer = None
 
     def render(self) -> bytes:
-        """The body with the values of its inputs.
+        """The body with the values of its inputs, behind what its context holds.
 
         Raises:
             RequestTooLargeError: they come to too much.
+            GatewayError: the context cannot take it, see `ContextUse.compose`.
         """
         assert self._template is not None
         values = {key: variable.value or "" for key, variable in self.inputs.items()}
-        return self._template.render(values)
+        body = self._template.render(values)
+        return body if self.context is None else self.context.compose(body)
 
     # -- an attended call's client ----------------------------------------------------------
 
@@ -173,6 +181,8 @@ class Job:
             self.node.tokens += 1
             if self.node.first_token is None:
                 self.node.first_token = now
+        if self.context is not None:
+            self.context.append(text)
         if self.output is None:
             return
         if self.spec.transform is None:

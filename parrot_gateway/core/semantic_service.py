@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.contexts import enter, free_all_contexts
 from parrot_gateway.core.deduction import Deduction, deduce
 from parrot_gateway.core.executor import CallRunner, Executor
 from parrot_gateway.core.graph import CallNode, TransformNode
@@ -173,6 +174,7 @@ class SemanticService:
     def _session_closed(self, session: Session) -> None:
         self.executor.cancel_session(session.id, "its session was closed")
         self.executor.forget_session(session.id)
+        free_all_contexts(session)
         self._deductions.pop(session.id, None)
 
     # -- variables --------------------------------------------------------------------------
@@ -316,6 +318,7 @@ class SemanticService:
             VariableNotFoundError: a reference is unknown, expired or foreign.
             CycleError, DoubleProducerError, SessionFullError: see `Graph.add`.
             OverloadedError: too many calls wait already.
+            GatewayError: it cannot go on from its context, see `contexts.enter`.
         """
         template = BodyTemplate.of(
             spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
@@ -342,6 +345,9 @@ class SemanticService:
             objective=spec.objective or THROUGHPUT,
             priority=spec.priority,
         )
+        context = None
+        if spec.context is not None:
+            context = enter(session, spec.context, spec.path, spec.body)
         job = Job(
             node,
             session,
@@ -351,8 +357,14 @@ class SemanticService:
             foreign=foreign,
             output=output,
             attended=attended,
+            context=context,
         )
-        self.executor.submit(job)
+        try:
+            self.executor.submit(job)
+        except BaseException:
+            if context is not None:
+                context.leave()
+            raise
         if attended or spec.objective is not None:
             self._note_wanted(session).calls[node.id] = spec.objective or LATENCY
         self._inherit_wants(session, output)

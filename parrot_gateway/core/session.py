@@ -79,7 +79,7 @@ class Session:
         self.last_used = now
         self.limits = limits
         self.is_closed = False
-        #: Bytes of all values.
+        #: Bytes of all values, and of what its contexts hold.
         self.value_bytes = 0
         #: Named contexts, for whoever runs calls; bounded by `keep_context`.
         self.contexts: dict[str, object] = {}
@@ -199,6 +199,14 @@ class Session:
     def drop_context(self, name: str) -> object | None:
         """Forget a named context and hand it over for freeing; None if there is none."""
         return self.contexts.pop(name.strip(), None)
+
+    def account(self, delta: int) -> None:
+        """What is kept besides variables is about to grow by so many bytes, or shrank.
+
+        Raises:
+            SessionFullError, OverloadedError: there is no room, and all of it is still needed.
+        """
+        self._account(delta)
 
     def snapshot(self, now: float) -> GraphSnapshot:
         """Its graph as plain data, without values."""
