@@ -11,6 +11,7 @@ from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.dispatch import Dispatcher
 from parrot_gateway.api.link import JOIN_PATH, EngineLinkEndpoint
+from parrot_gateway.api.openapi import describe_own_routes
 from parrot_gateway.api.parrot_v3 import ParrotRoutes
 from parrot_gateway.api.quiet import create_quiet_app, knows_path
 from parrot_gateway.api.route_table import RouteTable
@@ -52,6 +53,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
     own = RouteTable()
     VariableRoutes(gateway).register(own)
     SessionRoutes(gateway).register(own)
+    describe_own_routes(quiet, own)
     return Dispatcher(
         hot={
             "/v1/completions": routes.completions,

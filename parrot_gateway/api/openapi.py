@@ -5,11 +5,13 @@ FastAPI describes its own routes; those that bypass it are added here.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 
+from parrot_gateway.api.route_table import RouteTable
 from parrot_gateway.api.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 #: Path, summary, body, and whether it can stream.
@@ -19,6 +21,8 @@ _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
     ("/tokenize", "Tokenize a prompt or a chat", TokenizeBody, False),
     ("/detokenize", "Turn token ids into text", DetokenizeBody, False),
 )
+
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 _ERROR = {
     "type": "object",
@@ -77,6 +81,46 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
             }
         }
     return document
+
+
+def describe_own_routes(app: FastAPI, table: RouteTable) -> None:
+    """Make `app.openapi()` tell of the routes of a table, whose bodies docs describe."""
+    own = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        is_new = app.openapi_schema is None
+        document = own()
+        if is_new:
+            for method, pattern, summary in table.described:
+                operations = document["paths"].setdefault(pattern, {})
+                operations[method.lower()] = _own_route(method, pattern, summary)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _own_route(method: str, pattern: str, summary: str) -> dict[str, Any]:
+    names = _PATH_PARAMETER.findall(pattern)
+    route: dict[str, Any] = {
+        "tags": ["sessions"],
+        "summary": summary or f"{method} {pattern}",
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ],
+        "responses": {
+            "2XX": {
+                "description": "The answer",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            },
+            "4XX": _error("The request cannot be honoured"),
+            "5XX": _error("The gateway or an engine failed"),
+        },
+    }
+    if method in ("POST", "PUT"):
+        content = {"application/json": {"schema": {"type": "object"}}}
+        route["requestBody"] = {"required": True, "content": content}
+    return route
 
 
 def _error(description: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._routes: list[tuple[str, tuple[str | None, ...], RouteHandler]] = []
+        #: Method, pattern and summary of each route, for the description of the API.
+        self.described: list[tuple[str, str, str]] = []
         #: First segments after `/v1/`: one look-up tells other paths apart.
         self._firsts: set[str] = set()
 
@@ -33,6 +35,8 @@ class RouteTable:
         )
         self._routes.append((method, segments, handler))
         self._firsts.add(segments[1] or "")
+        _, _, summary = (handler.__doc__ or "").partition(":")
+        self.described.append((method, pattern, summary.split("\n\n")[0].strip().rstrip(".")))
 
     def find(self, exchange: Exchange) -> Handler | None:
         """Who answers, if the path is one of these; a wrong method is answered too."""

@@ -25,6 +25,7 @@ MIN_TOP_P = 1e-9
 _Body = TypeVar("_Body")
 
 _TYPE_ERROR = re.compile(r"Expected `(?P<wanted>.+)`, got `(?P<got>.+)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.+?)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.+)`", re.DOTALL)
 _TYPE_NAMES = {
     "int": "an integer",
@@ -63,6 +64,12 @@ def _explain(message: str) -> InvalidRequestError:
     """msgspec's `… - at `$.messages[0].role`` in OpenAI's words."""
     text, _, path = message.partition(" - at `")
     field = path.removesuffix("`").removeprefix("$").removeprefix(".").removesuffix("[...]") or None
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        name = unknown["field"][:80]
+        return InvalidRequestError(
+            f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter"
+        )
     mismatch, missing = _TYPE_ERROR.fullmatch(text), _MISSING.fullmatch(text)
     if missing is not None:
         name = f"{field}.{missing['field']}" if field else missing["field"]

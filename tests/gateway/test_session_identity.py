@@ -1,0 +1,101 @@
+"""Sessions named by what clients send anyway."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from parrot_gateway.api.session_identity import Identity, identify
+
+#: Strongest first; each names a session by itself.
+SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
+    ({}, {"conversation": "c-1"}, "conversation:c-1"),
+    ({"x-session-id": "abc"}, {}, "x-session-id:abc"),
+    ({"x-session-affinity": "abc"}, {}, "x-session-affinity:abc"),
+    ({"x-aibrix-session-key": "k"}, {}, "x-aibrix-session-key:k"),
+    ({"x-claude-code-session-id": "cc"}, {}, "x-claude-code-session-id:cc"),
+    ({"session-id": "codex"}, {}, "session-id:codex"),
+    ({"session_id": "codex"}, {}, "session_id:codex"),
+    ({"thread-id": "codex"}, {}, "thread-id:codex"),
+    ({"x-dynamo-session-id": "d"}, {}, "x-dynamo-session-id:d"),
+    ({"x-litellm-trace-id": "l"}, {}, "x-litellm-trace-id:l"),
+    ({"x-litellm-session-id": "l"}, {}, "x-litellm-session-id:l"),
+    ({"x-session-token": "t"}, {}, "x-session-token:t"),
+    ({"x-smg-routing-key": "r"}, {}, "x-smg-routing-key:r"),
+    (
+        {"conversation_id": "c", "user-agent": "codex_cli_rs/0.1"},
+        {},
+        "conversation_id:c",
+    ),
+    ({"x-acme-session-id": "12345678"}, {}, "x-acme-session-id:12345678"),
+    ({"baggage": "a=b, session.id=s%201;p=1"}, {}, "baggage:s 1"),
+    (
+        {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"},
+        {},
+        f"traceparent:{'ab' * 16}",
+    ),
+    ({}, {"prompt_cache_key": "pck"}, "prompt_cache_key:pck"),
+    ({}, {"metadata": {"session_id": "m"}}, "metadata:m"),
+]
+
+
+def find(headers: dict[str, str], body: Any) -> Identity | None:
+    raw = [(name.encode(), text.encode()) for name, text in headers.items()]
+    return identify(raw, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(("headers", "body", "name"), SOURCES)
+def test_each_source_names_a_session(
+    headers: dict[str, str], body: dict[str, Any], name: str
+) -> None:
+    found = find(headers, body)
+    assert found is not None
+    assert found.name == name
+
+
+def test_the_order_is_kept() -> None:
+    """Taking the strongest source away, one by one, leaves the next."""
+    left = list(SOURCES)
+    while left:
+        headers: dict[str, str] = {}
+        body: dict[str, Any] = {}
+        for one_headers, one_body, _ in left:
+            headers |= one_headers
+            body |= one_body
+        found = find(headers, body)
+        assert found is not None
+        assert found.name == left[0][2]
+        left.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, {}),
+        ({"x-session-id": ""}, {}),
+        ({"x-session-id": "x" * 201}, {}),
+        ({"x-session-id": "a\x07b"}, {}),
+        ({"conversation_id": "c", "user-agent": "other"}, {}),
+        ({"x-acme-session-id": "short"}, {}),
+        ({"baggage": "user.id=5"}, {}),
+        ({"traceparent": "00-zz"}, {}),
+        ({"traceparent": f"00-{'0' * 32}-{'cd' * 8}-01"}, {}),
+        ({}, {"metadata": "x"}),
+        ({}, {"metadata": {"session_id": 5}}),
+        ({}, {"previous_response_id": "resp_1"}),
+        ({}, [1]),
+    ],
+)
+def test_others_name_none(headers: dict[str, str], body: Any) -> None:
+    assert find(headers, body) is None
+
+
+def test_a_conversation_may_be_an_object() -> None:
+    found = find({}, {"conversation": {"id": "conv_1"}})
+    assert found == Identity("conversation:conv_1", "conversation")
+
+
+def test_bodies_that_are_no_json_name_none() -> None:
+    assert identify([], b"\xff{") is None
