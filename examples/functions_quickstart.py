@@ -1,7 +1,8 @@
-"""A task, a story, a review of it: three calls that are submitted at once.
+"""A task, a tale about it, and a review of the tale: four calls that are submitted at once.
 
-parrot-gateway serve                      # in another terminal
-python examples/functions_quickstart.py
+Run it beside a gateway on the demo model (`parrot-gateway serve`):
+
+    python examples/functions_quickstart.py
 """
 
 from __future__ import annotations
@@ -10,34 +11,34 @@ from parrot_functions import Input, Output, Session, Text, semantic_function
 
 
 @semantic_function
-def imagine(child: str, task: Output = Output(max_tokens=24, temperature=0, stop="\n")) -> None:
-    """One day, {{child}} wanted to{{task}}"""
+def imagine(hero: str, task: Output = Output(max_tokens=12, seed=2, stop=[".", ",", ";"])) -> None:
+    """There was once {{hero}}, and the king said that he had to{{task}}"""
 
 
 @semantic_function
-def tell(task: Input, story: Output = Output(max_tokens=80, seed=7, transform="strip")) -> None:
-    """Once upon a time there was a child who wanted to{{task}}. It was a sunny day.{{story}}"""
+def tell(hero: Input, task: Input, story: Output = Output(max_tokens=80, seed=7)) -> None:
+    """There was once {{hero}}, and the king said that he had to{{task}}. So he{{story}}"""
 
 
 @semantic_function
 def review(
     story: Input,
-    praise: Output = Output(max_tokens=24, seed=7, transform="strip"),
-    wish: Output = Output(max_tokens=24, seed=7, transform="strip"),
+    praise: Output = Output(max_tokens=24, seed=7, stop='"'),
+    wish: Output = Output(max_tokens=24, seed=7, stop='"'),
 ) -> None:
-    """{{story}}
+    """So he{{story}}
 
-    "I like this story," said Mom, "because{{praise}}"
+    "I like this tale," said the queen, "because{{praise}}"
 
-    "But I wish," said Dad, "that{{wish}}"
+    "But I wish," said the king, "that{{wish}}"
     """
 
 
 def main(base_url: str | None = None) -> dict[str, str]:
     """Submit the chain, then read it; the texts by name."""
     with Session(base_url, model="parrot-demo"):
-        task = imagine("Lily").task
-        story = tell(task).story
+        task = imagine("a poor tailor").task
+        story = tell("a poor tailor", task).story
         praise, wish = review(story)
         # Nothing has been waited for: the gateway runs each call when its inputs are there.
         texts: dict[str, Text] = {"task": task, "story": story, "praise": praise, "wish": wish}

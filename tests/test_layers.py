@@ -15,6 +15,7 @@ PACKAGES = {
     "parrot_gateway": ROOT / "parrot_gateway",
     "parrot_scheduler": ROOT / "scheduler" / "parrot_scheduler",
     "parrot_engine": ROOT / "engine" / "parrot_engine",
+    "parrot_functions": ROOT / "integrations" / "parrot_functions",
 }
 #: What each package may import of the others; a prefix of a dotted name.
 ALLOWED = {
@@ -26,6 +27,7 @@ ALLOWED = {
     ),
     "parrot_scheduler": (),
     "parrot_engine": (),
+    "parrot_functions": (),
 }
 
 
@@ -68,6 +70,7 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
         ("parrot_scheduler.place", ["torch", "asyncio", "msgspec"]),
+        ("parrot_functions", ["torch", "msgspec", "pydantic", "openai", "aiohttp"]),
         ("parrot_engine.llm", ["msgspec", "websockets", "fastapi", "transformers"]),
     ],
 )
