@@ -106,7 +106,12 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
         yield Variant(f"rotate {kind}", rotate_and_write, constants, dtype, {"num_warps": 2})
     constants = {**cache, "BLOCK_D": block_d, "BLOCK_H": 8}
     yield Variant(f"write {kind}", write_kv, constants, dtype, {"num_warps": 4})
-    constants = {"NUM_HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_C": 8}
+    constants = {
+        "NUM_HEADS": heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d,
+        "BLOCK_C": launch.MERGE_BLOCK,
+    }
     yield Variant(f"merge {kind}", merge_splits, constants, dtype, {"num_warps": 2})
     for has_delta in (False, True):
         constants = {"HAS_DELTA": has_delta, "SIZE": 4096, "BLOCK": 4096}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import interpreted  # noqa: F401 -- before anything of the kernels
+import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint

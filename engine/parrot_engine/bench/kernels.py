@@ -137,7 +137,7 @@ def attention_cases(limits: Limits, block_size: int) -> None:
         shared -= shared % block_size
         load = decode_load(batch, shared + own, shape, shared=shared)
         alone = time_attention(load, shape, share_prefixes=False)
-        for name, wide_min_bytes in (("wide", 0), ("rule", 60_000_000), ("narrow", 10**12)):
+        for name, wide_min_bytes in (("wide", 0), ("rule", 40_000_000), ("narrow", 10**12)):
             seconds = time_attention(load, shape, wide_min_bytes=wide_min_bytes)
             gain = round(alone / seconds, 2)
             report(load, seconds, limits, block=block_size, items=name, gain=gain)
