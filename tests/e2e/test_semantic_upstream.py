@@ -1,0 +1,224 @@
+"""Semantic variables in front of an upstream, on real processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from harness.processes import GatewayProcess
+from harness.raw_http import RawConnection, Response
+from harness.scripted_upstream import (
+    ScriptedUpstream,
+    chat_document,
+    chat_events,
+    completion_document,
+    document,
+    error,
+    event_stream,
+)
+
+CHAT = "/v1/chat/completions"
+
+
+def ask(
+    relay: GatewayProcess,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    with RawConnection(relay.port) as connection:
+        return connection.ask(method, path, body, headers)
+
+
+def chat(model: str, text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def value(relay: GatewayProcess, variable: str) -> dict[str, Any]:
+    return dict(ask(relay, "GET", f"/v1/variables/{variable}").json)
+
+
+def content_of(call: Any) -> str:
+    return str(call.json["messages"][0]["content"])
+
+
+def check_quiet(relay: GatewayProcess) -> None:
+    """Nothing waits, runs or is held."""
+    semantic = ask(relay, "GET", "/health").json["semantic"]
+    calls = semantic["calls"]
+    names = ("waiting", "in_line", "running", "held_bytes")
+    assert [calls[name] for name in names] == [0, 0, 0, 0]
+    assert semantic["readers"] == 0
+    assert semantic["sessions"]["unfinished_calls"] == 0
+
+
+def test_two_deferred_calls_feed_a_third(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    one = upstream.script(event_stream(*chat_events(["fir", "st"])))
+    two = upstream.script(event_stream(*chat_events(["second"])))
+    three = upstream.script(document(chat_document("third")))
+    client = openai.OpenAI(base_url=f"{relay.root}/v1", api_key="none", max_retries=0)
+    parrot = {"X-Parrot-Session": "up", "X-Parrot-Defer": "true"}
+
+    def deferred(model: str) -> str:
+        answer = client.chat.completions.create(**chat(model, "go"), extra_headers=parrot)
+        return answer.choices[0].message.content or ""
+
+    prompt = f"{deferred(one)} + {deferred(two)}"
+    answer = client.chat.completions.create(**chat(three, prompt))
+    assert answer.choices[0].message.content == "third"
+    (received,) = upstream.calls(three)
+    assert content_of(received) == "first + second"
+    (received,) = upstream.calls(one)
+    assert received.json == chat(one, "go", stream=True)
+    assert not [name for name in received.headers if name.startswith("x-parrot")]
+    check_quiet(relay)
+
+
+def test_nothing_of_ours_reaches_the_upstream(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(completion_document("text")))
+    body = {"model": model, "prompt": "x", "unknown": {"a": 1.0}, "parrot": {"output": "o"}}
+    response = ask(relay, "POST", "/v1/completions", body, {"X-Parrot-Session": "s2"})
+    (received,) = upstream.calls(model)
+    assert received.json == {"model": model, "prompt": "x", "unknown": {"a": 1.0}}
+    assert not [name for name in received.headers if name.startswith("x-parrot")]
+    assert response.body == json.dumps(completion_document("text")).encode()
+    assert response.headers["x-parrot-engine"] == "scripted"
+    assert response.headers["x-parrot-cached-tokens"] == "0"
+    assert value(relay, response.headers["x-parrot-variable"])["value"] == "text"
+
+
+@pytest.mark.parametrize("spacing", [None, (", ", ": "), (",", ":")])
+def test_ordinary_calls_pass_byte_for_byte(
+    relay: GatewayProcess, upstream: ScriptedUpstream, spacing: tuple[str, str] | None
+) -> None:
+    """Also when they look as if they meant us."""
+    raw = json.dumps(chat_document("[[parrot:x]]"), separators=spacing, indent=1).encode()
+    model = upstream.script(document(raw))
+    text = 'say "parrot": [[parrot:aaaa]] {{x}} \u00e4'
+    body = json.dumps(chat(model, text, tool_choice="none"), separators=spacing).encode()
+    with RawConnection(relay.port) as connection:
+        connection.send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        response = connection.read_response()
+    (received,) = upstream.calls(model)
+    assert received.body == body
+    assert response.body == raw
+    names = [name for name in response.headers if name.startswith("x-parrot")]
+    assert names == ["x-parrot-engine"]
+
+
+def test_streams_with_an_output_pass_byte_for_byte(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    events = chat_events(["Hel", "lo"])
+    model = upstream.script(event_stream(*events))
+    response = ask(relay, "POST", CHAT, chat(model, "x", stream=True, parrot={"output": "o"}))
+    assert response.body == b"".join(events)
+    assert value(relay, response.headers["x-parrot-variable"])["value"] == "Hello"
+
+
+def test_deferred_text_can_be_read_as_it_is_written(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    gate = upstream.gate()
+    role, first, second, *rest = chat_events(["Hel", "lo"])
+    model = upstream.script(event_stream(role, first, gate, second, *rest))
+    answer = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    variable = answer.headers["x-parrot-variable"]
+    with RawConnection(relay.port) as connection:
+        headers = {"Accept": "text/event-stream"}
+        connection.send(connection.request("GET", f"/v1/variables/{variable}", None, headers))
+        seen = b""
+        while b"Hel" not in seen:
+            seen += connection.receive()
+        assert b"lo" not in seen.replace(b"close", b"")
+        gate.open()
+        while b"[DONE]" not in seen:
+            seen += connection.receive()
+    assert b'{"text":"lo"}' in seen
+
+
+def test_errors_of_the_upstream_travel(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    model = upstream.script(error(400))
+    answer = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    reference = answer.json["choices"][0]["message"]["content"]
+    never = upstream.script(document(chat_document("never")))
+    dependent = ask(relay, "POST", CHAT, chat(never, reference))
+    assert dependent.status == 424
+    assert dependent.json["error"]["code"] == "dependency_failed"
+    assert "scripted 400" in dependent.json["error"]["message"]
+    assert dependent.headers["x-should-retry"] == "false"
+    assert upstream.calls(never) == []
+    failure = value(relay, answer.headers["x-parrot-variable"])["variable"]["failure"]
+    assert failure["code"] == "scripted_400"
+    check_quiet(relay)
+
+
+def test_a_stream_that_breaks_off_fails_the_variable_not_the_client(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    role, first, *_ = chat_events(["Hel"])
+    model = upstream.script(event_stream(role, first, cut=True))
+    attended = ask(relay, "POST", CHAT, chat(model, "x", stream=True, parrot={"output": "o"}))
+    assert attended.events[-1] == "[DONE]"
+    assert value(relay, attended.headers["x-parrot-variable"])["error"]["code"] == (
+        "dependency_failed"
+    )
+    deferred = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    failed = value(relay, deferred.headers["x-parrot-variable"])
+    assert failed["variable"]["failure"]["code"] == "upstream_error"
+
+
+def test_answers_that_ignore_the_stream_are_read_too(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document("whole")))
+    answer = ask(relay, "POST", CHAT, chat(model, "x", parrot={"defer": True}))
+    assert value(relay, answer.headers["x-parrot-variable"])["value"] == "whole"
+
+
+def test_tool_arguments_take_values_too(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    source = ask(relay, "POST", "/v1/variables", {"session": "tools", "value": 'a "b"\n'}).json
+    model = upstream.script(document(chat_document("ok")))
+    arguments = json.dumps({"query": source["reference"]})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "done"}]},
+    ]
+    response = ask(relay, "POST", CHAT, {"model": model, "messages": messages})
+    assert response.status == 200
+    (received,) = upstream.calls(model)
+    sent = received.json["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(sent) == {"query": 'a "b"\n'}
+
+
+def test_cancelling_reaches_the_upstream(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    gate = upstream.gate()
+    model = upstream.script(event_stream(*chat_events(["x"]), before=gate))
+    body = chat(model, "x", parrot={"session": "cancelled", "defer": True})
+    answer = ask(relay, "POST", CHAT, body)
+    (received,) = upstream.wait_for_calls(model)
+    assert ask(relay, "DELETE", "/v1/sessions/cancelled").status == 200
+    assert received.aborted.wait(10)
+    gate.open()
+    assert ask(relay, "GET", f"/v1/calls/{answer.headers['x-parrot-call']}").status == 404
+    check_quiet(relay)
+
+
+def test_own_routes_go_before_the_upstream(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    before = len(upstream.received)
+    assert ask(relay, "GET", "/v1/sessions").json["object"] == "list"
+    assert ask(relay, "POST", "/v1/resolve", {"text": "x"}).json == {"text": "x"}
+    assert ask(relay, "DELETE", "/v1/variables/vnone").status == 404
+    assert len(upstream.received) == before
