@@ -173,6 +173,8 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
 
     dispatcher = Dispatcher(
         hot={"/v1/chat/completions": call, "/v1/completions": call},
+        own=lambda exchange: None,
+        parrot=lambda exchange: None,
         passthrough=any_route,
         quiet=quiet,
         quiet_v1=lambda path: False,
