@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from parrot_engine.protocol import Failed, Fill
 from scripted_remote import ScriptedRemoteEngine
-from serving import Service, read_answer
+from semantic_tools import http_of
+from serving import Service, read_answer, until
 
 from parrot_gateway.core.contexts import (
     Contents,
@@ -536,3 +537,73 @@ async def test_ended_sessions_keep_nothing(service: Service) -> None:
     assert store.statistics().value_bytes > 0
     assert (await ask(service, "/v1/sessions/app", "DELETE"))[0] == 200
     assert store.statistics().value_bytes == 0
+
+
+async def test_calls_keep_their_order_while_inputs_are_missing(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    async with http_of(engine) as http:
+        first = await http.call(
+            CHAT, "{{x}}", parrot={"session": "app", "context": "c", "defer": True,
+                                   "inputs": "x=x", "transform": "upper"},
+        )  # fmt: skip
+        assert first.status_code == 200
+        second = asyncio.create_task(
+            http.call(CHAT, "two", parrot={"session": "app", "context": "c"})
+        )
+        await until(lambda: http.service.gateway.semantic.executor.statistics().submitted == 2)
+        busy = await http.delete("/v1/sessions/app/contexts/c")
+        assert (busy.status_code, busy.json()["error"]["code"]) == (409, "context_in_use")
+        assert list(prompts_of(engine)) == []
+        variables = (await http.get("/v1/variables?session=app")).json()["data"]
+        (found,) = [item["id"] for item in variables if item["name"] == "x"]
+        assert (await http.put(f"/v1/variables/{found}", json={"value": "one"})).is_success
+        assert (await second).status_code == 200
+        output = first.headers["x-parrot-variable"]
+        assert (await http.value(output)).json()["value"] == "<USER\nONE\nASSISTANT\n>"
+        # What the model wrote is kept, not what a transform made of it.
+        held = (await http.get("/v1/sessions/app/contexts/c")).json()["messages"]
+        assert [message["content"] for message in held[:3]] == [
+            "one", "<user\none\nassistant\n>", "two"]  # fmt: skip
+
+
+async def test_nobody_waits_for_ever_for_a_context(engine: ScriptedRemoteEngine) -> None:
+    async with http_of(engine, call_timeout_s=0.2) as http:
+        stuck = await http.call(
+            CHAT, "{{x}}",
+            parrot={"session": "app", "context": "c", "defer": True, "inputs": "x=x"},
+        )  # fmt: skip
+        answer = await http.call(CHAT, "two", parrot={"session": "app", "context": "c"})
+        assert answer.status_code == 504
+        assert "context 'c', which other calls hold" in answer.json()["error"]["message"]
+        assert (await http.delete(f"/v1/calls/{stuck.headers['x-parrot-call']}")).is_success
+        answer = await http.call(CHAT, "three", parrot={"session": "app", "context": "c"})
+        assert answer.status_code == 200
+        assert list(prompts_of(engine)) == ["<|im_start|>user\nthree<|im_end|>\n"
+                                            "<|im_start|>assistant\n"]  # fmt: skip
+
+
+async def test_ending_a_session_ends_its_lines(engine: ScriptedRemoteEngine) -> None:
+    async with http_of(engine) as http:
+        engine.automatic = False
+        calls = [
+            asyncio.create_task(http.call(CHAT, "x", parrot={"session": "app", "context": name}))
+            for name in ("a", "a", "b<a", "b")
+        ]
+        await until(lambda: http.service.gateway.semantic.executor.statistics().submitted == 4)
+        assert (await http.delete("/v1/sessions/app")).is_success
+        answers = await asyncio.gather(*calls)
+        assert {answer.status_code for answer in answers} == {409}
+        engine.automatic = True
+        assert http.service.gateway.semantic.sessions.statistics().value_bytes == 0
+
+
+async def test_refused_calls_take_no_place(engine: ScriptedRemoteEngine) -> None:
+    """A call that cannot be submitted leaves neither a context nor a place in a line."""
+    async with http_of(engine) as http:
+        await http.call(CHAT, "one", parrot={"session": "app", "output": "o"})
+        answer = await http.call(
+            CHAT, "two", parrot={"session": "app", "context": "c", "output": "o"}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "output_taken")
+        assert (await http.get("/v1/sessions/app/contexts")).json()["data"] == []
