@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Longest time that one request asks the server to wait; longer waits are several requests.
-LONGEST_POLL_S = 20.0
+#: Longest time that one request asks the server to wait. Longer waits are several requests, so that
+#: many waits share few connections.
+LONGEST_POLL_S = 5.0
 #: For the last request of a session, which tells the server that it can forget it.
 FAREWELL_S = 5.0
 #: For the server to say itself that the time is up.
