@@ -26,6 +26,7 @@ from parrot_gateway.core.job import Job
 from parrot_gateway.core.reference import has_reference, reference_of
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.template import Binding, BodyTemplate
+from parrot_gateway.core.token_cut import token_cutter
 from parrot_gateway.core.variable import Failure, Variable
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError
 from parrot_gateway.gateway import Gateway
@@ -77,14 +78,16 @@ class SemanticCalls:
         if fields.is_empty and not self._has_own_reference(exchange, body):
             return False
         await check_deferrable(self._gateway, exchange.path, body, fields)
-        session, spec, made = self._bind(exchange, body, fields)
+        known = len(self._service.sessions)
+        session = self._session(exchange, body, fields)
+        is_new = len(self._service.sessions) > known
         session.pin()
         try:
             try:
-                job = self._service.submit(session, spec, attended=not fields.defer)
+                job = self._submit(session, exchange, body, fields)
             except GatewayError:
-                for variable in made:
-                    _discard(session, variable)
+                if is_new:
+                    self._service.close_session(session)
                 raise
             if fields.defer:
                 await self._answer_deferred(exchange, body, job)
@@ -97,43 +100,47 @@ class SemanticCalls:
     def _has_own_reference(self, exchange: Exchange, body: bytes) -> bool:
         return has_reference(body) and bool(BodyTemplate.of(body, exchange.path).variables)
 
-    def _bind(
-        self, exchange: Exchange, body: bytes, fields: SemanticFields
-    ) -> tuple[Session, CallSpec, list[Variable]]:
-        """Find or make the session and the variables that the call names.
-
-        Returns:
-            also those variables that were made for it.
-        """
-        service = self._service
-        context = None if fields.context is None else parse_context(fields.context)
-        session = self._session(exchange, body, fields)
+    def _submit(
+        self, session: Session, exchange: Exchange, body: bytes, fields: SemanticFields
+    ) -> Job:
+        """Submit the call; after an error the session is as before."""
         made: list[Variable] = []
         try:
-            inputs: dict[str, Binding] = {}
-            for name, source in fields.inputs.items():
-                if isinstance(source, Given):
-                    inputs[name] = Binding(value=source.value)
-                    continue
-                before = session.num_variables
-                variable = service.variable(session, source, "inputs")
-                if session.num_variables != before:
-                    made.append(variable)
-                inputs[name] = Binding(variable_id=variable.id)
-            output = None
-            if fields.output is not None:
-                before = session.num_variables
-                output = service.variable(session, fields.output, "output")
-                if session.num_variables != before:
-                    made.append(output)
-            elif fields.defer:
-                output = session.anonymous_variable()
-                made.append(output)
+            spec = self._spec(session, exchange, body, fields, made)
+            job = self._service.submit(session, spec, attended=not fields.defer)
         except GatewayError:
             for variable in made:
                 _discard(session, variable)
             raise
-        spec = CallSpec(
+        if spec.transform is not None and spec.transform.needs_tokens:
+            target = self._gateway.resolve(job.call.model)
+            job.cut_tokens = token_cutter(self._gateway.place(target.model).tokenizer)
+        return job
+
+    def _spec(
+        self,
+        session: Session,
+        exchange: Exchange,
+        body: bytes,
+        fields: SemanticFields,
+        made: list[Variable],
+    ) -> CallSpec:
+        """The call as the service takes it; variables made for it are added to `made`."""
+        context = None if fields.context is None else parse_context(fields.context)
+        inputs: dict[str, Binding] = {}
+        for name, source in fields.inputs.items():
+            if isinstance(source, Given):
+                inputs[name] = Binding(value=source.value)
+                continue
+            variable = self._variable(session, source, "inputs", made)
+            inputs[name] = Binding(variable_id=variable.id)
+        output = None
+        if fields.output is not None:
+            output = self._variable(session, fields.output, "output", made)
+        elif fields.defer:
+            output = session.anonymous_variable()
+            made.append(output)
+        return CallSpec(
             path=exchange.path,
             body=body,
             inputs=inputs,
@@ -146,7 +153,15 @@ class SemanticCalls:
             name=fields.name,
             origin=list(exchange.scope["headers"]),
         )
-        return session, spec, made
+
+    def _variable(
+        self, session: Session, source: str, param: str, made: list[Variable]
+    ) -> Variable:
+        before = session.num_variables
+        variable = self._service.variable(session, source, param)
+        if session.num_variables > before:
+            made.append(variable)
+        return variable
 
     def _session(self, exchange: Exchange, body: bytes, fields: SemanticFields) -> Session:
         """The session that the request names, else that of the first variable it refers to."""

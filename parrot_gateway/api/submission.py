@@ -9,7 +9,7 @@ from parrot_gateway.api.validation import decode, missing_parameter
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.reference import has_reference
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.gateway import Gateway
 
 
@@ -44,6 +44,17 @@ async def check_deferrable(
             code="invalid_value",
         )
     target = gateway.resolve(call.model)
+    if (
+        fields.transform is not None
+        and fields.transform.needs_tokens
+        and not isinstance(target, EngineTarget)
+    ):
+        raise UnsupportedError(
+            f"The model '{call.model}' belongs to the upstream '{target.upstream}', whose "
+            "tokenizer this gateway does not have: count characters instead of tokens.",
+            param="transform",
+            code="unsupported_value",
+        )
     if fields.defer or fields.output is not None:
         _check_one_text(call)
     if fields.defer and isinstance(target, EngineTarget):

@@ -276,8 +276,7 @@ async def test_what_cannot_be_done_is_refused_at_once(
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == param
     assert engine.submitted == []
-    sessions = (await http.get("/v1/sessions")).json()["data"]
-    assert sum(session["variables"] for session in sessions) == 0
+    assert (await http.get("/v1/sessions")).json()["data"] == []
 
 
 async def test_unknown_headers_are_named(http: Http) -> None:
@@ -423,6 +422,13 @@ async def test_deferred_calls_do_not_care_whether_their_client_stays(http: Http)
     writer.transport.abort()
     listed = (await http.get("/v1/variables", params={"session": "s"})).json()["data"]
     assert (await http.value(listed[0]["id"])).json()["value"] == "<x>"
+
+
+async def test_tokens_are_counted_by_the_models_tokenizer(http: Http) -> None:
+    parrot = {"session": "s", "defer": True, "transform": "truncate(tokens=3)"}
+    answer = await http.call(COMPLETIONS, "the quick fox", parrot=parrot)
+    read = await http.value(answer.headers["x-parrot-variable"])
+    assert read.json()["value"] == "<the quick"
 
 
 # -- identical calls, priorities ------------------------------------------------------------
