@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from parrot_gateway.api.response_bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.route_table import RouteTable
 from parrot_gateway.api.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
@@ -18,8 +19,25 @@ from parrot_gateway.api.shapes import ChatBody, CompletionBody, DetokenizeBody, 
 _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
     ("/v1/completions", "Create a completion", CompletionBody, True),
     ("/v1/chat/completions", "Create a chat completion", ChatBody, True),
+    ("/v1/responses", "Create a response", ResponseBody, True),
+    ("/v1/responses/input_tokens", "Count the input tokens of a response", InputFields, False),
+    ("/v1/conversations", "Create a conversation", ConversationBody, False),
     ("/tokenize", "Tokenize a prompt or a chat", TokenizeBody, False),
     ("/detokenize", "Turn token ids into text", DetokenizeBody, False),
+)
+
+#: Those for what is kept: method, path, summary.
+_KEPT: tuple[tuple[str, str, str], ...] = (
+    ("GET", "/v1/responses/{response_id}", "A stored response, or its stream once more"),
+    ("DELETE", "/v1/responses/{response_id}", "Forget a response"),
+    ("GET", "/v1/responses/{response_id}/input_items", "What the model was given"),
+    ("GET", "/v1/conversations/{conversation_id}", "Describe a conversation"),
+    ("POST", "/v1/conversations/{conversation_id}", "Change the metadata of a conversation"),
+    ("DELETE", "/v1/conversations/{conversation_id}", "Forget a conversation"),
+    ("GET", "/v1/conversations/{conversation_id}/items", "List the items of a conversation"),
+    ("POST", "/v1/conversations/{conversation_id}/items", "Add items to a conversation"),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", "One item"),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", "Take an item out"),
 )
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
@@ -80,6 +98,9 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
                 },
             }
         }
+    for method, pattern, summary in _KEPT:
+        operations = document["paths"].setdefault(pattern, {})
+        operations[method.lower()] = _own_route(method, pattern, summary, "calls")
     return document
 
 
@@ -99,10 +120,10 @@ def describe_own_routes(app: FastAPI, table: RouteTable) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _own_route(method: str, pattern: str, summary: str) -> dict[str, Any]:
+def _own_route(method: str, pattern: str, summary: str, tag: str = "sessions") -> dict[str, Any]:
     names = _PATH_PARAMETER.findall(pattern)
     route: dict[str, Any] = {
-        "tags": ["sessions"],
+        "tags": [tag],
         "summary": summary or f"{method} {pattern}",
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

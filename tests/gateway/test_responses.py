@@ -6,11 +6,16 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
+from harness.scripted_upstream import ScriptedUpstream, document
 from parrot_engine.protocol import Failed, Fill, Generate
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, read_answer, until
+
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.settings import UpstreamSettings
 
 STRICT = {"_strict_response_validation": True, "max_retries": 0, "api_key": "none"}
 
@@ -552,3 +557,57 @@ async def test_failed_call_leaves_the_conversation_as_it_was(
             await client.responses.create(model="m", input="Two", conversation=made.id)
         items = [item async for item in client.conversations.items.list(made.id)]
         assert len(items) == 2
+
+
+async def test_each_has_its_own(service: Service, engine: ScriptedRemoteEngine) -> None:
+    """With an upstream besides, models and ids decide; what is not ours goes on as it came."""
+    with ScriptedUpstream() as scripted:
+        settings = UpstreamSettings(name="theirs", url=scripted.base_url, models="*")
+        theirs = Upstream(settings, gateway_has_key=False)
+        service.gateway.upstreams["theirs"] = theirs
+        await theirs.start()
+        try:
+            await check_ownership(service, scripted)
+        finally:
+            del service.gateway.upstreams["theirs"]
+            await theirs.close()
+
+
+async def check_ownership(service: Service, scripted: ScriptedUpstream) -> None:
+    model = scripted.script(document({"id": "resp_theirs"}))
+    async with service.client() as client:
+        ours = await client.responses.create(model="m", input="Hi")
+        assert ours.output_text == "Hello world"
+        raw = await client.responses.with_raw_response.create(
+            model=f"theirs/{model}", input="Hi", previous_response_id=ours.id
+        )
+        assert json.loads(raw.content) == {"id": "resp_theirs"}
+        assert (await client.responses.retrieve(ours.id)).output_text == "Hello world"
+        made = await client.conversations.create(extra_body={"model": "m"})
+        await client.responses.create(model="m", input="Hi", conversation=made.id)
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.responses.create(model="m", input="x", previous_response_id="resp_theirs")
+        assert unknown.value.param == "previous_response_id"
+    # No model and no id of ours: the first upstream's, which here has something for everybody.
+    async with httpx.AsyncClient(base_url=f"{service.root}/v1") as http:
+        for method, path in (
+            ("POST", "/conversations"),
+            ("GET", "/conversations/conv_theirs"),
+            ("DELETE", "/conversations/conv_theirs"),
+            ("GET", "/responses/resp_theirs"),
+            ("POST", "/responses/resp_theirs/cancel"),
+        ):
+            answer = await http.request(method, path)
+            assert answer.headers["x-parrot-engine"] == "theirs"
+
+
+async def test_routes_are_described(service: Service) -> None:
+    async with httpx.AsyncClient(base_url=service.root) as http:
+        document = (await http.get("/openapi.json")).json()
+    paths = document["paths"]
+    assert set(paths["/v1/responses/{response_id}"]) == {"get", "delete"}
+    assert set(paths["/v1/conversations/{conversation_id}/items"]) == {"get", "post"}
+    body = paths["/v1/responses"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    name = body["$ref"].rpartition("/")[2]
+    fields = document["components"]["schemas"][name]["properties"]
+    assert {"input", "instructions", "previous_response_id", "conversation"} <= set(fields)
