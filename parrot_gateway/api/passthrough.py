@@ -141,7 +141,7 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
             if not body.lstrip().startswith(b"{"):
                 return None
             raise InvalidRequestError("'model' must be a string.", param="model") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"The body is not valid JSON: {error}") from None
     if lowered.startswith(b"multipart/form-data"):
         match = _MULTIPART_MODEL.search(body)
@@ -161,7 +161,7 @@ def rewrite(body: bytes, model: str | None) -> bytes:
         return body
     try:
         fields = _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The body is not a JSON object: {error}") from None
     if fields.pop("parrot", None) is None and model is None:
         return body

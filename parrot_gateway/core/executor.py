@@ -133,6 +133,7 @@ class Executor:
         """
         self._check_room(job)
         self._check_cycle(job)
+        self._check_line(job)
         job.session.graph.add(job.node)
         self._submitted += 1
         self._jobs[job.id] = job
@@ -184,6 +185,22 @@ class Executor:
                 if reader.output is not None and reader.output.id not in seen:
                     seen.add(reader.output.id)
                     stack.append(reader.output.id)
+
+    def _check_line(self, job: Job) -> None:
+        """Ways round through a context: a call before it in line waits for what it would write."""
+        output, context = job.output, job.context
+        if output is None or context is None:
+            return
+        stack, seen = [output], {output.id}
+        while stack:
+            variable = stack.pop()
+            for reader in self._readers.get(variable.id, ()):
+                if reader.context is not None and reader.context.context is context.context:
+                    names = (job.node.name, variable.name, reader.node.name)
+                    raise CycleError([*names, f"context {context.context.name}"])
+                if reader.output is not None and reader.output.id not in seen:
+                    seen.add(reader.output.id)
+                    stack.append(reader.output)
 
     # -- inputs -----------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ BAD_BODIES: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_bad_json(demo: GatewayProcess, path: str, name: str) -> None:
     with connect(demo) as connection:

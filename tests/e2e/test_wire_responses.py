@@ -129,3 +129,10 @@ def test_contexts_before_an_upstream(relay: GatewayProcess, upstream: ScriptedUp
         ["a", "One.", "c"],
         ["a", "One.", "c", "Two.", "d"],
     ]
+
+
+def test_deep_json_is_a_bad_request(demo: GatewayProcess, relay: GatewayProcess) -> None:
+    deep = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+    for path in ("/v1/conversations", RESPONSES, "/v1/embeddings"):
+        check_error(ask(relay, "POST", path, deep), 400)
+    check_error(ask(demo, "POST", "/v1/conversations", deep), 400)

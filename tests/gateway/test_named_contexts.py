@@ -607,3 +607,16 @@ async def test_refused_calls_take_no_place(engine: ScriptedRemoteEngine) -> None
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "output_taken")
         assert (await http.get("/v1/sessions/app/contexts")).json()["data"] == []
+
+
+async def test_waiting_for_a_call_behind_in_line_is_a_cycle(engine: ScriptedRemoteEngine) -> None:
+    async with http_of(engine) as http:
+        first = {"context": "c", "defer": True, "inputs": "y=y", "name": "first"}
+        await http.call(CHAT, "{{y}}", parrot={"session": "app", **first})
+        await http.call(CHAT, "{{x}}", parrot={"session": "app", "defer": True, "inputs": "x=x",
+                                               "output": "y"})  # fmt: skip
+        second = {"context": "c", "output": "x", "name": "second"}
+        answer = await http.call(CHAT, "two", parrot={"session": "app", **second})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "dependency_cycle")
+        assert "context c" in answer.json()["error"]["message"]
+        assert (await http.delete("/v1/sessions/app")).is_success
