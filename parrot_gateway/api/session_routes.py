@@ -85,7 +85,7 @@ class SessionRoutes:
         await exchange.respond(200, body, [(b"content-type", _MEDIA_TYPES[wanted])])
 
     async def list_contexts(self, exchange: Exchange, name: str) -> None:
-        """`GET /v1/sessions/{id}/contexts`."""
+        """`GET /v1/sessions/{id}/contexts`: their names, kinds and sizes."""
         Query(exchange)
         session = self._find(exchange, name)
         found = (find_context(session, each) for each in sorted(session.contexts))
