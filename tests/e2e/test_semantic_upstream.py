@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import openai
 import pytest
-from harness.processes import GatewayProcess
+from harness.processes import GatewayProcess, upstream_settings, wait_until
 from harness.raw_http import RawConnection, Response
 from harness.scripted_upstream import (
     ScriptedUpstream,
@@ -222,3 +223,27 @@ def test_own_routes_go_before_the_upstream(
     assert ask(relay, "POST", "/v1/resolve", {"text": "x"}).json == {"text": "x"}
     assert ask(relay, "DELETE", "/v1/variables/vnone").status == 404
     assert len(upstream.received) == before
+
+
+def test_running_deferred_calls_may_finish_when_the_gateway_stops(
+    upstream: ScriptedUpstream,
+) -> None:
+    gate = upstream.gate()
+    first = upstream.script(event_stream(*chat_events(["x"]), before=gate))
+    second = upstream.script(event_stream(*chat_events(["y"])))
+    with GatewayProcess(
+        config={"upstreams": [upstream_settings("u", upstream.base_url)]}
+    ) as stopped:
+        answer = ask(stopped, "POST", CHAT, chat(first, "x", parrot={"defer": True}))
+        reference = answer.json["choices"][0]["message"]["content"]
+        ask(stopped, "POST", CHAT, chat(second, reference, parrot={"defer": True}))
+        (received,) = upstream.wait_for_calls(first)
+        stopped.signal(signal.SIGTERM)
+        wait_until(lambda: ask(stopped, "GET", "/v1/sessions").status == 503, "the drain to begin")
+        assert upstream.calls(second) == []
+        gate.open()
+        assert stopped.wait() == 0
+    assert received.completed.is_set()
+    # What depended on it and could run, ran too.
+    (received,) = upstream.calls(second)
+    assert content_of(received) == "x"

@@ -453,10 +453,11 @@ async def test_priorities_reach_the_engine(http: Http, engine: ScriptedRemoteEng
         parrot = {"session": "s", "priority": priority, "objective": objective, "defer": True}
         answer = await http.call(COMPLETIONS, f"{priority}{objective}", parrot=parrot)
         await http.value(answer.headers["x-parrot-variable"])
+    await http.call(COMPLETIONS, "attended", parrot={"session": "s", "priority": 5})
     await http.call(COMPLETIONS, "ordinary")
     priorities = [i.priority for i in engine.submitted if type(i).__name__ == "Generate"]
-    throughput, latency, urgent, ordinary = priorities
-    assert urgent < latency < throughput
+    throughput, latency, urgent, attended, ordinary = priorities
+    assert attended < urgent < latency < throughput
     assert ordinary == latency == 0
 
 

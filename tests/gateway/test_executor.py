@@ -259,6 +259,8 @@ async def test_variables_of_other_sessions_of_the_tenant_can_be_read() -> None:
         assert not one.is_idle, "a session that others wait for was given free"
         service.set_value(source, "v")
         assert await service.value(output) == "(v)"
+        assert one.is_idle
+        assert other.is_idle
 
 
 async def test_placeholders_and_declarations_must_match() -> None:
@@ -317,6 +319,24 @@ async def test_a_reader_of_something_that_failed_before_fails_too() -> None:
         assert second.state == "empty", "it failed before its submitter could know its name"
         with pytest.raises(DependencyFailedError):
             await service.value(second)
+
+
+async def test_a_call_that_failed_listens_no_more() -> None:
+    runner = ScriptedRunner()
+
+    async def act(job: Job, prompt: str) -> None:
+        raise InvalidRequestError("no")
+
+    runner.act = act
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        never = session.variable("never")
+        prompt = reference_of(submit(service, session, "a", "x").id) + reference_of(never.id)
+        output = submit(service, session, "b", prompt)
+        assert never.num_listeners == 1
+        await service.wait(output, 5)
+        assert output.state == "failed"
+        assert never.num_listeners == 0
 
 
 async def test_what_breaks_in_a_runner_is_told_without_details() -> None:
@@ -504,6 +524,21 @@ async def test_the_twin_of_a_cancelled_call_runs_itself() -> None:
         assert first.producer is not None
         service.cancel_call("t", first.producer)
         assert await service.value(second) == "(x)"
+
+
+async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
+    runner = ScriptedRunner()
+
+    async def act(job: Job, prompt: str) -> None:
+        raise InvalidRequestError("not now")
+
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        runner.act = act
+        first = submit(service, session, "a", "x", body=SEEDED)
+        await service.wait(first, 5)
+        runner.act = runner.echo
+        assert await service.value(submit(service, session, "b", "x", body=SEEDED)) == "(x)"
 
 
 # -- transforms -----------------------------------------------------------------------------
