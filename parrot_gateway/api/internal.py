@@ -53,7 +53,7 @@ _choices_decoder = msgspec.json.Decoder(_Choices)
 def engine_priority(job: Job, service: SemanticService) -> int:
     """The priority that engines of our own get, where smaller runs earlier."""
     weakest = len(KINDS) - 1
-    return -job.spec.priority * len(KINDS) + weakest - KINDS.index(service.urgency(job).kind)
+    return -job.spec.priority * len(KINDS) + weakest - KINDS.index(service.urgency.of(job).kind)
 
 
 class InternalRunner:

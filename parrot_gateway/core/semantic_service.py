@@ -23,23 +23,23 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import enter, free_all_contexts
-from parrot_gateway.core.deduction import Deduction, deduce
 from parrot_gateway.core.executor import CallRunner, Executor
 from parrot_gateway.core.graph import CallNode, TransformNode
 from parrot_gateway.core.job import Job
-from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, stronger
+from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
 from parrot_gateway.core.reference import find_references, is_variable_id, mint_variable_id
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.sessions import SessionStore
 from parrot_gateway.core.snapshot import GraphSnapshot
 from parrot_gateway.core.template import Binding, BodyTemplate
 from parrot_gateway.core.transform import Transform
+from parrot_gateway.core.urgency import Urgency
 from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import (
     DeadlineError,
@@ -51,17 +51,6 @@ from parrot_gateway.settings import SessionSettings
 
 #: How often idle sessions are looked for.
 SWEEP_S = 30.0
-
-
-#: Finished calls whose objectives are carried along until they are cleared away.
-_FINISHED_KEPT = 64
-
-
-class _Wanted(NamedTuple):
-    """What somebody waits for: variables, and calls whose clients wait themselves."""
-
-    waited: dict[str, Objective]
-    calls: dict[str, Objective]
 
 
 class _Head(msgspec.Struct):
@@ -106,19 +95,15 @@ class SemanticService:
             mint_variable_id=mint_variable_id,
             on_close=self._session_closed,
         )
+        #: What calls are run for.
+        self.urgency = Urgency(self.sessions.owner_of)
         self.executor = Executor(
             limits,
             run_timeout_s=call_timeout_s,
             clock=clock,
-            on_start=self._about_to_run,
+            on_start=self.urgency.update,
             on_end=self._has_ended,
         )
-        #: What was deduced of each session's graph.
-        self._deductions: dict[str, Deduction] = {}
-        #: By variable, what the strongest of those that wait for it wants, and how many they are.
-        self._waits: dict[str, tuple[Objective, int]] = {}
-        #: What came up in this turn of the event loop.
-        self._wanted: dict[Session, _Wanted] = {}
         self._readers = 0
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -175,7 +160,7 @@ class SemanticService:
         self.executor.cancel_session(session.id, "its session was closed")
         self.executor.forget_session(session.id)
         free_all_contexts(session)
-        self._deductions.pop(session.id, None)
+        self.urgency.forget(session)
 
     # -- variables --------------------------------------------------------------------------
 
@@ -243,7 +228,7 @@ class SemanticService:
             session.pin()
         self._readers += 1
         if objective is not None:
-            self._begin_wait(variable, objective)
+            self.urgency.begin_wait(variable, objective)
         try:
             async with asyncio.timeout(timeout_s):
                 await told
@@ -252,7 +237,7 @@ class SemanticService:
         finally:
             self._readers -= 1
             if objective is not None:
-                self._end_wait(variable)
+                self.urgency.end_wait(variable)
             if session is not None:
                 session.unpin()
             unsubscribe()
@@ -366,8 +351,8 @@ class SemanticService:
                 context.leave()
             raise
         if attended or spec.objective is not None:
-            self._note_wanted(session).calls[node.id] = spec.objective or LATENCY
-        self._inherit_wants(session, output)
+            self.urgency.want_call(session, node.id, spec.objective or LATENCY)
+        self.urgency.inherit(session, output)
         return job
 
     def submit_transform(
@@ -407,7 +392,7 @@ class SemanticService:
             attended=False,
         )
         self.executor.submit(job)
-        self._inherit_wants(session, output)
+        self.urgency.inherit(session, output)
         return job
 
     def cancel_call(self, tenant: str, call_id: str) -> None:
@@ -435,77 +420,9 @@ class SemanticService:
             f"Call '{call_id}' is unknown or no longer kept.", param="call", code="call_not_found"
         )
 
-    # -- objectives -------------------------------------------------------------------------
-
-    def _begin_wait(self, variable: Variable, objective: Objective) -> None:
-        """Somebody waits for a variable."""
-        known, count = self._waits.get(variable.id, (objective, 0))
-        self._waits[variable.id] = (stronger(known, objective), count + 1)
-        session = self.sessions.owner_of(variable)
-        if session is not None:
-            self._note_wanted(session).waited[variable.id] = stronger(known, objective)
-
-    def _end_wait(self, variable: Variable) -> None:
-        objective, count = self._waits[variable.id]
-        if count > 1:
-            self._waits[variable.id] = (objective, count - 1)
-        else:
-            del self._waits[variable.id]
-
-    def _inherit_wants(self, session: Session, output: Variable | None) -> None:
-        """A producer that comes after those who wait for it is as urgent as they are."""
-        if output is None:
-            return
-        if output.id in self._waits:
-            self._note_wanted(session).waited[output.id] = self._waits[output.id][0]
-        deduction = self._deductions.get(session.id)
-        if deduction is None:
-            return
-        for reader in session.graph.consumers_of(output.id):
-            objective = deduction.objective_of(reader.id)
-            if objective != THROUGHPUT:
-                self._note_wanted(session).calls[reader.id] = objective
-
-    def _note_wanted(self, session: Session) -> _Wanted:
-        if not self._wanted:
-            asyncio.get_running_loop().call_soon(self._deduce_all)
-        return self._wanted.setdefault(session, _Wanted({}, {}))
-
-    def _deduce_all(self) -> None:
-        while self._wanted:
-            self._deduce(next(iter(self._wanted)))
-
-    def _deduce(self, session: Session) -> None:
-        """Deduce anew, if there is something new."""
-        wanted = self._wanted.pop(session, None)
-        if wanted is None or session.is_closed:
-            return
-        graph = session.graph
-        start = self._deductions.get(session.id, Deduction())
-        if len(start.objectives) > 2 * graph.num_unfinished + _FINISHED_KEPT:
-            start = _without_finished(start, session)
-        deduction = deduce(graph, wanted.waited, calls=wanted.calls, start=start)
-        self._deductions[session.id] = deduction
-        for node in graph.unfinished:
-            if isinstance(node, CallNode):
-                given = node.given_objective or THROUGHPUT
-                node.objective = stronger(deduction.objective_of(node.id), given)
-
-    def _about_to_run(self, job: Job) -> None:
-        self._deduce(job.session)
-
     def _has_ended(self, job: Job) -> None:
         # What it wrote can be read for as long as if its client had come by just now.
         self.sessions.touch(job.session, self.clock())
-
-    def urgency(self, job: Job) -> Objective:
-        """What a call is run for: its own objective, or that of a task group that it is in."""
-        found = job.call.objective
-        deduction = self._deductions.get(job.session.id)
-        if deduction is not None:
-            for group in deduction.groups_of(job.id):
-                found = stronger(found, deduction.groups[group])
-        return found
 
     # -- the whole --------------------------------------------------------------------------
 
@@ -516,16 +433,6 @@ class SemanticService:
             "calls": self.executor.statistics()._asdict(),
             "readers": self._readers,
         }
-
-
-def _without_finished(deduction: Deduction, session: Session) -> Deduction:
-    live = {node.id for node in session.graph.unfinished}
-    return Deduction(
-        {call: objective for call, objective in deduction.objectives.items() if call in live},
-        {group: what for group, what in deduction.groups.items() if not live.isdisjoint(group)},
-        deduction.critical & live,
-        deduction.truncated,
-    )
 
 
 def check_placeholders(template: BodyTemplate) -> None:

@@ -82,7 +82,7 @@ def check_quiet(service: SemanticService) -> None:
     assert not executor._by_session
     assert not executor._readers
     assert not executor._foreign
-    assert not service._waits
+    assert service.urgency.num_waited == 0
     for session in service.sessions.of_tenant("t"):
         session.graph.check_integrity()
         assert session.is_idle
