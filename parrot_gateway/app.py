@@ -12,11 +12,11 @@ from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.dispatch import Dispatcher
 from parrot_gateway.api.link import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.api.openapi import describe_own_routes
-from parrot_gateway.api.parrot_v3 import ParrotRoutes
+from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.quiet import create_quiet_app, knows_path
 from parrot_gateway.api.route_table import RouteTable
-from parrot_gateway.api.session_routes import SessionRoutes
-from parrot_gateway.api.variables import VariableRoutes
+from parrot_gateway.api.semantic.sessions import SessionRoutes
+from parrot_gateway.api.semantic.variables import VariableRoutes
 from parrot_gateway.gateway import Gateway
 from parrot_gateway.settings import api_key_of
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from harness.processes import API_KEY, GatewayProcess
 
-from parrot_gateway.api.semantic_fields import FIELDS
+from parrot_gateway.api.semantic.fields import FIELDS
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "semantic-variables.md").read_text(encoding="utf-8")

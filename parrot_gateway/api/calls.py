@@ -11,11 +11,11 @@ from typing import TypeAlias
 import msgspec
 
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.internal import Answerer, InternalRunner
-from parrot_gateway.api.passthrough import forward, forward_any, model_of
-from parrot_gateway.api.response_routes import ResponseRoutes
-from parrot_gateway.api.semantic import SemanticCalls
-from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.api.openai.validation import decode, missing_parameter
+from parrot_gateway.api.responses.routes import ResponseRoutes
+from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
+from parrot_gateway.api.semantic.routing import SemanticCalls
+from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
@@ -57,14 +57,14 @@ class CallRoutes:
 
     async def tokenize(self, exchange: Exchange) -> None:
         """`POST /tokenize`: models of our own engines only."""
-        from parrot_gateway.api.tokenize import handle_tokenize
+        from parrot_gateway.api.openai.tokenize import handle_tokenize
 
         body = await exchange.body(self._server.max_body_bytes)
         await handle_tokenize(exchange, self._own_engine(body), body)
 
     async def detokenize(self, exchange: Exchange) -> None:
         """`POST /detokenize`: models of our own engines only."""
-        from parrot_gateway.api.tokenize import handle_detokenize
+        from parrot_gateway.api.openai.tokenize import handle_detokenize
 
         body = await exchange.body(self._server.max_body_bytes)
         await handle_detokenize(exchange, self._own_engine(body), body)
@@ -172,14 +172,14 @@ class CallRoutes:
     ) -> None:
         # Imported here because it loads the tokenizer's library, which a gateway that only
         # passes calls on does not need.
-        from parrot_gateway.api.completions import handle_completions
+        from parrot_gateway.api.openai.completions import handle_completions
 
         await handle_completions(exchange, engine, model, body, self._server)
 
     async def _chat(
         self, exchange: Exchange, engine: RemoteEngine, model: str, body: bytes
     ) -> None:
-        from parrot_gateway.api.chat import handle_chat
+        from parrot_gateway.api.openai.chat import handle_chat
 
         await handle_chat(exchange, engine, model, body, self._server)
 

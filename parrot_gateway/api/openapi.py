@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from parrot_gateway.api.response_bodies import ConversationBody, InputFields, ResponseBody
+from parrot_gateway.api.openai.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.route_table import RouteTable
-from parrot_gateway.api.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 #: Path, summary, body, and whether it can stream.
 _ROUTES: tuple[tuple[str, str, type, bool], ...] = (

@@ -16,7 +16,7 @@ from yarl import URL
 from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.api.dispatch import Dispatcher
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.passthrough import forward, forward_any, model_of
+from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.core.gate import CallGate
 from parrot_gateway.engines.upstream import Upstream

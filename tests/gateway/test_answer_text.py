@@ -11,7 +11,7 @@ from harness.scripted_upstream import chat_events, chunk, data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.api.answer_text import AnswerReader
+from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.exceptions import AnswerError
 
 EVENTS = b"text/event-stream; charset=utf-8"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.api.parrot_v3_bodies import (
+from parrot_gateway.api.openai.validation import decode
+from parrot_gateway.api.parrot_v3.bodies import (
     SamplingConfig,
     SemanticCallBody,
     check_call,
@@ -19,7 +20,6 @@ from parrot_gateway.api.parrot_v3_bodies import (
     sampling_fields,
     session_number,
 )
-from parrot_gateway.api.validation import decode
 from parrot_gateway.core.catalog import EngineTarget, Target, UpstreamTarget
 from parrot_gateway.core.model_choice import ChosenModel, choose_model
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective

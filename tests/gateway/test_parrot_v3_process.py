@@ -127,7 +127,7 @@ def test_the_example_of_the_guide_runs(
 
 
 def test_the_guide_names_every_field_and_route() -> None:
-    from parrot_gateway.api import parrot_v3_bodies as bodies
+    from parrot_gateway.api.parrot_v3 import bodies as bodies
 
     guide = re.sub(r"```.*?```", "", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", guide))))

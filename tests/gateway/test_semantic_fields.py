@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.api.semantic_fields import (
+from parrot_gateway.api.semantic.fields import (
     FIELDS,
     Given,
     SemanticFields,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parrot_gateway.api.session_identity import Identity, identify
+from parrot_gateway.api.semantic.identity import Identity, identify
 
 #: Strongest first; each names a session by itself.
 SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [

@@ -9,7 +9,7 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service
 
-from parrot_gateway.api.tokenize import MAX_TOKENS
+from parrot_gateway.api.openai.tokenize import MAX_TOKENS
 
 
 async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:

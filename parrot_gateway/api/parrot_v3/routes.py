@@ -16,7 +16,8 @@ import msgspec
 
 from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.parrot_v3_bodies import (
+from parrot_gateway.api.openai.validation import decode
+from parrot_gateway.api.parrot_v3.bodies import (
     AuthBody,
     GetVariableBody,
     NewVariableBody,
@@ -34,7 +35,6 @@ from parrot_gateway.api.parrot_v3_bodies import (
     session_number,
 )
 from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.api.validation import decode
 from parrot_gateway.core.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
 from parrot_gateway.core.json_text import well_formed
 from parrot_gateway.core.model_choice import ChosenModel, ModelType, choose_model

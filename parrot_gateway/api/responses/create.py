@@ -13,10 +13,19 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from parrot_gateway.api.answers import chat_logprobs, encode
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.messages import render_chat_aside
-from parrot_gateway.api.response_bodies import (
+from parrot_gateway.api.openai.answers import chat_logprobs, encode
+from parrot_gateway.api.openai.messages import render_chat_aside
+from parrot_gateway.api.openai.shapes import ChatBody, Message
+from parrot_gateway.api.openai.sse import EventStream, run_stream
+from parrot_gateway.api.openai.validation import (
+    check_context,
+    check_sampling,
+    decode,
+    missing_parameter,
+    sampling_of,
+)
+from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     ConversationRef,
     InputFields,
@@ -25,20 +34,11 @@ from parrot_gateway.api.response_bodies import (
     check_response,
     items_of,
 )
-from parrot_gateway.api.response_events import (
+from parrot_gateway.api.responses.events import (
     ResponseEvents,
     finished,
     output_message,
     output_text,
-)
-from parrot_gateway.api.shapes import ChatBody, Message
-from parrot_gateway.api.sse import EventStream, run_stream
-from parrot_gateway.api.validation import (
-    check_context,
-    check_sampling,
-    decode,
-    missing_parameter,
-    sampling_of,
 )
 from parrot_gateway.core.generation import Generation, GenerationEngine
 from parrot_gateway.core.line import wait_turn

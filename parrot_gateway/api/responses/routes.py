@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.passthrough import model_of
-from parrot_gateway.api.semantic_fields import may_be_semantic, read_fields
+from parrot_gateway.api.openai.validation import decode, missing_parameter
+from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.gateway import Gateway
@@ -55,7 +55,7 @@ class ResponseRoutes:
             GatewayError: it is ours and cannot be honoured.
         """
         # Imported here as in `calls`.
-        from parrot_gateway.api.stored_responses import StoredResponseRoutes, not_kept
+        from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 
         path, method = exchange.path, exchange.method
         stored = StoredResponseRoutes(self._gateway.responses)
@@ -113,7 +113,7 @@ class ResponseRoutes:
         if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
             return False
         self._refuse_semantics(exchange, body)
-        from parrot_gateway.api.responses import handle_input_tokens, handle_responses
+        from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 
         engine = self._gateway.place(model)
         exchange.engine = engine.name

@@ -11,7 +11,8 @@ from typing import Any, cast
 import msgspec
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.api.answers import (
+from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.openai.answers import (
     ChunkWriter,
     Envelope,
     completion_logprobs,
@@ -20,10 +21,9 @@ from parrot_gateway.api.answers import (
     joined,
     usage_dict,
 )
-from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.shapes import CompletionBody, Prompts
-from parrot_gateway.api.sse import stream_generation
-from parrot_gateway.api.validation import (
+from parrot_gateway.api.openai.shapes import CompletionBody, Prompts
+from parrot_gateway.api.openai.sse import stream_generation
+from parrot_gateway.api.openai.validation import (
     check_context,
     check_range,
     check_response_format,

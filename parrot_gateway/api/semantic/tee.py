@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from parrot_gateway.api.answer_text import MAX_HELD_BYTES, AnswerReader
 from parrot_gateway.api.http import EVENT_STREAM, Exchange, Headers, Message, Send
-from parrot_gateway.api.sse import DONE, KEEP_ALIVE
+from parrot_gateway.api.openai.sse import DONE, KEEP_ALIVE
+from parrot_gateway.api.semantic.answer_text import MAX_HELD_BYTES, AnswerReader
 from parrot_gateway.core.job import Job
 from parrot_gateway.engines.usage import usage_of_body
 from parrot_gateway.exceptions import GatewayError

@@ -12,13 +12,13 @@ import time
 
 import msgspec
 
-from parrot_gateway.api.deferred import deferred_answer, deferred_stream
 from parrot_gateway.api.http import EVENT_STREAM, ClientDisconnected, Exchange, Headers
-from parrot_gateway.api.internal import Answerer, engine_priority
-from parrot_gateway.api.semantic_fields import Given, SemanticFields, may_be_semantic, read_fields
-from parrot_gateway.api.session_identity import identify
-from parrot_gateway.api.submission import check_deferrable
-from parrot_gateway.api.tee import AnswerTee
+from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
+from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
+from parrot_gateway.api.semantic.identity import identify
+from parrot_gateway.api.semantic.internal import Answerer, engine_priority
+from parrot_gateway.api.semantic.submission import check_deferrable
+from parrot_gateway.api.semantic.tee import AnswerTee
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import parse_context

@@ -13,16 +13,21 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from parrot_gateway.api.answers import encode
 from parrot_gateway.api.http import EVENT_STREAM, Exchange
-from parrot_gateway.api.response_bodies import (
+from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.api.openai.validation import (
+    check_choice,
+    check_range,
+    decode,
+    missing_parameter,
+)
+from parrot_gateway.api.responses.bodies import (
     MAX_CONVERSATION_ITEMS,
     ConversationBody,
     check_metadata,
     items_of,
 )
-from parrot_gateway.api.response_events import replay
-from parrot_gateway.api.validation import check_choice, check_range, decode, missing_parameter
+from parrot_gateway.api.responses.events import replay
 from parrot_gateway.core.response_items import Item, Turn, mint_conversation_id
 from parrot_gateway.core.response_store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.exceptions import (

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from parrot_engine.protocol import EngineInfo, SamplingParams
 
-from parrot_gateway.api.shapes import SamplingFields
+from parrot_gateway.api.openai.shapes import SamplingFields
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, UnsupportedError
 
 MAX_N = 128

@@ -1,7 +1,7 @@
 """The semantic fields of a request: `X-Parrot-*` headers, or `parrot` in the body.
 
 The body wins, field by field. What nobody knows is refused by name, so that a typing error never
-turns a deferred call into an ordinary one. Reads only; what the fields do is in `semantic`.
+turns a deferred call into an ordinary one. Reads only; what the fields do is in `routing`.
 """
 
 from __future__ import annotations

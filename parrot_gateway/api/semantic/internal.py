@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.answer_text import AnswerReader
 from parrot_gateway.api.http import Exchange, Headers, Message, Scope
+from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.objective import KINDS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from parrot_gateway.api.semantic_fields import SemanticFields
-from parrot_gateway.api.validation import decode, missing_parameter
+from parrot_gateway.api.openai.validation import decode, missing_parameter
+from parrot_gateway.api.semantic.fields import SemanticFields
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.reference import has_reference
 from parrot_gateway.engines.remote import RemoteEngine
@@ -68,13 +68,13 @@ async def _check_with_engine(
     # Imported here because they load the tokenizer's library, which a gateway that only passes
     # calls on does not need.
     if path == "/v1/chat/completions":
-        from parrot_gateway.api.chat import check_chat, check_chat_fits
+        from parrot_gateway.api.openai.chat import check_chat, check_chat_fits
 
         check_chat(body, engine)
         if is_final:
             await check_chat_fits(body, engine)
     else:
-        from parrot_gateway.api.completions import check_completions, check_completions_fit
+        from parrot_gateway.api.openai.completions import check_completions, check_completions_fit
 
         check_completions(body, engine)
         if is_final:

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from parrot_gateway.api.shapes import ContentPart, SamplingFields
-from parrot_gateway.api.validation import (
+from parrot_gateway.api.openai.shapes import ContentPart, SamplingFields
+from parrot_gateway.api.openai.validation import (
     check_choice,
     check_range,
     check_response_format,

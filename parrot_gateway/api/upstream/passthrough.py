@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.event_tail import EventTail, dialect_of
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers
+from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import usage_of_body

@@ -11,12 +11,18 @@ from typing import Any, cast
 
 import msgspec
 
-from parrot_gateway.api.answers import ChunkWriter, Envelope, chat_logprobs, encode, usage_dict
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.messages import render_chat_aside
-from parrot_gateway.api.shapes import ChatBody
-from parrot_gateway.api.sse import stream_generation
-from parrot_gateway.api.validation import (
+from parrot_gateway.api.openai.answers import (
+    ChunkWriter,
+    Envelope,
+    chat_logprobs,
+    encode,
+    usage_dict,
+)
+from parrot_gateway.api.openai.messages import render_chat_aside
+from parrot_gateway.api.openai.shapes import ChatBody
+from parrot_gateway.api.openai.sse import stream_generation
+from parrot_gateway.api.openai.validation import (
     check_choice,
     check_context,
     check_range,

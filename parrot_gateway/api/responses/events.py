@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.answers import encode
+from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.core.request import Usage
 from parrot_gateway.core.response_store import Cut
 from parrot_gateway.exceptions import GatewayError

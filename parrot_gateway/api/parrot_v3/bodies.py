@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api import validation
-from parrot_gateway.api.validation import MAX_STOP_STRINGS, check_choice, check_range
+from parrot_gateway.api.openai import validation
+from parrot_gateway.api.openai.validation import MAX_STOP_STRINGS, check_choice, check_range
 from parrot_gateway.core.model_choice import MODEL_TYPES
 from parrot_gateway.core.session import MAX_NAME
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from parrot_engine.text import ChatTemplateError, Tokenizer
 
-from parrot_gateway.api.shapes import ChatBody, Message, TokenizeBody
-from parrot_gateway.api.validation import check_choice, missing_parameter
+from parrot_gateway.api.openai.shapes import ChatBody, Message, TokenizeBody
+from parrot_gateway.api.openai.validation import check_choice, missing_parameter
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 
 #: Bodies that are rendered in place: about a millisecond.

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.http import EVENT_STREAM, Exchange
+from parrot_gateway.api.openai.sse import DONE, KEEP_ALIVE
+from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.route_table import Query, RouteTable
-from parrot_gateway.api.sse import DONE, KEEP_ALIVE
 from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.api.validation import decode, missing_parameter
 from parrot_gateway.core.objective import LATENCY, parse_objective
 from parrot_gateway.core.reference import find_references, reference_of
 from parrot_gateway.core.session import Session

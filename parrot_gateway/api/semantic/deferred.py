@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.sse import DONE
+from parrot_gateway.api.openai.sse import DONE
 
 
 def deferred_answer(path: str, call_id: str, model: str, text: str) -> dict[str, Any]:

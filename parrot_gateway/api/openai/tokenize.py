@@ -10,11 +10,16 @@ import asyncio
 
 import msgspec
 
-from parrot_gateway.api.answers import encode
 from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.messages import render_chat_aside
-from parrot_gateway.api.shapes import DetokenizeBody, TokenizeBody
-from parrot_gateway.api.validation import check_length, check_token_ids, decode, missing_parameter
+from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.api.openai.messages import render_chat_aside
+from parrot_gateway.api.openai.shapes import DetokenizeBody, TokenizeBody
+from parrot_gateway.api.openai.validation import (
+    check_length,
+    check_token_ids,
+    decode,
+    missing_parameter,
+)
 from parrot_gateway.core.generation import GenerationEngine
 from parrot_gateway.core.prompts import tokenize
 from parrot_gateway.exceptions import InvalidRequestError

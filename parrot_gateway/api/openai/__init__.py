@@ -1,0 +1,1 @@
+"""OpenAI's routes for models of own engines: bodies in, checks, shapes and streams out."""

@@ -1,0 +1,1 @@
+"""Semantic variables over HTTP: fields, deferred and attended calls, variables, sessions."""

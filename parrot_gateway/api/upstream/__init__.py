@@ -1,0 +1,1 @@
+"""Calls that an upstream answers: bytes in, bytes out."""
