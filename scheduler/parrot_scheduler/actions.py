@@ -1,0 +1,105 @@
+"""What the scheduler wants done. The caller does it, and reports what comes of it as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from parrot_scheduler.task import ApplicationId, EngineId, TaskId
+
+#: Why a task was refused.
+RejectCode: TypeAlias = Literal[
+    "no_engine",  # no engine of the model came within the bound
+    "queue_full",  # more tasks wait than `max_queued` allows
+    "wait_too_long",  # it waited longer than `max_wait_s`
+    "too_large",  # no engine of the model can hold it
+    "engine_left",  # the engine that it is bound to is gone
+    "duplicate",  # a task of this id lives already
+]
+
+#: What an engine should do with a task's KV once it has ended: `keep` it before others (its
+#: application comes back soon), treat it as any other (`normal`), or let go of it first (`drop`).
+Retention: TypeAlias = Literal["keep", "normal", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why a task went where it went, and when; for traces, pictures and tests."""
+
+    #: The placement policy, and what decided: `prefix`, `group`, `load`, `bound`, `only`, ….
+    policy: str
+    decided_by: str
+    #: Seconds in the scheduler's queue, and of these held with its whole application.
+    waited_s: float
+    held_s: float
+    #: Prompt tokens that the scheduler believes to be cached on the chosen engine.
+    expected_cached_tokens: int
+    #: Output tokens that it counts with.
+    expected_output_tokens: int
+    #: Engines that were looked at, and the cost of the chosen one in the policy's own measure.
+    candidates: int
+    cost: float
+    #: Anything more a policy wants to say; values are numbers or short words.
+    details: dict[str, float | int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Run a task on an engine."""
+
+    task_id: TaskId
+    engine_id: EngineId
+    #: For the engine's own queue: smaller runs earlier.
+    priority: int
+    retention: Retention
+    reasons: Reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An application's tasks wait at the door until there is room for its working set."""
+
+    application: ApplicationId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A held application may run."""
+
+    application: ApplicationId
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A submitted task will not be run; it is forgotten."""
+
+    task_id: TaskId
+    code: RejectCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a placed task (a Fill done ahead that is in the way); the caller reports its end."""
+
+    task_id: TaskId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """KV that an application left on an engine is of no use any more."""
+
+    application: ApplicationId
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a `Tick` at this time, if nothing else happens before; replaces earlier wishes."""
+
+    time: float
+
+
+Action: TypeAlias = Place | Hold | Release | Reject | Cancel | Forget | WakeAt

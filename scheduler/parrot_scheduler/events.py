@@ -1,0 +1,150 @@
+"""What the scheduler is told. Everything that it knows came in as one of these.
+
+Events may be late, doubled or out of order, and may speak of tasks and engines that are gone: the
+scheduler ignores what makes no sense any more, and counts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from parrot_scheduler.task import (
+    ApplicationId,
+    BlockHash,
+    EngineDescription,
+    EngineId,
+    GroupRef,
+    Objective,
+    StepModel,
+    Task,
+    TaskId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSubmitted:
+    """A task is ready to run: all its inputs are there."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUpdated:
+    """What is known of a submitted task has changed; None leaves a field as it is."""
+
+    task_id: TaskId
+    objective: Objective | None = None
+    groups: tuple[GroupRef, ...] | None = None
+    priority: int | None = None
+    successors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """A placed task got on. Counts are totals of the task, and only grow."""
+
+    task_id: TaskId
+    #: Prompt tokens whose KV is there, those found in a cache included.
+    filled_tokens: int
+    #: Prompt tokens that were found in a cache.
+    cached_tokens: int
+    #: Over all its sequences.
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """A placed task ended on its engine, well or not."""
+
+    task_id: TaskId
+    cached_tokens: int
+    generated_tokens: int
+    #: False: it failed, and its length says nothing about others of its template.
+    succeeded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCancelled:
+    """Nobody wants the task any more, wherever it is; the caller has freed it on its engine."""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationFinished:
+    """No call of this application will come any more."""
+
+    application: ApplicationId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJoined:
+    """An engine takes work from now on. A second one of the same id replaces the first."""
+
+    engine: EngineDescription
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDraining:
+    """An engine finishes what it has and takes nothing new."""
+
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLeft:
+    """An engine is gone. Tasks placed there end: the caller submits them again if it will."""
+
+    engine_id: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """How an engine says it stands; may be stale, or nonsense."""
+
+    engine_id: EngineId
+    running: int
+    waiting: int
+    #: Tokens of KV in use by contexts that are not mere cache.
+    used_tokens: int
+    #: A better model of its steps, where one was measured.
+    step_model: StepModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks that the engine can find again from now on."""
+
+    engine_id: EngineId
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksEvicted:
+    """Blocks that it cannot find any more; `hashes` None stands for all."""
+
+    engine_id: EngineId
+    hashes: tuple[BlockHash, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; nothing else."""
+
+
+Event: TypeAlias = (
+    TaskSubmitted
+    | TaskUpdated
+    | TaskProgress
+    | TaskFinished
+    | TaskCancelled
+    | ApplicationFinished
+    | EngineJoined
+    | EngineDraining
+    | EngineLeft
+    | EngineReport
+    | BlocksStored
+    | BlocksEvicted
+    | Tick
+)

@@ -1,0 +1,123 @@
+"""What is known of the engines of one model, one numpy column a fact, one row an engine.
+
+Rows are reused: a row without an engine has `accepts` False and an empty id. Policies read the
+columns; only `Pool` writes them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from parrot_scheduler.task import EngineDescription, EngineId, StepModel
+
+Column = npt.NDArray[np.float64]
+
+_FIRST_ROWS = 8
+_COLUMNS = (
+    "capacity",
+    "max_batch",
+    "max_batch_tokens",
+    "batch",
+    "latency_batch",
+    "pending_prefill",
+    "working_set",
+    "kept",
+    "step_limit_s",
+    "weights_s",
+    "context_token_s",
+    "prefill_token_s",
+    "overhead_s",
+)
+
+
+class EngineTable:
+    """Engines of one model.
+
+    Columns, all of the same length and float64 unless said:
+
+    - `capacity`, `max_batch`, `max_batch_tokens`: as the engine described itself.
+    - `batch`: sequences of tasks placed there and not ended; `latency_batch`: those of them that
+      somebody waits for.
+    - `pending_prefill`: prompt tokens placed there that are neither filled nor expected in cache.
+    - `working_set`: tokens of KV that the tasks placed there will need, expected output included;
+      blocks that several of them share count once as far as the scheduler knows.
+    - `kept`: tokens of KV that paused applications left there and will want again.
+    - `step_limit_s`: the tightest time per token promised to a task there; inf without one.
+    - `weights_s`, `context_token_s`, `prefill_token_s`, `overhead_s`: its step model.
+    - `accepts` (bool): takes new work.
+    """
+
+    capacity: Column
+    max_batch: Column
+    max_batch_tokens: Column
+    batch: Column
+    latency_batch: Column
+    pending_prefill: Column
+    working_set: Column
+    kept: Column
+    step_limit_s: Column
+    weights_s: Column
+    context_token_s: Column
+    prefill_token_s: Column
+    overhead_s: Column
+
+    def __init__(self) -> None:
+        self.ids: list[EngineId] = [""] * _FIRST_ROWS
+        self.descriptions: list[EngineDescription | None] = [None] * _FIRST_ROWS
+        self.accepts: npt.NDArray[np.bool_] = np.zeros(_FIRST_ROWS, dtype=np.bool_)
+        self._rows: dict[EngineId, int] = {}
+        self._free = list(range(_FIRST_ROWS - 1, -1, -1))
+        for name in _COLUMNS:
+            setattr(self, name, np.zeros(_FIRST_ROWS))
+
+    def __len__(self) -> int:
+        """Engines, draining ones included."""
+        return len(self._rows)
+
+    def row_of(self, engine_id: EngineId | None) -> int:
+        """The row of an engine; -1 when it is not here."""
+        return -1 if engine_id is None else self._rows.get(engine_id, -1)
+
+    def add(self, engine: EngineDescription) -> int:
+        """A row for an engine that is not here yet."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self._rows[engine.id] = row
+        self.ids[row] = engine.id
+        self.descriptions[row] = engine
+        for name in _COLUMNS:
+            getattr(self, name)[row] = 0.0
+        self.capacity[row] = engine.capacity_tokens
+        self.max_batch[row] = engine.max_batch
+        self.max_batch_tokens[row] = engine.max_batch_tokens
+        self.step_limit_s[row] = np.inf
+        self.set_step_model(row, engine.step_model)
+        self.accepts[row] = True
+        return row
+
+    def remove(self, engine_id: EngineId) -> None:
+        """The engine is gone; unknown ids do nothing."""
+        row = self._rows.pop(engine_id, -1)
+        if row >= 0:
+            self.accepts[row] = False
+            self.ids[row] = ""
+            self.descriptions[row] = None
+            self._free.append(row)
+
+    def set_step_model(self, row: int, model: StepModel) -> None:
+        """Take a (better) model of the engine's steps."""
+        self.weights_s[row] = model.weights_s
+        self.context_token_s[row] = model.context_token_s
+        self.prefill_token_s[row] = model.prefill_token_s
+        self.overhead_s[row] = model.overhead_s
+
+    def _grow(self) -> None:
+        old = len(self.ids)
+        self.ids += [""] * old
+        self.descriptions += [None] * old
+        self.accepts = np.concatenate([self.accepts, np.zeros(old, dtype=np.bool_)])
+        for name in _COLUMNS:
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(old)]))
+        self._free = list(range(2 * old - 1, old - 1, -1))

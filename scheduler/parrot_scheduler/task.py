@@ -1,0 +1,127 @@
+"""The words that the scheduler and its shells share: tasks, engines, objectives.
+
+Plain frozen values. Times are seconds on the clock of whoever calls `Scheduler.step`; sizes are
+tokens. Ids come from the caller, and are never reused while they live.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+TaskId: TypeAlias = int
+EngineId: TypeAlias = str
+ApplicationId: TypeAlias = str
+TenantId: TypeAlias = str
+#: Hash of all tokens from the beginning up to the end of one block, 64 bits. Two prompts share a
+#: block where their hashes at its index agree.
+BlockHash: TypeAlias = int
+
+ObjectiveKind: TypeAlias = Literal["throughput", "deadline", "tpot", "ttft", "latency"]
+
+
+class Objective(NamedTuple):
+    """What a task is run for; `seconds` goes with the timed kinds only."""
+
+    kind: ObjectiveKind = "throughput"
+    #: `deadline`: from the task's arrival on; `ttft`, `tpot`: the time itself.
+    seconds: float | None = None
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether somebody sits and waits: such tasks bound an engine's step time."""
+        return self.kind in ("latency", "ttft", "tpot")
+
+
+class GroupRef(NamedTuple):
+    """A task group that a task belongs to: its members matter only when the last one ends."""
+
+    id: str
+    #: Members that are known of, this one included; they may be submitted at different times.
+    size: int
+    #: What the group as a whole is for.
+    objective: Objective = Objective("latency")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One schedulable unit, `Fill* -> Generate`, of one application."""
+
+    id: TaskId
+    model: str
+    tenant: TenantId
+    application: ApplicationId
+    #: Tokens of the whole prompt, cached or not.
+    prompt_tokens: int
+    #: Upper bound of the output; 0 is a Fill alone, done ahead of its call.
+    max_tokens: int
+    #: Hashes of the prompt's full blocks, in order; empty when they are not known.
+    prefix: tuple[BlockHash, ...] = ()
+    #: What calls of one kind have in common, for predictions: the hash of a prompt's constant
+    #: beginning, an agent's role. Empty: nothing is known.
+    template: str = ""
+    objective: Objective = Objective()
+    #: Every group that the task is in; several where it feeds several consumers.
+    groups: tuple[GroupRef, ...] = ()
+    #: Smaller first, within the tenant.
+    priority: int = 0
+    #: Calls on the longest chain that waits for this one, this one not included.
+    successors: int = 0
+    #: Sequences that are generated from the prompt (`n`, `best_of`).
+    num_sequences: int = 1
+    #: The one engine that can run it (its context lives there); None: any of the model.
+    bound_to: EngineId | None = None
+    #: Where something of it is already: its producer's tokens, what was filled ahead.
+    prefers: EngineId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """How long one step of an engine takes: a roofline of four terms, all in seconds.
+
+    `step = max(prefill_tokens x prefill_token_s, weights_s + context_tokens x context_token_s)
+    + overhead_s`, where `context_tokens` are all keys that the step's decodes read.
+    """
+
+    #: Reading the weights once.
+    weights_s: float
+    #: Reading one token's keys and values.
+    context_token_s: float
+    #: Arithmetic of one prefilled token.
+    prefill_token_s: float
+    #: What a step costs besides.
+    overhead_s: float = 0.0
+
+    def step_s(self, *, prefill_tokens: float, context_tokens: float) -> float:
+        """Seconds of one step."""
+        compute = prefill_tokens * self.prefill_token_s
+        memory = self.weights_s + context_tokens * self.context_token_s
+        return max(compute, memory) + self.overhead_s
+
+
+#: An 8B model in bf16 on one H200, from the figures in docs/engine-performance.md.
+DEFAULT_STEP_MODEL = StepModel(
+    weights_s=3.7e-3, context_token_s=3.1e-8, prefill_token_s=2.4e-5, overhead_s=1.0e-3
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """What an engine can hold and do; constant for its life."""
+
+    id: EngineId
+    model: str
+    #: Tokens of KV that fit.
+    capacity_tokens: int
+    #: Sequences of one step.
+    max_batch: int
+    #: Tokens of one step, decodes and prefill together.
+    max_batch_tokens: int
+    #: Tokens of a block, the unit of `Task.prefix`; 0: the engine's cache cannot be seen.
+    block_tokens: int = 0
+    #: Tokens of KV that fit into its host tier.
+    host_tokens: int = 0
+    #: Whether `BlocksStored` and `BlocksEvicted` tell what it caches. Otherwise the scheduler
+    #: assumes that what was placed there lately is still there.
+    reports_blocks: bool = False
+    step_model: StepModel = field(default=DEFAULT_STEP_MODEL)
