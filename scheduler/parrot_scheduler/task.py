@@ -33,6 +33,12 @@ class Objective(NamedTuple):
         return self.kind in ("latency", "ttft", "tpot")
 
 
+#: Nobody waits.
+THROUGHPUT = Objective()
+#: Somebody waits for the whole of it.
+LATENCY = Objective("latency")
+
+
 class GroupRef(NamedTuple):
     """A task group that a task belongs to: its members matter only when the last one ends."""
 
@@ -40,7 +46,7 @@ class GroupRef(NamedTuple):
     #: Members that are known of, this one included; they may be submitted at different times.
     size: int
     #: What the group as a whole is for.
-    objective: Objective = Objective("latency")
+    objective: Objective = LATENCY
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Task:
     #: What calls of one kind have in common, for predictions: the hash of a prompt's constant
     #: beginning, an agent's role. Empty: nothing is known.
     template: str = ""
-    objective: Objective = Objective()
+    objective: Objective = THROUGHPUT
     #: Every group that the task is in; several where it feeds several consumers.
     groups: tuple[GroupRef, ...] = ()
     #: Smaller first, within the tenant.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from parrot_scheduler.task import GroupRef, Objective
+from parrot_scheduler.task import THROUGHPUT, GroupRef, Objective
 
 #: `plain`: single calls, each after a round trip; nothing but its prompt is known.
 #: `session`: as plain, but calls carry their application's id (a session header).
@@ -45,7 +45,7 @@ class CallPlan:
     pause_s: float = 0.0
     template: str = ""
     #: What is known with `graph` only; groups are named within the application.
-    objective: Objective = Objective()
+    objective: Objective = THROUGHPUT
     groups: tuple[GroupRef, ...] = ()
     successors: int = 0
 
