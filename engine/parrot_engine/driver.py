@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.protocol import (
+    BlockChanges,
+    BlockReporting,
     Engine,
     EngineInfo,
     EngineStats,
@@ -30,7 +32,10 @@ _log = logging.getLogger(__name__)
 #: how a slow consumer holds it back.
 StepCallback: TypeAlias = Callable[[list[Event]], None]
 
-#: Statistics are taken at most this often while steps are running.
+#: Takes what has changed in the engine's cache, in the driver's thread; as `StepCallback`.
+BlocksCallback: TypeAlias = Callable[[BlockChanges], None]
+
+#: Statistics and changes of the cache are taken at most this often while steps are running.
 _STATS_INTERVAL_S = 0.1
 
 
@@ -67,6 +72,9 @@ class EngineDriver:
         self._refused: list[int] = []
         self._resets: list[threading.Event] = []
         self._callback: StepCallback | None = None
+        self._blocks_callback: BlocksCallback | None = None
+        #: Whoever attached last knows nothing of the cache yet.
+        self._tell_everything = False
         self._stopping = False
         self._crashed = False
         # Of the driver's thread; plain attributes are replaced whole, so others may read them.
@@ -79,10 +87,19 @@ class EngineDriver:
         """Start the thread."""
         self._thread.start()
 
-    def attach(self, callback: StepCallback | None) -> None:
-        """Send the events of further steps here; None drops them."""
+    def attach(
+        self, callback: StepCallback | None, on_blocks: BlocksCallback | None = None
+    ) -> None:
+        """Send the events of further steps here; None drops them.
+
+        `on_blocks` is told all that the engine caches, and then what changes of it.
+        """
         with self._wake:
             self._callback = callback
+            reports = isinstance(self._engine, BlockReporting) and self.info.reports_blocks
+            self._blocks_callback = on_blocks if reports else None
+            self._tell_everything = self._blocks_callback is not None
+            self._wake.notify()
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
         """Queue primitives, in order. Never blocks; what there is no room for fails.
@@ -141,7 +158,7 @@ class EngineDriver:
         """Stop after the running step and close the engine. Safe to call twice."""
         with self._wake:
             self._stopping = True
-            self._callback = None
+            self._callback = self._blocks_callback = None
             self._wake.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -157,7 +174,12 @@ class EngineDriver:
             while True:
                 with self._wake:
                     while not (
-                        has_work or self._pending or self._refused or self._resets or self._stopping
+                        has_work
+                        or self._pending
+                        or self._refused
+                        or self._resets
+                        or self._tell_everything
+                        or self._stopping
                     ):
                         self._wake.wait()
                     if self._stopping:
@@ -166,6 +188,9 @@ class EngineDriver:
                     batch, refused = list(self._pending), self._refused
                     self._pending.clear()
                     self._refused = []
+                    everything, self._tell_everything = self._tell_everything, False
+                if everything and not self._crashed:
+                    self._tell_blocks(everything=True)
                 if resets:
                     has_work = self._forget_everything()
                     for done in resets:
@@ -243,6 +268,16 @@ class EngineDriver:
         if force or now - self._stats_at >= _STATS_INTERVAL_S:
             self._stats = self._engine.stats()
             self._stats_at = now
+            self._tell_blocks()
+
+    def _tell_blocks(self, *, everything: bool = False) -> None:
+        with self._wake:
+            callback = self._blocks_callback
+        if callback is None or not isinstance(self._engine, BlockReporting):
+            return
+        changes = self._engine.take_block_changes(everything=everything)
+        if changes.stored or changes.evicted:
+            callback(changes)
 
     def _emit(self, events: list[Event]) -> None:
         if not events:

@@ -21,10 +21,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from parrot_engine.driver import EngineDriver
 from parrot_engine.exceptions import ParrotEngineError
-from parrot_engine.protocol import Event
+from parrot_engine.protocol import BlockChanges, Event
 from parrot_engine.text.assets import TextAssets
 from parrot_engine.wire import (
     MAX_MESSAGE_BYTES,
+    Blocks,
     Events,
     Goodbye,
     Heartbeat,
@@ -172,7 +173,7 @@ class EngineLink:
     async def _serve(self, websocket: ClientConnection, heartbeat_s: float) -> None:
         """Pump until the connection ends or the engine has left."""
         outbox = Outbox(asyncio.get_running_loop())
-        self._driver.attach(outbox.put)
+        self._driver.attach(outbox.put, outbox.put_blocks)
         pumps = [
             asyncio.create_task(self._receive(websocket), name="link-receive"),
             asyncio.create_task(outbox.send_all(websocket), name="link-send"),
@@ -222,23 +223,30 @@ class EngineLink:
 
 
 class Outbox:
-    """Events on their way from the driver's thread to the socket, a step at a time."""
+    """What is on its way from the driver's thread to the socket, a step at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_steps: int = _MAX_UNSENT_STEPS) -> None:
         self._loop = loop
-        self._steps: deque[list[Event]] = deque()
+        self._messages: deque[Message] = deque()
         self._filled = asyncio.Event()
         self._room = threading.Semaphore(max_steps)
         self._closed = False
 
     def put(self, events: list[Event]) -> None:
         """Called by the driver's thread; waits while too many steps are unsent."""
+        self._put(Events(events))
+
+    def put_blocks(self, changes: BlockChanges) -> None:
+        """As `put`."""
+        self._put(Blocks(*changes))
+
+    def _put(self, message: Message) -> None:
         self._room.acquire()
         if self._closed:
             self._room.release()
             return
         try:
-            self._loop.call_soon_threadsafe(self._append, events)
+            self._loop.call_soon_threadsafe(self._append, message)
         except RuntimeError:
             # The loop is gone, and with it whoever wanted these events.
             _log.debug("events after the end of the event loop")
@@ -246,22 +254,22 @@ class Outbox:
     def close(self) -> None:
         """Drop what is unsent, now and later, and never block the driver again."""
         self._closed = True
-        self._steps.clear()
+        self._messages.clear()
         self._room.release()
 
     async def send_all(self, websocket: ClientConnection) -> None:
         """Send one message per step, for ever."""
         while True:
-            while self._steps:
-                message: Message = Events(self._steps.popleft())
+            while self._messages:
+                message = self._messages.popleft()
                 self._room.release()
                 await websocket.send(encode(message))
             self._filled.clear()
             await self._filled.wait()
 
-    def _append(self, events: list[Event]) -> None:
+    def _append(self, message: Message) -> None:
         if not self._closed:
-            self._steps.append(events)
+            self._messages.append(message)
             self._filled.set()
 
 

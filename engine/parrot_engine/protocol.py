@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -193,6 +193,8 @@ class EngineInfo:
     #: Sequences per step, tokens per step.
     max_batch_size: int = 1
     max_batch_tokens: int = 0
+    #: Whether it tells which blocks it caches (`BlockReporting`).
+    reports_blocks: bool = False
     #: Sampling defaults of the checkpoint's generation_config (temperature, top_p, top_k, …).
     default_sampling: dict[str, float] = field(default_factory=dict)
 
@@ -216,6 +218,15 @@ class EngineStats:
     def to_dict(self) -> dict[str, Any]:
         """As plain types, for JSON."""
         return asdict(self)
+
+
+class BlockChanges(NamedTuple):
+    """Blocks by `parrot_engine.block_hash.short_hash`; none is in both lists."""
+
+    #: Can be found from now on.
+    stored: list[int]
+    #: Cannot be found any more.
+    evicted: list[int]
 
 
 class StepResult(NamedTuple):
@@ -253,4 +264,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back memory and threads; the engine is unusable afterwards."""
+        ...
+
+
+@runtime_checkable
+class BlockReporting(Protocol):
+    """An engine that tells which blocks it caches."""
+
+    def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
+        """What has changed since this was last asked; with `everything` all that it holds."""
         ...

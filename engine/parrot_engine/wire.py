@@ -5,7 +5,7 @@ Primitives and events travel the same way inside their messages. Decoding is str
 tag, a missing or surplus field, or a value of another type is a `WireError`, and whoever gets one
 closes the link. What the numbers mean is checked by the engine, not here.
 
-    engine -> gateway   Register, Events, Heartbeat, Goodbye
+    engine -> gateway   Register, Events, Blocks, Heartbeat, Goodbye
     gateway -> engine   Registered, Refused, Submit
 """
 
@@ -87,6 +87,14 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """What the engine can find in its cache has changed; see `BlockChanges`."""
+
+    stored: list[int]
+    evicted: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The engine is alive, and stands like this."""
 
@@ -100,13 +108,13 @@ class Goodbye:
     reason: str
 
 
-FromEngine: TypeAlias = Register | Events | Heartbeat | Goodbye
+FromEngine: TypeAlias = Register | Events | Blocks | Heartbeat | Goodbye
 FromGateway: TypeAlias = Registered | Refused | Submit
 Message: TypeAlias = FromEngine | FromGateway
 
 _PRIMITIVES: tuple[type, ...] = (Fill, Generate, FreeContext)
 _EVENTS: tuple[type, ...] = (Filled, Generated, Failed)
-_FROM_ENGINE: tuple[type, ...] = (Register, Events, Heartbeat, Goodbye)
+_FROM_ENGINE: tuple[type, ...] = (Register, Events, Blocks, Heartbeat, Goodbye)
 _FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit)
 
 

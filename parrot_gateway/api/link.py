@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
-from parrot_engine.protocol import PROTOCOL_VERSION
+from parrot_engine.protocol import PROTOCOL_VERSION, BlockChanges
 from parrot_engine.text import TextAssetsError, Tokenizer
 from parrot_engine.wire import (
+    Blocks,
     Events,
     FromEngine,
     Goodbye,
@@ -181,6 +182,8 @@ class EngineLinkEndpoint:
             seen.now()
             if isinstance(message, Events):
                 engine.deliver(message.events)
+            elif isinstance(message, Blocks):
+                engine.note_blocks(BlockChanges(message.stored, message.evicted))
             elif isinstance(message, Heartbeat):
                 engine.note_stats(message.stats)
             elif isinstance(message, Goodbye):

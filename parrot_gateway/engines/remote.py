@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from parrot_engine.protocol import (
+    BlockChanges,
     EngineInfo,
     EngineStats,
     Event,
@@ -30,7 +31,7 @@ from parrot_engine.wire import Register, Submit, WireError, encode
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 #: Bytes that may wait for the socket before new work is refused.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -80,6 +81,9 @@ class RemoteEngine:
         self.joined_at = time.time()
         #: The engine finishes what it has and takes nothing new.
         self.draining = False
+        #: Told of heartbeats and of changes in the engine's cache.
+        self.on_stats: Callable[[RemoteEngine], None] | None = None
+        self.on_blocks: Callable[[RemoteEngine, BlockChanges], None] | None = None
         #: Set with something to send; the link waits on it.
         self.has_outgoing = asyncio.Event()
         #: Contexts with unfinished primitives.
@@ -153,6 +157,13 @@ class RemoteEngine:
         """A heartbeat came."""
         self.stats = stats
         self._stats_at = time.monotonic()
+        if self.on_stats is not None:
+            self.on_stats(self)
+
+    def note_blocks(self, changes: BlockChanges) -> None:
+        """The engine's cache has changed."""
+        if self.on_blocks is not None:
+            self.on_blocks(self, changes)
 
     def deliver(self, events: list[Event]) -> None:
         """Hand the events of one engine step to their channels. Events of freed contexts drop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -17,7 +17,8 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from parrot_engine.builtin.blocks import BlockPool, block_hash, root_hash
+from parrot_engine.block_hash import block_hash, prompt_hashes, root_hash, short_hash
+from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.exceptions import BlockStateError
 
 
@@ -218,3 +219,40 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_changes_of_the_index_are_told_once_and_cancel_out() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(), pool.allocate()
+    pool.register(first, digest("a"))
+    pool.register(second, digest("b"))
+    pool.withdraw(second)
+    assert pool.take_changes() == ([short_hash(digest("a"))], [])
+    assert pool.take_changes() == ([], [])
+    pool.release(first)
+    pool.release(second)
+    pool.allocate()
+    pool.allocate()
+    assert pool.take_changes() == ([], [short_hash(digest("a"))])
+
+
+def test_a_block_that_went_and_came_back_has_not_changed() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.register(block, digest("a"))
+    pool.take_changes()
+    pool.withdraw(block)
+    pool.register(block, digest("a"))
+    assert pool.take_changes() == ([], [])
+    assert pool.take_changes(everything=True) == ([short_hash(digest("a"))], [])
+
+
+@given(st.lists(st.integers(0, 2**31), max_size=40), st.integers(1, 7), st.text(max_size=3))
+def test_prompt_hashes_are_those_of_the_full_blocks(
+    tokens: list[int], size: int, salt: str
+) -> None:
+    parent, expected = root_hash(salt), []
+    for end in range(size, len(tokens) + 1, size):
+        parent = block_hash(parent, tokens[end - size : end])
+        expected.append(short_hash(parent))
+    assert prompt_hashes(tokens, size, salt) == tuple(expected)

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.builtin import contexts
 from parrot_engine.builtin.batcher import Batcher
-from parrot_engine.builtin.blocks import BlockPool, block_hash
+from parrot_engine.block_hash import block_hash
+from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.settings import BuiltinSettings

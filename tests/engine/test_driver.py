@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from parrot_engine.driver import DriverStoppedError, EngineDriver
-from parrot_engine.protocol import Event, Failed, Fill, Filled, FreeContext, Generate, Generated
+from parrot_engine.protocol import (
+    BlockChanges,
+    Event,
+    Failed,
+    Fill,
+    Filled,
+    FreeContext,
+    Generate,
+    Generated,
+    Primitive,
+)
 from parrot_engine.testing import ENGINE_CHECKS, ScriptedEngine, check_engine, greedy
 
 WAIT_S = 10.0
@@ -211,3 +222,42 @@ def test_close_closes_the_engine(started: bool) -> None:
     assert engine.closed
     with pytest.raises(DriverStoppedError):
         driver.submit([Fill(1, [1])])
+
+
+class Caching(ScriptedEngine):
+    """Caches a block for each Fill, named by its first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, reports_blocks=True)
+        self._cached: list[int] = []
+        self._new: list[int] = []
+
+    def submit(self, primitives: Sequence[Primitive]) -> None:
+        fills = [p.token_ids[0] for p in primitives if isinstance(p, Fill)]
+        self._cached += fills
+        self._new += fills
+        super().submit(primitives)
+
+    def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
+        told, self._new = self._cached if everything else self._new, []
+        return BlockChanges(list(told), [])
+
+
+def test_what_is_cached_is_told_to_whoever_attaches_and_then_what_changes() -> None:
+    driver = EngineDriver(Caching())
+    driver.start()
+    told: queue.Queue[BlockChanges] = queue.Queue()
+    consumer = Consumer()
+    driver.attach(consumer, told.put)
+    driver.submit([Fill(1, [7]), Generate(1, greedy(1))])
+    consumer.until()
+    assert told.get(timeout=WAIT_S).stored == [7]
+    # Somebody new, who knows nothing, is told although the engine has nothing to do.
+    driver.attach(consumer, told.put)
+    assert told.get(timeout=WAIT_S).stored == [7]
+    driver.attach(consumer)
+    driver.submit([Fill(2, [8]), Generate(2, greedy(1))])
+    consumer.until()
+    driver.close(WAIT_S)
+    assert told.empty()

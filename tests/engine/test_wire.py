@@ -27,6 +27,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.text import TextAssets
 from parrot_engine.wire import (
+    Blocks,
     Events,
     Goodbye,
     Heartbeat,
@@ -71,6 +72,7 @@ EVENTS = st.one_of(*map(instances, (Filled, Generated, Failed)))
 FROM_ENGINE = st.one_of(
     instances(Register),
     instances(Heartbeat),
+    instances(Blocks),
     instances(Goodbye),
     st.builds(Events, st.lists(EVENTS)),
 )
@@ -123,15 +125,15 @@ SAMPLING = {"max_tokens": 4}
         [],
         [99],
         [0, "name"],
-        [6],
-        [6, [[7, 1]]],
-        [6, [[2, 1, 2]]],
-        [6, [[2]]],
-        [6, [[2, "1"]]],
-        [6, [[2, 1.5]]],
-        [6, [[0, 1, [1, None], None, "", None, 0, False]]],
-        [6, [[1, 1, {"max_tokens": "4"}, None, 0]]],
-        [4, "engine", 2.0, "surplus"],
+        [7],
+        [7, [[7, 1]]],
+        [7, [[2, 1, 2]]],
+        [7, [[2]]],
+        [7, [[2, "1"]]],
+        [7, [[2, 1.5]]],
+        [7, [[0, 1, [1, None], None, "", None, 0, False]]],
+        [7, [[1, 1, {"max_tokens": "4"}, None, 0]]],
+        [5, "engine", 2.0, "surplus"],
         {"type": "Submit"},
     ],
 )
@@ -145,8 +147,8 @@ def test_malformed_arrays_are_refused(array: Any) -> None:
 
 def test_the_malformed_arrays_are_nearly_right() -> None:
     """The control for the test above: the same tags with right fields pass."""
-    for array in ([6, [[2, 1]]], [6, [[1, 1, SAMPLING, None, 0]]], [4, "engine", 2.0],
-                  [6, [[0, 1, [1], None, "", None, 0, False]]]):  # fmt: skip
+    for array in ([7, [[2, 1]]], [7, [[1, 1, SAMPLING, None, 0]]], [5, "engine", 2.0],
+                  [7, [[0, 1, [1], None, "", None, 0, False]]]):  # fmt: skip
         decode_from_gateway(msgspec.msgpack.encode(array))
 
 

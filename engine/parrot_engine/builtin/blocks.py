@@ -14,32 +14,15 @@ same hash.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
+from parrot_engine.block_hash import short_hash
 from parrot_engine.exceptions import BlockStateError
+from parrot_engine.protocol import BlockChanges
 
 #: Changes remembered for the story of a block, over the whole pool.
 STORY_LENGTH = 2048
-
-
-def root_hash(salt: str) -> bytes:
-    """The hash that stands before a context's first block; one chain of hashes per salt."""
-    return blake2b(
-        salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"kv root"
-    ).digest()
-
-
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block: of its tokens and, by its parent's hash, of all before them.
-
-    The same on every machine, so that hashes may be compared between engines. Cryptographic: no
-    tenant can make a prompt that collides with another's.
-    """
-    packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
-    return blake2b(packed, digest_size=32, key=parent, person=b"kv block").digest()
 
 
 class BlockPool:
@@ -58,6 +41,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         #: Referenced by nobody, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        #: What has changed in the index since it was last told: registered (True) or gone.
+        self._untold: dict[bytes, bool] = {}
         self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
 
     @property
@@ -139,6 +124,8 @@ class BlockPool:
             return known
         self._hashes[block] = digest
         self._by_hash[digest] = block
+        if self._untold.pop(digest, None) is None:
+            self._untold[digest] = True
         self._note(block, "registered")
         return block
 
@@ -149,6 +136,19 @@ class BlockPool:
         if self._hashes[block] is not None:
             self._forget(block)
             self._note(block, "withdrawn")
+
+    def take_changes(self, *, everything: bool = False) -> BlockChanges:
+        """What can be found, and cannot be found any more, since this was last asked.
+
+        Args:
+            everything: all that can be found, for somebody who knows nothing yet.
+        """
+        untold = dict.fromkeys(self._by_hash, True) if everything else self._untold
+        self._untold = {}
+        return BlockChanges(
+            [short_hash(digest) for digest, stored in untold.items() if stored],
+            [short_hash(digest) for digest, stored in untold.items() if not stored],
+        )
 
     def story(self, block: int) -> list[str]:
         """The remembered changes of a block, oldest first, and how it stands."""
@@ -185,6 +185,8 @@ class BlockPool:
         if digest is not None:
             del self._by_hash[digest]
             self._hashes[block] = None
+            if self._untold.pop(digest, None) is None:
+                self._untold[digest] = False
 
     def _note(self, block: int, what: str) -> None:
         self._log.append((block, what))

@@ -16,8 +16,8 @@ from itertools import dropwhile
 from operator import is_not
 from typing import Literal, TypeAlias
 
+from parrot_engine.block_hash import block_hash, root_hash
 from parrot_engine.builtin.batch import SamplingRow
-from parrot_engine.builtin.blocks import block_hash, root_hash
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
 

@@ -1,0 +1,53 @@
+"""Names of KV blocks: what a block holds, and all that stands before it.
+
+Shared by engines, which find blocks again by these hashes, and by whoever wants to know which
+engine holds how much of a prompt. The standard library only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+
+def root_hash(salt: str) -> bytes:
+    """The hash that stands before a context's first block; one chain of hashes per salt."""
+    return blake2b(
+        salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"kv root"
+    ).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of a full block: of its tokens and, by its parent's hash, of all before them.
+
+    The same on every machine, so that hashes may be compared between engines. Cryptographic: no
+    tenant can make a prompt that collides with another's.
+    """
+    packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return blake2b(packed, digest_size=32, key=parent, person=b"kv block").digest()
+
+
+def short_hash(digest: bytes) -> int:
+    """The first 64 bits of a block's hash: enough to say where a prefix lies.
+
+    NOTE: never to decide what a block holds; two blocks of a million share a short hash with a
+    probability of 3e-8.
+    """
+    return int.from_bytes(digest[:8], "little")
+
+
+def prompt_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> tuple[int, ...]:
+    """Short hashes of a prompt's full blocks, in order.
+
+    Args:
+        token_ids: the prompt.
+        block_size: tokens of a block, as the engine has them.
+        salt: that of its Fill.
+    """
+    digest = root_hash(salt)
+    hashes = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        digest = block_hash(digest, token_ids[start : start + block_size])
+        hashes.append(short_hash(digest))
+    return tuple(hashes)
