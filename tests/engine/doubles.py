@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 import torch
-from parrot_engine.builtin.batch import SamplingRow, StepBatch
+from parrot_engine.builtin.batch import UNKNOWN_TOKEN, RowOutcome, SamplingRow, StepBatch
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.sampler import prompt_logprobs, sample
@@ -101,20 +101,29 @@ class ScriptedRunner:
         self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
         #: Every batch so far.
         self.batches: list[StepBatch] = []
-        #: Raised by the next `execute`.
+        #: Raised by the next `launch`, and by the `outcome` of the next one launched.
         self.error: Exception | None = None
+        self.late_error: Exception | None = None
+        self._sampled: list[int] = []
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed so far."""
         return sum(batch.num_tokens for batch in self.batches)
 
-    def execute(self, batch: StepBatch) -> Tensor:
+    def launch(self, batch: StepBatch) -> ScriptedLaunch:
         """Copy, write, read; refuses batches that break the contract."""
         self.batches.append(batch)
         if self.error is not None:
             error, self.error = self.error, None
             raise error
+        late_error, self.late_error = self.late_error, None
+        outcomes = self._outcomes(batch, self._compute(batch))
+        self._sampled = [0 if o.token is None else o.token.token_id or 0 for o in outcomes]
+        return ScriptedLaunch(outcomes, late_error)
+
+    def _compute(self, batch: StepBatch) -> list[Tensor]:
+        """The logits of each row."""
         sources = {copy.source for copy in batch.copies}
         targets = [copy.target for copy in batch.copies]
         assert len(set(targets)) == len(targets), "two copies into one block"
@@ -122,21 +131,60 @@ class ScriptedRunner:
         for copy in batch.copies:
             self.slots[copy.target] = list(self.slots[copy.source])
         written: set[tuple[int, int]] = set()
-        logits = []
+        all_logits = []
         for row in batch.rows:
-            assert row.token_ids, "an empty row"
-            end = row.start + len(row.token_ids)
+            assert len(row.token_ids) > 0, "an empty row"
+            token_ids = list(row.token_ids)
+            if row.pending is not None:
+                assert token_ids == [UNKNOWN_TOKEN], "a pending token is known"
+                token_ids = [self._sampled[row.pending]]
+            end = row.start + len(token_ids)
             first = {"none": end, "last": end - 1, "all": row.start}[row.logits]
-            seen = [kv for block in row.block_table for kv in self.slots[block]][: row.start]
-            for position, token in enumerate(row.token_ids, row.start):
-                slot = (row.block_table[position // self.block_size], position % self.block_size)
+            table = [int(block) for block in row.block_table]
+            seen = [kv for block in table for kv in self.slots[block]][: row.start]
+            logits = []
+            for position, token in enumerate(token_ids, row.start):
+                slot = (table[position // self.block_size], position % self.block_size)
                 assert slot not in written, "two rows write into one slot"
                 written.add(slot)
                 seen.append(fake_kv(seen, token))
                 self.slots[slot[0]][slot[1]] = seen[-1]
                 if position >= first:
                     logits.append(fake_logits(seen[-1]))
-        return torch.tensor(logits, dtype=torch.float32).reshape(-1, VOCAB_SIZE)
+            all_logits.append(torch.tensor(logits, dtype=torch.float32).reshape(-1, VOCAB_SIZE))
+        return all_logits
+
+    def _outcomes(self, batch: StepBatch, logits: list[Tensor]) -> list[RowOutcome]:
+        outcomes = []
+        for part, sampling, scoring in zip(logits, batch.sampling, batch.scoring, strict=True):
+            token = None if sampling is None else sample(part[-1:], [sampling])[0]
+            scores: list[TokenLogprobs] = []
+            if scoring is not None:
+                targets = scoring.target_token_ids
+                scores = prompt_logprobs(part[: len(targets)], targets, scoring.num_top)
+            sound = all(score.logprob == score.logprob for score in scores)
+            outcomes.append(RowOutcome(token, scores, sound))
+        return outcomes
+
+
+class ScriptedLaunch:
+    """Implements `Launch`; what it holds is not looked at before `outcome` is called."""
+
+    def __init__(self, outcomes: list[RowOutcome], error: Exception | None) -> None:
+        self._outcomes: list[RowOutcome] | None = outcomes
+        self._error = error
+
+    def ready(self) -> bool:
+        """A step of this runner is over once it is launched."""
+        return True
+
+    def outcome(self) -> list[RowOutcome]:
+        """The outcomes, once."""
+        outcomes, self._outcomes = self._outcomes, None
+        assert outcomes is not None, "asked twice"
+        if self._error is not None:
+            raise self._error
+        return outcomes
 
 
 def scripted_engine(

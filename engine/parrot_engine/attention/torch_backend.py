@@ -228,7 +228,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         for index in group:
             position = rows[index].start
             first = self._first_block(position, window)
-            tables.append(rows[index].block_table[first : position // block_size + 1])
+            tables.append(list(rows[index].block_table[first : position // block_size + 1]))
             ends.append(position - first * block_size)
             starts.append(
                 0 if window is None else max(0, position - window + 1 - first * block_size)

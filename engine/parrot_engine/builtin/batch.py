@@ -3,17 +3,24 @@
 Plain values, made on the CPU by the batcher, read by the runner and by attention back ends. No
 "is prefill" flag: a decode is a row of one token, a chunk of prefill a row of many, and both may
 stand in one batch.
+
+A step is *launched* and its outcome waited for later; the next one may be launched in between. It
+can then ask for a token that only the device knows, see `BatchRow.pending`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from parrot_engine.protocol import SamplingParams, TokenLogprobs
 
 #: Of which tokens of a row the logits are needed.
 LogitsNeed: TypeAlias = Literal["none", "last", "all"]
+
+#: Stands in `BatchRow.token_ids` for a token that is not known on the host yet.
+UNKNOWN_TOKEN = 0
 
 
 class BlockCopy(NamedTuple):
@@ -27,13 +34,28 @@ class BlockCopy(NamedTuple):
 class BatchRow:
     """Consecutive tokens of one context, computed in this step."""
 
-    #: The tokens to compute; at least one.
-    token_ids: list[int]
-    #: Position of the first of them; KV of positions 0 … start-1 is already in the blocks.
+    #: The tokens to compute; at least one. With `pending`: `[UNKNOWN_TOKEN]`.
+    token_ids: Sequence[int]
+    #: Position of the first of them; KV of positions 0 … start-1 is already in the blocks, or
+    #: written by the step launched before.
     start: int
-    #: Physical block ids covering positions 0 … start + len(token_ids) - 1.
-    block_table: list[int]
+    #: Physical block ids covering positions 0 … start + len(token_ids) - 1: a list, or a numpy
+    #: array of int32 that nobody changes any more.
+    block_table: Sequence[int]
     logits: LogitsNeed = "none"
+    #: The row is one token, the one sampled for the row of this index in the step launched just
+    #: before.
+    pending: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRow:
+    """Log-probabilities of given tokens that a row's leading logits predict."""
+
+    #: Token i follows the row's token i; at most as many as the row has.
+    target_token_ids: list[int]
+    #: Likeliest tokens to report with each.
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +64,10 @@ class StepBatch:
 
     rows: list[BatchRow]
     copies: list[BlockCopy] = field(default_factory=list)
+    #: By row: how its token is drawn from its last logits; None draws none. Empty: no row draws.
+    sampling: list[SamplingRow | None] = field(default_factory=list)
+    #: By row: what its leading logits score; needs `logits == "all"`. Empty: no row does.
+    scoring: list[ScoringRow | None] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -49,19 +75,48 @@ class StepBatch:
         return sum(len(row.token_ids) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingRow:
-    """What the sampler needs to know of one sequence, beside its logits."""
+    """What the sampler needs to know of one sequence, beside its logits.
+
+    One for a whole generation: read when a step is launched, it then grows with what comes out.
+    """
 
     params: SamplingParams
     #: Tokens of the context when the Generate began (for the repetition penalty).
     prompt_token_ids: list[int]
-    #: Tokens generated since (for the other penalties, `min_tokens`, and the random stream).
+    #: Tokens generated since (for the other penalties).
     generated_token_ids: list[int]
     #: Resolved seed of the random stream: `params.seed`, or drawn once for this Generate.
     seed: int
     #: Ids that `min_tokens` bans while too few tokens are there: end-of-text and stop ids.
     end_token_ids: frozenset[int]
+    #: Tokens behind `generated_token_ids` that were launched but are not known yet.
+    num_pending: int = 0
+    #: Nothing but the largest logit is asked for.
+    is_plain: bool = field(init=False)
+    #: What is drawn depends on the ids generated before, not on their number alone.
+    needs_history: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.needs_history = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        self.is_plain = (
+            params.temperature == 0
+            and params.logprobs is None
+            and not params.logit_bias
+            and params.min_tokens == 0
+            and not self.needs_history
+        )
+
+    @property
+    def index(self) -> int:
+        """The number of tokens generated before the one to draw."""
+        return len(self.generated_token_ids) + self.num_pending
 
 
 class SampledToken(NamedTuple):
@@ -69,3 +124,30 @@ class SampledToken(NamedTuple):
 
     token_id: int | None
     logprobs: TokenLogprobs | None
+
+
+class RowOutcome(NamedTuple):
+    """What one row of a step brought about."""
+
+    #: For a row that samples.
+    token: SampledToken | None = None
+    #: For a row that scores, one entry a target.
+    scores: Sequence[TokenLogprobs] = ()
+    #: Whether the scored logits were finite.
+    is_sound: bool = True
+
+
+class Launch(Protocol):
+    """A step that the device computes, or has computed."""
+
+    def ready(self) -> bool:
+        """Whether `outcome` would not have to wait."""
+        ...
+
+    def outcome(self) -> list[RowOutcome]:
+        """Wait for the step; one entry for each of its rows. May be called once.
+
+        Raises:
+            Exception: whatever went wrong on the device.
+        """
+        ...

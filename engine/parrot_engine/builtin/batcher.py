@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
+from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, ScoringRow, StepBatch
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context, PendingGenerate
 from parrot_engine.builtin.settings import BuiltinSettings
@@ -33,8 +33,8 @@ class PlannedRow(NamedTuple):
     row: BatchRow
     #: The Generate that gets a token from the row's last logits.
     generate: PendingGenerate | None
-    #: Leading logits of the row that score the following tokens of a Fill.
-    num_scores: int
+    #: The following tokens of a Fill that the row's leading logits score.
+    scoring: ScoringRow | None
 
     @property
     def end(self) -> int:
@@ -73,9 +73,13 @@ class Batcher:
         """
         step = _Step(self, self._store, self._pool)
         step.walk()
-        return StepPlan(
-            step.rows, StepBatch([row.row for row in step.rows], step.copies), step.held
+        batch = StepBatch(
+            [planned.row for planned in step.rows],
+            step.copies,
+            [None if planned.generate is None else planned.generate.row for planned in step.rows],
+            [planned.scoring for planned in step.rows],
         )
+        return StepPlan(step.rows, batch, step.held)
 
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
@@ -233,8 +237,12 @@ class _Step:
         row = BatchRow(
             context.token_ids[start : start + count], start, list(context.block_table), need
         )
-        num_scores = min(count, end - 1 - start) if scored else 0
-        self.rows.append(PlannedRow(context, row, generate, num_scores))
+        scoring = None
+        if scored and fill is not None and fill.prompt_logprobs is not None:
+            # The last known token has nothing behind it to score.
+            targets = context.token_ids[start + 1 : start + 1 + count]
+            scoring = ScoringRow(targets, fill.prompt_logprobs)
+        self.rows.append(PlannedRow(context, row, generate, scoring))
 
     def _match(self, context: Context) -> None:
         """Take over cached blocks that hold what the context would compute next."""

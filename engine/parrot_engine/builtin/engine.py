@@ -16,13 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from parrot_engine.builtin.batch import SampledToken, SamplingRow, StepBatch
+from parrot_engine.builtin.batch import Launch, RowOutcome, StepBatch
 from parrot_engine.builtin.batcher import Batcher, PlannedRow, StepPlan
 from parrot_engine.builtin.blocks import BlockPool
-from parrot_engine.builtin.sampler import prompt_logprobs, sample
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.builtin.validation import check_fill, check_generate
@@ -54,8 +50,8 @@ class Runner(Protocol):
     block_size: int
     default_sampling: dict[str, float]
 
-    def execute(self, batch: StepBatch) -> Tensor:
-        """Float32 logits `[num_logit_rows, vocab_size]`, in the order of rows and positions."""
+    def launch(self, batch: StepBatch) -> Launch:
+        """Start a step; it runs after all that were launched before, and sees what they wrote."""
         ...
 
 
@@ -226,9 +222,7 @@ class BuiltinEngine:
         if self._runner is None:
             raise EngineStateError("engine", "step after close")
         try:
-            logits = self._runner.execute(plan.batch)
-            tokens = self._sample(plan, logits)
-            scored = self._score(plan, logits)
+            outcomes = self._runner.launch(plan.batch).outcome()
         except Exception:
             _log.exception("A step of %d contexts failed", len(plan.rows))
             for planned in plan.rows:
@@ -238,18 +232,20 @@ class BuiltinEngine:
                     "the engine failed while computing this context; its log has the details",
                 )
             return
-        for planned, token, valid in zip(plan.rows, tokens, scored, strict=True):
-            self._apply(planned, token, valid)
+        for planned, outcome in zip(plan.rows, outcomes, strict=True):
+            self._apply(planned, outcome)
 
-    def _apply(self, planned: PlannedRow, token: SampledToken | None, valid: bool) -> None:
+    def _apply(self, planned: PlannedRow, outcome: RowOutcome) -> None:
         """Let the outcome of a row count."""
-        context = planned.context
-        if valid:
+        context, token = planned.context, outcome.token
+        if outcome.is_sound:
+            if context.fill is not None:
+                context.fill.scores.extend(outcome.scores)
             self._batcher.computed(planned)
             self._store.complete_fill(context)
             # Forks in front of a Generate are of the context without its tokens, or its failure.
             self._store.bear_forks(context)
-        if not valid or (token is not None and token.token_id is None):
+        if not outcome.is_sound or (token is not None and token.token_id is None):
             self._store.fail(
                 context,
                 "numerical_error",
@@ -262,45 +258,3 @@ class BuiltinEngine:
             goes_on = self._store.add_token(context, planned.generate, token)
         if not goes_on:
             self._store.settle(context)
-
-    def _sample(self, plan: StepPlan, logits: Tensor) -> list[SampledToken | None]:
-        """A token for each row that asks for one."""
-        sampled: list[SamplingRow] = []
-        positions: list[int] = []
-        position = 0
-        for planned in plan.rows:
-            position += _num_logits(planned)
-            if planned.generate is not None and planned.generate.row is not None:
-                sampled.append(planned.generate.row)
-                positions.append(position - 1)
-        if len(positions) < len(logits):
-            logits = logits[torch.tensor(positions, dtype=torch.long, device=logits.device)]
-        outcome = iter(sample(logits, sampled))
-        return [next(outcome) if row.generate is not None else None for row in plan.rows]
-
-    def _score(self, plan: StepPlan, logits: Tensor) -> list[bool]:
-        """Log-probabilities of filled tokens; whether each row's numbers are sound."""
-        valid = []
-        position = 0
-        for planned in plan.rows:
-            sound = True
-            fill = planned.context.fill
-            if planned.num_scores and fill is not None and fill.prompt_logprobs is not None:
-                first = planned.row.start + 1
-                scores = prompt_logprobs(
-                    logits[position : position + planned.num_scores],
-                    planned.context.token_ids[first : first + planned.num_scores],
-                    fill.prompt_logprobs,
-                )
-                fill.scores.extend(scores)
-                sound = not any(score.logprob != score.logprob for score in scores)
-            valid.append(sound)
-            position += _num_logits(planned)
-        return valid
-
-
-def _num_logits(planned: PlannedRow) -> int:
-    """Rows of logits that a row of the batch yields."""
-    if planned.row.logits == "all":
-        return len(planned.row.token_ids)
-    return 1 if planned.row.logits == "last" else 0

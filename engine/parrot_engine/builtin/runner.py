@@ -1,7 +1,10 @@
-"""Tensors of the builtin engine: a batch in, logits out.
+"""Tensors of the builtin engine: a batch in, tokens and scores out.
 
 Owns the weights, the KV cache and the attention back end of one model on one device. Does not
-decide what runs in a step, does not allocate blocks, does not sample.
+decide what runs in a step, does not allocate blocks.
+
+`launch` puts a whole step on the device's stream, sampling included, and does not wait for it.
+Steps run in the order of their launches: what a step writes, the next one sees.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from torch import Tensor
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
+from parrot_engine.builtin.launched import LaunchedStep, StepInputs
+from parrot_engine.builtin.upload import Upload
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
@@ -87,20 +92,42 @@ class ModelRunner:
             kernels, shape, windows=config.windows, device=device, dtype=dtype
         )
 
+        #: The tokens sampled in the step launched last, by row.
+        self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
+
     @property
     def kv_cache(self) -> Tensor:
         """`[layers, 2, num_blocks, kv_heads, block_size, head_dim]`, for inspection."""
         return self._kv_cache
 
     @torch.inference_mode()
-    def execute(self, batch: StepBatch) -> Tensor:
-        """Compute one step.
+    def launch(self, batch: StepBatch) -> LaunchedStep:
+        """Start one step; on CUDA it goes on while the host does something else.
 
-        Block copies come first, in order; then the KV of all tokens is written. Returns float32
-        logits `[num_logit_rows, vocab_size]` on the runner's device: for each row of the batch
-        in order, none, the last token's, or all tokens'. Values that are not finite pass through
-        (the sampler reports them for their row alone).
+        Block copies come first, in order; then the KV of all tokens is written. Rows with
+        `pending` take the tokens of the step launched before, on the device. Values that are not
+        finite fail their row alone.
+
+        Raises:
+            torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
         """
+        upload = Upload()
+        inputs = StepInputs(batch, self.vocab_size, upload)
+        upload.send(self._device)
+        step = LaunchedStep(inputs, self._forward(batch), self._device)
+        self._sampled = step.sampled
+        return step
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> Tensor:
+        """The logits of one step, for who wants to look at them; samples and scores nothing.
+
+        Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
+        batch in order, none, the last token's, or all tokens'.
+        """
+        return self._forward(batch)
+
+    def _forward(self, batch: StepBatch) -> Tensor:
         self._copy_blocks(batch.copies)
         rows = batch.rows
         if not rows:
@@ -116,21 +143,28 @@ class ModelRunner:
 
     def _indices(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids, their positions, and which of them need logits; one transfer for all."""
-        tokens = list(chain.from_iterable(row.token_ids for row in rows))
         positions: list[int] = []
         wanted: list[int] = []
+        waiting: list[int] = []
+        sampled: list[int] = []
         for row in rows:
             offset = len(positions)
             positions.extend(range(row.start, row.start + len(row.token_ids)))
+            if row.pending is not None:
+                waiting.append(offset)
+                sampled.append(row.pending)
             if row.logits == "last":
                 wanted.append(len(positions) - 1)
             elif row.logits == "all":
                 wanted.extend(range(offset, len(positions)))
-        packed = torch.tensor(tokens + positions + wanted).to(self._device)
-        token_part, position_part, wanted_part = packed.split(
-            [len(tokens), len(positions), len(wanted)]
-        )
-        return token_part, position_part, wanted_part
+        upload = Upload()
+        tokens = upload.integers(list(chain.from_iterable(row.token_ids for row in rows)))
+        parts = [upload.integers(values) for values in (positions, wanted, waiting, sampled)]
+        upload.send(self._device)
+        if waiting:
+            # The tokens that only the device knows.
+            tokens.tensor[parts[2].tensor] = self._sampled[parts[3].tensor]
+        return tokens.tensor, parts[0].tensor, parts[1].tensor
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer, as if one after the other."""
@@ -141,6 +175,7 @@ class ModelRunner:
         origin: dict[int, int] = {}
         for source, target in copies:
             origin[target] = origin.get(source, source)
-        targets = torch.tensor(list(origin), device=self._device)
-        sources = torch.tensor(list(origin.values()), device=self._device)
-        self._kv_cache[:, :, targets] = self._kv_cache[:, :, sources]
+        upload = Upload()
+        targets, sources = upload.integers(list(origin)), upload.integers(list(origin.values()))
+        upload.send(self._device)
+        self._kv_cache[:, :, targets.tensor] = self._kv_cache[:, :, sources.tensor]

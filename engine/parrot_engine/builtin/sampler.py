@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows of a step at once.
+"""From logits to tokens, for all rows of a step at once; on the device of the logits.
 
 Order of operations, as in transformers' processors and warpers: repetition penalty, presence and
 frequency penalties, logit bias, `min_tokens` -> temperature -> top-k -> top-p -> min-p -> draw.
@@ -10,42 +10,55 @@ ids, at a number that depends on the row's seed and on how many tokens it has ge
 else in the batch, nor the order of draws, changes it. Tokens that tie with the last one kept by
 top-k or top-p are kept as well, so the outcome does not depend on a sort's order either.
 
+Three parts: `sampling_inputs.prepare` gathers on the host what is needed, `choose` and `score`
+compute on the device and ask it for nothing, `assemble_tokens` and `assemble_scores` make values
+of what came back. `sample` and `prompt_logprobs` are all three in a row, for who can wait.
+
 Does not know stop strings, end of text, or contexts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from parrot_engine.builtin.batch import SampledToken, SamplingRow
-from parrot_engine.protocol import SamplingParams, TokenLogprobs
+from parrot_engine.builtin.sampling_inputs import Draws, Ranking, SamplingInputs, prepare
+from parrot_engine.builtin.upload import Upload
+from parrot_engine.protocol import TokenLogprobs
 
-_MASK64 = (1 << 64) - 1
-#: Below this a temperature only serves to overflow: the largest logit wins anyway.
-_MIN_TEMPERATURE = 1e-6
 #: Columns summed together before a draw looks into one such span.
 _DRAW_SPAN = 512
 
 
-def uniform(seed: int, index: int) -> float:
-    """The `index`-th number in [0, 1) of the stream `seed`, with 53 random bits.
+class Scores(NamedTuple):
+    """Log-probabilities of one token a row, and of the likeliest ones."""
 
-    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a counter-based generator: one finalizer
-    over the seed picks the stream, another over stream + counter the number.
-    """
-    stream = _mix64(seed & _MASK64)
-    bits = _mix64((stream + (index + 1) * 0x9E3779B97F4A7C15) & _MASK64)
-    return (bits >> 11) * 2.0**-53
+    #: `[n]`
+    chosen: Tensor
+    #: `[n, k]`, likeliest first, and their ids.
+    top: Tensor
+    top_ids: Tensor
+
+
+class Choice(NamedTuple):
+    """What `choose` leaves on the device."""
+
+    #: int64 `[n]`, within the vocabulary whatever the logits were: may be computed with.
+    tokens: Tensor
+    #: The same, but -1 where the logits were not finite.
+    checked: Tensor
+    #: Of the rows that asked for log-probabilities.
+    scores: Scores | None
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """Draw one token for each row.
+    """Draw one token for each row, and wait for it.
 
     `logits` is float32 `[len(rows), vocab_size]` and is left as it is. A row whose logits hold a
     NaN or +inf, or (once processed) nothing but -inf, gets token None. Token ids outside the
@@ -55,148 +68,94 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
         return []
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} sequences")
-    processed = _process(logits, rows)
-    largest, tokens = processed.max(dim=-1)
-    sampled = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if sampled:
-        if len(sampled) == len(rows):
-            tokens = _draw(processed, largest, rows)
-        else:
-            at = _index(sampled, logits.device)
-            tokens[at] = _draw(processed[at], largest[at], [rows[index] for index in sampled])
-    # NaN wins every maximum, so one test of it finds NaN, +inf and nothing but -inf.
-    valid = torch.isfinite(largest)
-    if processed is not logits:
-        # A bias or a penalty must not hide what is wrong with the logits themselves.
-        valid &= torch.isfinite(logits.amax(dim=-1))
-    chosen = [
-        token if ok else None for token, ok in zip(tokens.tolist(), valid.tolist(), strict=True)
-    ]
-    logprobs = _logprobs_of_rows(logits, rows, chosen)
-    return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(chosen)]
+    upload = Upload()
+    inputs = prepare(rows, logits.shape[1], upload)
+    upload.send(logits.device)
+    choice = choose(logits, inputs)
+    return assemble_tokens(inputs, choice.checked, choice.scores)
 
 
 @torch.inference_mode()
 def prompt_logprobs(
     logits: Tensor, target_token_ids: Sequence[int], num_top: int
 ) -> list[TokenLogprobs]:
-    """Log-probabilities of given tokens, one a row of `logits` `[n, vocab_size]`.
+    """Log-probabilities of given tokens, one a row of `logits` `[n, vocab_size]`; waits for them.
 
     Row i of `logits` predicts `target_token_ids[i]`. `num_top` likeliest tokens come with each.
     """
     if not target_token_ids:
         return []
+    targets = torch.tensor(target_token_ids, dtype=torch.int64, device=logits.device)
+    return assemble_scores(target_token_ids, score(logits, targets, num_top))
+
+
+# -- on the device
+
+
+def choose(logits: Tensor, inputs: SamplingInputs) -> Choice:
+    """One token for each row of `logits`, float32 `[n, vocab_size]`, which stay as they are.
+
+    Never waits for the device. What `inputs` refers to must have been sent there.
+    """
+    processed = _process(logits, inputs)
+    largest, tokens = processed.max(dim=-1)
+    draws = inputs.draws
+    if draws is not None and draws.at is None:
+        tokens = _draw(processed, largest, draws)
+    elif draws is not None and draws.at is not None:
+        at = draws.at.tensor
+        tokens[at] = _draw(processed[at], largest[at], draws)
+    # NaN wins every maximum, so one test of it finds NaN, +inf and nothing but -inf.
+    valid = torch.isfinite(largest)
+    if processed is not logits:
+        # A bias or a penalty must not hide what is wrong with the logits themselves.
+        valid &= torch.isfinite(logits.amax(dim=-1))
+    scores = None
+    if inputs.asked_at is not None:
+        at = inputs.asked_at.tensor
+        scores = score(logits[at], tokens[at], inputs.num_top)
+    elif inputs.asked:
+        scores = score(logits, tokens, inputs.num_top)
+    return Choice(tokens, tokens.masked_fill(~valid, -1), scores)
+
+
+def score(logits: Tensor, targets: Tensor, num_top: int) -> Scores:
+    """Log-probabilities of `targets` `[n]` and the likeliest tokens, of `logits` `[n, vocab]`."""
     scores = torch.log_softmax(logits.float(), dim=-1)
-    targets = _index(target_token_ids, logits.device)
-    chosen = scores.gather(1, targets[:, None])[:, 0].tolist()
-    top = _top(scores, num_top)
-    return [
-        TokenLogprobs(token, value, top[index])
-        for index, (token, value) in enumerate(zip(target_token_ids, chosen, strict=True))
-    ]
+    top = scores.topk(min(num_top, scores.shape[1]), dim=-1)
+    return Scores(scores.gather(1, targets[:, None])[:, 0], top.values, top.indices)
 
 
-# -- processing of logits
-
-
-def _process(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _process(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     """Logits after penalties, bias and bans; the same tensor when nothing applies."""
-    touched = [index for index, row in enumerate(rows) if _needs_processing(row)]
-    if not touched:
+    if inputs.leaves_logits:
         return logits
-    vocab_size = logits.shape[1]
     processed = logits.clone()
     flat = processed.view(-1)
-    seen, seen_penalty = _Entries(vocab_size), []
-    generated = _Entries(vocab_size)
-    biased = _Entries(vocab_size)
-    banned = _Entries(vocab_size)
-    for index in touched:
-        row, params = rows[index], rows[index].params
-        if params.repetition_penalty != 1.0:
-            tokens = set(row.prompt_token_ids).union(row.generated_token_ids)
-            added = seen.add(index, tokens)
-            seen_penalty += [params.repetition_penalty] * added
-        if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
-            counts: dict[int, int] = {}
-            for token in row.generated_token_ids:
-                counts[token] = counts.get(token, 0) + 1
-            for token, count in counts.items():
-                generated.add(
-                    index,
-                    (token,),
-                    -(params.presence_penalty + params.frequency_penalty * count),
-                )
-        for token, bias in (params.logit_bias or {}).items():
-            biased.add(index, (token,), bias)
-        if len(row.generated_token_ids) < params.min_tokens:
-            banned.add(index, row.end_token_ids)
-    device = logits.device
-    if seen.at:
-        at = _index(seen.at, device)
-        penalty = torch.tensor(seen_penalty, dtype=flat.dtype, device=device)
+    if inputs.seen is not None:
+        at, penalty = inputs.seen.at.tensor, inputs.seen.values.tensor.to(flat.dtype)
         values = flat[at]
         flat[at] = torch.where(values > 0, values / penalty, values * penalty)
-    for entries in (generated, biased):
-        if entries.at:
-            at = _index(entries.at, device)
-            flat[at] += torch.tensor(entries.values, dtype=flat.dtype, device=device)
-    if banned.at:
-        flat[_index(banned.at, device)] = float("-inf")
+    for edit in (inputs.generated, inputs.biased):
+        if edit is not None:
+            flat[edit.at.tensor] += edit.values.tensor.to(flat.dtype)
+    if inputs.banned is not None:
+        flat.index_fill_(0, inputs.banned.tensor, float("-inf"))
     return processed
 
 
-class _Entries:
-    """Elements of the flattened logits, and numbers that go with them."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self.at: list[int] = []
-        self.values: list[float] = []
-
-    def add(
-        self, row: int, tokens: Sequence[int] | set[int] | frozenset[int], value: float = 0.0
-    ) -> int:
-        """Add the tokens of one row that the vocabulary holds; returns how many there were."""
-        base, size = row * self._vocab_size, self._vocab_size
-        new = [base + token for token in tokens if 0 <= token < size]
-        self.at += new
-        self.values += [value] * len(new)
-        return len(new)
-
-
-def _needs_processing(row: SamplingRow) -> bool:
-    params = row.params
-    return bool(
-        params.logit_bias
-        or params.repetition_penalty != 1.0
-        or (
-            row.generated_token_ids
-            and (params.presence_penalty != 0.0 or params.frequency_penalty != 0.0)
-        )
-        or len(row.generated_token_ids) < params.min_tokens
-    )
-
-
-# -- drawing
-
-
-def _draw(processed: Tensor, largest: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _draw(processed: Tensor, largest: Tensor, draws: Draws) -> Tensor:
     """One token id a row, `[n]`; rows whose `largest` is not finite get any id."""
-    device, vocab_size = processed.device, processed.shape[1]
-    temperatures = [max(row.params.temperature, _MIN_TEMPERATURE) for row in rows]
+    vocab_size = processed.shape[1]
+    temperatures = draws.temperatures.tensor.to(processed.dtype)
     # From here on the largest logit is 0: no exponential overflows, min-p is a plain threshold.
-    scores = (processed - largest[:, None]).div_(
-        torch.tensor(temperatures, dtype=processed.dtype, device=device)[:, None]
-    )
-    threshold = _thresholds(scores, [row.params for row in rows])
-    weights = scores.new_zeros((len(rows), -(-vocab_size // _DRAW_SPAN) * _DRAW_SPAN))
+    scores = (processed - largest[:, None]).div_(temperatures[:, None])
+    threshold = _thresholds(scores, draws)
+    weights = scores.new_zeros((len(scores), -(-vocab_size // _DRAW_SPAN) * _DRAW_SPAN))
     torch.exp(scores, out=weights[:, :vocab_size])
     if threshold is not None:
         weights[:, :vocab_size].masked_fill_(scores < threshold[:, None], 0.0)
-    draws = [uniform(row.seed, len(row.generated_token_ids)) for row in rows]
-    points = torch.tensor(draws, dtype=torch.float64, device=device)
-    return _invert(weights, points).clamp_(max=vocab_size - 1)
+    return _invert(weights, draws.points.tensor).clamp_(max=vocab_size - 1)
 
 
 def _invert(weights: Tensor, points: Tensor) -> Tensor:
@@ -221,40 +180,35 @@ def _invert(weights: Tensor, points: Tensor) -> Tensor:
     return (span * _DRAW_SPAN + column)[:, 0]
 
 
-def _thresholds(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
+def _thresholds(scores: Tensor, draws: Draws) -> Tensor | None:
     """The smallest score that is kept in each row, `[n]`; None when every row keeps all.
 
     `scores` are logits over temperature, the largest of a row being 0.
     """
-    vocab_size = scores.shape[1]
-    top_k = [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params]
-    ranked = [index for index, p in enumerate(params) if top_k[index] < vocab_size or p.top_p < 1.0]
-    floors = [math.log(min(p.min_p, 1.0)) if p.min_p > 0.0 else -math.inf for p in params]
-    if not ranked and max(floors) == -math.inf:
+    if draws.floors is None and draws.ranking is None:
         return None
-    threshold = torch.tensor(floors, dtype=scores.dtype, device=scores.device)
-    if ranked:
-        at = _index(ranked, scores.device)
-        cut = _ranked_thresholds(
-            scores[at], [top_k[index] for index in ranked], [params[i].top_p for i in ranked]
-        )
+    if draws.floors is not None:
+        threshold = draws.floors.tensor.to(scores.dtype)
+    else:
+        threshold = scores.new_full((len(scores),), -torch.inf)
+    if draws.ranking is not None:
+        at = draws.ranking.at.tensor
+        cut = _ranked_thresholds(scores[at], draws.ranking)
         threshold[at] = torch.maximum(threshold[at], cut)
     return threshold
 
 
-def _ranked_thresholds(scores: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
+def _ranked_thresholds(scores: Tensor, ranking: Ranking) -> Tensor:
     """Thresholds of top-k, then top-p over what top-k kept; the likeliest token always stays."""
-    device, vocab_size = scores.device, scores.shape[1]
-    floor = torch.full((len(scores), 1), -torch.inf, dtype=scores.dtype, device=device)
-    limited = [index for index, k in enumerate(top_k) if k < vocab_size]
-    if limited:
-        at = _index(limited, device)
-        limits = [top_k[index] for index in limited]
-        largest = scores[at].topk(max(limits), dim=-1).values
-        floor[at] = largest.gather(1, _index(limits, device)[:, None] - 1)
-    if min(top_p) >= 1.0:
+    vocab_size = scores.shape[1]
+    floor = scores.new_full((len(scores), 1), -torch.inf)
+    if ranking.limited is not None:
+        at, last = (part.tensor for part in ranking.limited)
+        largest = scores[at].topk(ranking.largest_limit, dim=-1).values
+        floor[at] = largest.gather(1, last[:, None])
+    if ranking.top_p is None:
         return floor[:, 0]
-    p = torch.tensor(top_p, dtype=torch.float64, device=device)[:, None]
+    p = ranking.top_p.tensor[:, None]
     total = scores.exp().masked_fill_(scores < floor, 0.0).sum(-1, True, dtype=torch.float64)
     # Tokens lighter than (1 - p) total / V together weigh less than what the nucleus leaves
     # out, so they are no part of it and need no sorting. The half is a margin for rounding.
@@ -280,47 +234,33 @@ def _descending(scores: Tensor, floor: Tensor) -> Tensor:
     return torch.from_numpy(ranked).neg_()
 
 
-# -- log-probabilities
+# -- back on the host
 
 
-def _logprobs_of_rows(
-    logits: Tensor, rows: Sequence[SamplingRow], chosen: Sequence[int | None]
-) -> dict[int, TokenLogprobs]:
-    """By index, for the rows that ask for log-probabilities and have a token."""
-    asked: list[int] = []
-    tokens: list[int] = []
-    num_top = 0
-    for index, (row, token) in enumerate(zip(rows, chosen, strict=True)):
-        if row.params.logprobs is not None and token is not None:
-            asked.append(index)
-            tokens.append(token)
-            num_top = max(num_top, row.params.logprobs)
-    if not asked:
-        return {}
-    subset = logits if len(asked) == len(rows) else logits[_index(asked, logits.device)]
-    result: dict[int, TokenLogprobs] = {}
-    for index, entry in zip(asked, prompt_logprobs(subset, tokens, num_top), strict=True):
-        wanted = rows[index].params.logprobs or 0
-        result[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.top[:wanted])
-    return result
+def assemble_tokens(
+    inputs: SamplingInputs, checked: Tensor, scores: Scores | None
+) -> list[SampledToken]:
+    """The outcome of `choose`, once `Choice.checked` and its scores are on the host."""
+    chosen = [token if token >= 0 else None for token in checked.tolist()]
+    logprobs: dict[int, TokenLogprobs] = {}
+    if scores is not None:
+        entries = assemble_scores([chosen[index] or 0 for index in inputs.asked], scores)
+        for index, entry in zip(inputs.asked, entries, strict=True):
+            if chosen[index] is not None:
+                wanted = inputs.rows[index].params.logprobs or 0
+                logprobs[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.top[:wanted])
+    return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(chosen)]
 
 
-def _top(scores: Tensor, num_top: int) -> list[list[tuple[int, float]]]:
-    if num_top <= 0:
-        return [[] for _ in range(scores.shape[0])]
-    values, tokens = scores.topk(min(num_top, scores.shape[1]), dim=-1)
+def assemble_scores(target_token_ids: Sequence[int], scores: Scores) -> list[TokenLogprobs]:
+    """The outcome of `score`, once it is on the host."""
     return [
-        list(zip(row_tokens, row_values, strict=True))
-        for row_tokens, row_values in zip(tokens.tolist(), values.tolist(), strict=True)
+        TokenLogprobs(token, value, list(zip(ids, values, strict=True)))
+        for token, value, values, ids in zip(
+            target_token_ids,
+            scores.chosen.tolist(),
+            scores.top.tolist(),
+            scores.top_ids.tolist(),
+            strict=True,
+        )
     ]
-
-
-def _index(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
-
-
-def _mix64(value: int) -> int:
-    """SplitMix64's finalizer."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)

@@ -1,0 +1,134 @@
+"""From a step's logits to its outcome: sampling and scoring on the device, one way to the host.
+
+Logits never leave the device. What the host gets are token ids, one number each, and
+log-probabilities where they were asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parrot_engine.builtin.batch import BatchRow, RowOutcome, SampledToken, ScoringRow, StepBatch
+from parrot_engine.builtin.sampler import (
+    Scores,
+    assemble_scores,
+    assemble_tokens,
+    choose,
+    score,
+)
+from parrot_engine.builtin.sampling_inputs import SamplingInputs, prepare
+from parrot_engine.builtin.upload import Download, Part, Upload
+from parrot_engine.protocol import TokenLogprobs
+
+
+class _Scored(NamedTuple):
+    """A row that scores its tokens."""
+
+    row: int
+    wish: ScoringRow
+    #: The row's first row of logits.
+    first: int
+    targets: Part
+
+
+class StepInputs:
+    """Which logits of a step are sampled from and scored; sent along before it runs."""
+
+    def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
+        """Gather what `LaunchedStep` needs; `upload` is sent by the caller."""
+        self.num_rows = len(batch.rows)
+        #: Rows of the batch that sample, in order.
+        self.sampled: list[int] = []
+        self.scored: list[_Scored] = []
+        at: list[int] = []
+        num_logits = 0
+        sampling = batch.sampling or [None] * self.num_rows
+        scoring = batch.scoring or [None] * self.num_rows
+        rows = []
+        for index, (row, wish, scores) in enumerate(
+            zip(batch.rows, sampling, scoring, strict=True)
+        ):
+            if scores is not None and scores.target_token_ids:
+                targets = upload.integers(scores.target_token_ids)
+                self.scored.append(_Scored(index, scores, num_logits, targets))
+            num_logits += _num_logits(row)
+            if wish is not None:
+                self.sampled.append(index)
+                at.append(num_logits - 1)
+                rows.append(wish)
+        self.sampling: SamplingInputs = prepare(rows, vocab_size, upload)
+        #: Where the sampled rows' logits are; None: they are all there is.
+        self.at = upload.integers(at) if len(at) < num_logits else None
+        #: Where their tokens go; None: every row samples.
+        self.rows = upload.integers(self.sampled) if len(at) < self.num_rows else None
+
+
+class LaunchedStep:
+    """A step on its way; implements `parrot_engine.builtin.batch.Launch`."""
+
+    def __init__(self, inputs: StepInputs, logits: Tensor, device: torch.device) -> None:
+        """Sample and score on the device, and start the copies to the host.
+
+        `logits` is float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
+        """
+        self._inputs = inputs
+        #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
+        #: the device. Within the vocabulary even if the row's logits were not finite.
+        self.sampled: Tensor
+        tensors: list[Tensor] = []
+        self._has_scores = False
+        if inputs.sampled:
+            choice = choose(
+                logits if inputs.at is None else logits[inputs.at.tensor], inputs.sampling
+            )
+            tensors.append(choice.checked)
+            if choice.scores is not None:
+                self._has_scores = True
+                tensors += choice.scores
+        for _, wish, first, targets in inputs.scored:
+            part = logits[first : first + len(wish.target_token_ids)]
+            tensors += score(part, targets.tensor, wish.num_top)
+        if inputs.sampled and inputs.rows is None:
+            self.sampled = choice.tokens
+        else:
+            self.sampled = torch.zeros(inputs.num_rows, dtype=torch.int64, device=device)
+            if inputs.sampled and inputs.rows is not None:
+                self.sampled[inputs.rows.tensor] = choice.tokens
+        self._download = Download(tensors, device)
+
+    def ready(self) -> bool:
+        """Whether `outcome` would return at once."""
+        return self._download.ready()
+
+    def outcome(self) -> list[RowOutcome]:
+        """Wait for the step, and for nothing launched after it; see `Launch`."""
+        parts = iter(self._download.wait())
+        inputs = self._inputs
+        tokens: dict[int, SampledToken] = {}
+        if inputs.sampled:
+            checked = next(parts)
+            scores = Scores(next(parts), next(parts), next(parts)) if self._has_scores else None
+            sampled = assemble_tokens(inputs.sampling, checked, scores)
+            tokens = dict(zip(inputs.sampled, sampled, strict=True))
+        scored: dict[int, list[TokenLogprobs]] = {}
+        for row, wish, _, _ in inputs.scored:
+            found = Scores(next(parts), next(parts), next(parts))
+            scored[row] = assemble_scores(wish.target_token_ids, found)
+        return [
+            RowOutcome(tokens.get(index), scored.get(index, ()), _is_sound(scored.get(index, ())))
+            for index in range(inputs.num_rows)
+        ]
+
+
+def _is_sound(scores: list[TokenLogprobs] | tuple[()]) -> bool:
+    return not any(entry.logprob != entry.logprob for entry in scores)
+
+
+def _num_logits(row: BatchRow) -> int:
+    """Rows of logits that a row of the batch yields."""
+    if row.logits == "all":
+        return len(row.token_ids)
+    return 1 if row.logits == "last" else 0
