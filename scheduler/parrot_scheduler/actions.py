@@ -60,6 +60,8 @@ class Hold:
     """An application's tasks wait at the door until there is room for its working set."""
 
     application: ApplicationId
+    #: An application with calls to several models is held by each of them for itself.
+    model: str
     reason: str
 
 
@@ -68,6 +70,7 @@ class Release:
     """A held application may run."""
 
     application: ApplicationId
+    model: str
 
 
 @dataclass(frozen=True, slots=True)

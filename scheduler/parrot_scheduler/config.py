@@ -33,6 +33,11 @@ class SchedulerConfig:
     max_templates: int = 10_000
     max_tenants: int = 10_000
     max_blocks: int = 2_000_000
+    #: A task that waited longer than this gets one of every four placements, oldest first, and
+    #: an engine is drained for it when it fits nowhere else.
+    starvation_s: float = 60.0
+    #: Tasks without room that are passed over in search of one that fits.
+    max_passed_over: int = 8
     #: Seeds every random choice.
     seed: int = 0
 

@@ -3,18 +3,21 @@
 Each is a small class behind one of these protocols; `Scheduler` asks them in this order and does
 all bookkeeping. A policy keeps no clock and draws no random numbers of its own: it gets `now`, and
 a `random.Random` at construction if it needs one. To try a new idea, write one class and name it
-in the folder's `POLICIES`.
+in the folder's `POLICIES`: a dict from names to factories `(SchedulerConfig, random.Random) -> the
+policy`. There is one instance of each policy for each pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from parrot_scheduler.actions import Retention
+from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.task import ApplicationId, TenantId
+from parrot_scheduler.task import ApplicationId, EngineId, TenantId
 
 if TYPE_CHECKING:
     from parrot_scheduler.pool import Pool
@@ -40,8 +43,13 @@ class Application:
     #: When its last task ended; None while one is unfinished.
     idle_since: float | None = None
     admitted: bool = False
-    #: Engine row where its last task ran; -1 none. May be out of date: see `Pool.row_of`.
-    last_engine: str | None = None
+    #: Order of arrival on its pool: breaks every tie.
+    sequence: int = 0
+    #: Engine where its last task ran. It may be gone: see `Pool.row_of`.
+    last_engine: EngineId | None = None
+    #: Tokens of KV that it left on `last_engine` when it paused, to be kept there; part of the
+    #: column `kept`.
+    kept_tokens: float = 0.0
     #: Tasks that it had in all.
     num_tasks: int = 0
     templates: list[str] = field(default_factory=list)
@@ -74,12 +82,19 @@ class AdmissionPolicy(Protocol):
         ...
 
     def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
-        """Which of the held ones should be tried next; they are in order of arrival."""
+        """Which of the held ones should be tried next; None: wait until there is more room.
+
+        `held` are the longest held ones, at most 64 of those that return and 64 new ones, the
+        returning ones first, each kind in order of arrival.
+        """
         ...
 
 
 class OrderPolicy(Protocol):
-    """2. Which queued task is placed next? One instance for each pool; all calls are O(log n)."""
+    """2. Which queued task is placed next? All calls are O(log n) in queued tasks.
+
+    Fills done ahead (`max_tokens` 0) never get here: they run when nothing else wants to.
+    """
 
     name: str
 
@@ -99,6 +114,17 @@ class OrderPolicy(Protocol):
         """The task to place next, left in the queue; None when there is none."""
         ...
 
+    def set_aside(self, entry: Entry) -> None:
+        """There is no room for this queued task at the moment: `first` passes it over.
+
+        It still waits: for fairness its tenant and application count as waiting.
+        """
+        ...
+
+    def bring_back(self, now: float) -> None:
+        """There may be room again: what was set aside is back where it was."""
+        ...
+
     def pop(self, entry: Entry, application: Application, now: float) -> None:
         """`entry`, which `first` gave or a group took along, has been placed."""
         ...
@@ -108,7 +134,11 @@ class OrderPolicy(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Queued tasks."""
+        """Queued tasks, those set aside included."""
+        ...
+
+    def shares(self) -> dict[TenantId, float]:
+        """What each tenant that is remembered has had so far, in the policy's own measure."""
         ...
 
 
@@ -153,5 +183,24 @@ class KeepPolicy(Protocol):
     def expired(
         self, applications: Sequence[Application], pool: Pool, now: float
     ) -> list[Application]:
-        """Which paused applications' KV is not worth its memory any more; longest idle first."""
+        """Which paused applications' KV is not worth its memory any more.
+
+        `applications` are those with `kept_tokens`, longest idle first.
+        """
         ...
+
+
+AdmissionFactory: TypeAlias = Callable[[SchedulerConfig, random.Random], AdmissionPolicy]
+OrderFactory: TypeAlias = Callable[[SchedulerConfig, random.Random], OrderPolicy]
+PlaceFactory: TypeAlias = Callable[[SchedulerConfig, random.Random], PlacePolicy]
+KeepFactory: TypeAlias = Callable[[SchedulerConfig, random.Random], KeepPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """How to make the four policies of a pool."""
+
+    admission: AdmissionFactory
+    order: OrderFactory
+    place: PlaceFactory
+    keep: KeepFactory
