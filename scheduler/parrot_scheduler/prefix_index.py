@@ -1,25 +1,334 @@
-"""Which engine holds which prefix blocks, as far as the scheduler knows."""
+"""Which engine holds which prefix blocks, as far as the scheduler knows.
+
+Engines are rows of an `EngineTable`; a set of rows is one Python int, bit r for row r. A block's
+key stands for all tokens up to its end, so a prompt is a chain of keys, and who holds how much of
+it follows from and-ing the sets along the chain: one operation a block, however many engines.
+
+Three sources feed the index:
+
+- `stored`, `evicted`: what an engine reports of its cache;
+- `assume`: what an engine that reports nothing is believed to cache: the last chains placed there;
+- `claim`, `release`: chains of tasks that are placed and not ended. Their blocks are there or on
+  their way, so the next task of the same prefix may count with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from parrot_scheduler.task import BlockHash
+import numpy as np
+import numpy.typing as npt
+
+from parrot_scheduler.task import Task
+
+Rows = npt.NDArray[np.intp]
+
+#: Sets of up to so many rows are taken apart bit by bit, larger ones by numpy.
+_FEW_ROWS = 8
 
 
 class Match(NamedTuple):
     """The longest run of a prompt's blocks that an engine holds, for those that hold any."""
 
-    #: Row of each engine.
-    rows: list[int]
+    #: Row of each engine, in no particular order.
+    rows: Rows
     #: Leading blocks of the prompt that it holds, at least one.
-    blocks: list[int]
+    blocks: Rows
+
+
+class Claim(NamedTuple):
+    """What a placed task needs of its engine's blocks, to be given back with `release`."""
+
+    row: int
+    #: Which engine had the row: rows are reused.
+    tenure: int
+    keys: tuple[Hashable, ...]
+    #: Leading blocks that other tasks placed there needed already.
+    shared_blocks: int
+
+
+def chain_of(task: Task, block_tokens: int) -> tuple[Hashable, ...]:
+    """The keys that stand for a task's prompt on an engine with such blocks.
+
+    Where the engine's blocks cannot be seen (0), the chain is one key for the template and one for
+    the application: its turns extend each other.
+    """
+    if block_tokens > 0:
+        return task.prefix
+    application = ("application", task.application)
+    return (("template", task.template), application) if task.template else (application,)
+
+
+_NOTHING = Match(np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
 
 
 class PrefixIndex:
-    """Block hashes by the engines (rows) that hold them; bounded, least recently used out first."""
+    """Block keys by the engines (rows) that hold them.
 
-    def match(self, prefix: Sequence[BlockHash]) -> Match:
-        """Who holds how much of a prompt. Cost does not grow with the number of engines."""
-        raise NotImplementedError
+    At most `max_blocks` keys are remembered of what engines hold, least recently stored or claimed
+    out first, and as many assumptions. Claims are bounded by the tasks that are placed. News of
+    unknown keys and rows, and news told twice, change nothing.
+    """
+
+    def __init__(self, max_blocks: int = 2_000_000) -> None:
+        if max_blocks < 1:
+            raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
+        self._max_blocks = max_blocks
+        # Key -> rows, least recently used first. Neighbours of a chain share one int object as
+        # far as possible: `match` compares by identity first, and memory stays small.
+        self._held: dict[Hashable, int] = {}
+        # Key -> rows where a placed task needs it, and how many tasks do, by row.
+        self._claimed: dict[Hashable, int] = {}
+        self._claims: dict[int, dict[Hashable, int]] = {}
+        # By row that does not report: what it is assumed to hold, least recently used first.
+        self._assumed: dict[int, OrderedDict[Hashable, None]] = {}
+        self._num_assumed = 0
+        self._tenures: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Keys that some engine is believed to hold."""
+        return len(self._held)
+
+    @property
+    def num_assumed(self) -> int:
+        """Assumptions in all, over keys and rows."""
+        return self._num_assumed
+
+    # Questions
+
+    def match(self, prefix: Sequence[Hashable]) -> Match:
+        """Who holds, or is about to hold, how much of a prompt.
+
+        Costs two look-ups a block and one numpy operation for each distinct depth.
+        """
+        if not prefix:
+            return _NOTHING
+        held, claimed = self._held.get, self._claimed.get
+        first_held, first_claimed = held(prefix[0], 0), claimed(prefix[0], 0)
+        there = first_held | first_claimed
+        if not there:
+            return _NOTHING
+        last_held, last_claimed = first_held, first_claimed
+        levels: list[tuple[int, int]] = []
+        depth = 0
+        for depth, key in enumerate(prefix):
+            here_held, here_claimed = held(key, 0), claimed(key, 0)
+            if here_held is last_held and here_claimed is last_claimed:
+                continue
+            last_held, last_claimed = here_held, here_claimed
+            still = there & (here_held | here_claimed)
+            if still != there:
+                if depth:
+                    levels.append((there ^ still, depth))
+                there = still
+                if not there:
+                    break
+        else:
+            depth = len(prefix)
+        if there:
+            levels.append((there, depth))
+        return _as_arrays(levels)
+
+    def match_claimed(self, prefix: Sequence[Hashable]) -> Match:
+        """Like `match`, but only blocks that placed tasks need: memory that is shared with them."""
+        if not prefix:
+            return _NOTHING
+        claimed = self._claimed.get
+        there = last = claimed(prefix[0], 0)
+        levels: list[tuple[int, int]] = []
+        depth = 0
+        if there:
+            for depth, key in enumerate(prefix):
+                here = claimed(key, 0)
+                if here is last:
+                    continue
+                last = here
+                still = there & here
+                if still != there:
+                    levels.append((there ^ still, depth))
+                    there = still
+                    if not there:
+                        break
+            else:
+                depth = len(prefix)
+        if there:
+            levels.append((there, depth))
+        return _as_arrays(levels)
+
+    def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
+        """Leading blocks of a prompt that one engine holds or is about to hold."""
+        bit = 1 << row
+        for depth, key in enumerate(prefix):
+            if not (self._held.get(key, 0) | self._claimed.get(key, 0)) & bit:
+                return depth
+        return len(prefix)
+
+    # What engines report
+
+    def stored(self, row: int, keys: Sequence[Hashable]) -> None:
+        """An engine can find these blocks from now on."""
+        if row < 0:
+            return
+        held, bit = self._held, 1 << row
+        before, after = 0, bit
+        # Deepest first: where memory runs short, a chain has to be forgotten from its end.
+        for key in reversed(keys):
+            rows = held.pop(key, 0)
+            if rows is not before:
+                before = rows
+                # The int of the block behind this one, where it is the same set: see `_held`.
+                joined = rows | bit
+                after = joined if joined != after else after
+            held[key] = after
+        while len(held) > self._max_blocks:
+            del held[next(iter(held))]
+
+    def evicted(self, row: int, keys: Iterable[Hashable] | None) -> None:
+        """It cannot find these any more; None stands for all that it held.
+
+        All of them costs a pass over everything that is remembered.
+        """
+        if row < 0:
+            return
+        if keys is None:
+            keys = [key for key, rows in self._held.items() if rows >> row & 1]
+            self._num_assumed -= len(self._assumed.pop(row, ()))
+        held, bit = self._held, 1 << row
+        before = after = 0
+        for key in keys:
+            rows = held.get(key, 0)
+            if not rows & bit:
+                continue
+            if rows is not before:
+                before, after = rows, rows ^ bit
+            if after:
+                held[key] = after
+            else:
+                del held[key]
+
+    # What is believed of engines that report nothing
+
+    def assume(self, row: int, prefix: Sequence[Hashable], capacity: int) -> None:
+        """A silent engine has just computed a chain; it caches some `capacity` blocks in all."""
+        if row < 0 or not prefix or capacity < 1:
+            return
+        assumed = self._assumed.setdefault(row, OrderedDict())
+        for key in reversed(prefix):
+            if key in assumed:
+                assumed.move_to_end(key)
+            else:
+                assumed[key] = None
+                self._num_assumed += 1
+        # An engine evicts the ends of chains before their beginnings: the end is the oldest here.
+        gone: list[Hashable] = []
+        while len(assumed) > capacity or (self._num_assumed > self._max_blocks and assumed):
+            gone.append(assumed.popitem(last=False)[0])
+            self._num_assumed -= 1
+        self.stored(row, [key for key in prefix if key in assumed])
+        self.evicted(row, gone)
+
+    # What placed tasks need
+
+    def claim(self, row: int, prefix: Sequence[Hashable]) -> Claim:
+        """A task with this prompt has been placed there."""
+        keys = tuple(prefix)
+        claims = self._claims.setdefault(row, {})
+        claimed, held, bit = self._claimed, self._held, 1 << row
+        shared, unbroken = 0, True
+        before, after = 0, bit
+        for key in reversed(keys):
+            count = claims.get(key, 0)
+            claims[key] = count + 1
+            if count == 0:
+                rows = claimed.get(key, 0)
+                if rows is not before:
+                    before = rows
+                    joined = rows | bit
+                    after = joined if joined != after else after
+                claimed[key] = after
+            rows = held.pop(key, 0)
+            if rows:
+                held[key] = rows  # used: to the young end
+        for key in keys:
+            unbroken = unbroken and claims[key] > 1
+            if not unbroken:
+                break
+            shared += 1
+        return Claim(row, self._tenures.get(row, 0), keys, shared)
+
+    def release(self, claim: Claim) -> int:
+        """The task has ended; how many blocks no placed task needs any more.
+
+        Releasing for an engine that has left does nothing. A claim is released once.
+        """
+        claims = self._claims.get(claim.row)
+        if claims is None or claim.tenure != self._tenures.get(claim.row, 0):
+            return 0
+        freed: list[Hashable] = []
+        for key in claim.keys:
+            count = claims.get(key, 0)
+            if count > 1:
+                claims[key] = count - 1
+            elif count == 1:
+                del claims[key]
+                freed.append(key)
+        self._unclaim(claim.row, freed)
+        return len(freed)
+
+    def claimed_blocks(self, row: int) -> int:
+        """Distinct blocks that the tasks placed on an engine need."""
+        return len(self._claims.get(row, ()))
+
+    # Engines come and go
+
+    def drop_row(self, row: int) -> None:
+        """The engine has left; its row may go to another one. A pass over everything."""
+        if row < 0:
+            return
+        self.evicted(row, None)
+        self._unclaim(row, self._claims.pop(row, {}))
+        self._tenures[row] = self._tenures.get(row, 0) + 1
+
+    def _unclaim(self, row: int, keys: Iterable[Hashable]) -> None:
+        claimed, bit = self._claimed, 1 << row
+        before = after = 0
+        for key in keys:
+            rows = claimed[key]
+            if rows is not before:
+                before, after = rows, rows ^ bit
+            if after:
+                claimed[key] = after
+            else:
+                del claimed[key]
+
+
+def _as_arrays(levels: list[tuple[int, int]]) -> Match:
+    """Sets of rows with their depth, as two arrays."""
+    if not levels:
+        return _NOTHING
+    few_rows: list[int] = []
+    few_blocks: list[int] = []
+    rows: list[Rows] = []
+    blocks: list[Rows] = []
+    for bits, depth in levels:
+        if bits.bit_count() <= _FEW_ROWS:
+            while bits:
+                row = bits.bit_length() - 1
+                few_rows.append(row)
+                few_blocks.append(depth)
+                bits ^= 1 << row
+            continue
+        raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+        some = np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+        rows.append(some)
+        blocks.append(np.full(len(some), depth, dtype=np.intp))
+    if not rows:
+        return Match(np.array(few_rows, dtype=np.intp), np.array(few_blocks, dtype=np.intp))
+    if few_rows:
+        rows.append(np.array(few_rows, dtype=np.intp))
+        blocks.append(np.array(few_blocks, dtype=np.intp))
+    if len(rows) == 1:
+        return Match(rows[0], blocks[0])
+    return Match(np.concatenate(rows), np.concatenate(blocks))

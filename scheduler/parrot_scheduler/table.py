@@ -18,6 +18,7 @@ _COLUMNS = (
     "capacity",
     "max_batch",
     "max_batch_tokens",
+    "block_tokens",
     "batch",
     "latency_batch",
     "pending_prefill",
@@ -36,7 +37,7 @@ class EngineTable:
 
     Columns, all of the same length and float64 unless said:
 
-    - `capacity`, `max_batch`, `max_batch_tokens`: as the engine described itself.
+    - `capacity`, `max_batch`, `max_batch_tokens`, `block_tokens`: as the engine described itself.
     - `batch`: sequences of tasks placed there and not ended; `latency_batch`: those of them that
       somebody waits for.
     - `pending_prefill`: prompt tokens placed there that are neither filled nor expected in cache.
@@ -51,6 +52,7 @@ class EngineTable:
     capacity: Column
     max_batch: Column
     max_batch_tokens: Column
+    block_tokens: Column
     batch: Column
     latency_batch: Column
     pending_prefill: Column
@@ -92,6 +94,7 @@ class EngineTable:
         self.capacity[row] = engine.capacity_tokens
         self.max_batch[row] = engine.max_batch
         self.max_batch_tokens[row] = engine.max_batch_tokens
+        self.block_tokens[row] = engine.block_tokens
         self.step_limit_s[row] = np.inf
         self.set_step_model(row, engine.step_model)
         self.accepts[row] = True

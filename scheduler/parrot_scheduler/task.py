@@ -66,6 +66,8 @@ class Task:
     #: What calls of one kind have in common, for predictions: the hash of a prompt's constant
     #: beginning, an agent's role. Empty: nothing is known.
     template: str = ""
+    #: Tokens of that constant beginning, 0 where they are not known.
+    template_tokens: int = 0
     objective: Objective = THROUGHPUT
     #: Every group that the task is in; several where it feeds several consumers.
     groups: tuple[GroupRef, ...] = ()

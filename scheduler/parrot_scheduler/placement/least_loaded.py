@@ -1,0 +1,43 @@
+"""The engine with the fewest sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.placement.common import Mask, candidates, choice
+from parrot_scheduler.policy import Application, Choice
+from parrot_scheduler.pool import Pool
+
+
+def least_loaded_row(mask: Mask, pool: Pool) -> int:
+    """Fewest sequences, then fewest prompt tokens to prefill, then the first; -1 without any."""
+    if not mask.any():
+        return -1
+    batch = np.where(mask, pool.table.batch, np.inf)
+    tied = batch == batch.min()
+    return int(np.argmin(np.where(tied, pool.table.pending_prefill, np.inf)))
+
+
+class LeastLoaded:
+    """Fewest sequences placed there, then fewest prompt tokens that wait to be prefilled."""
+
+    name = "least-loaded"
+    late_binding = False
+
+    def place(
+        self, entry: Entry, application: Application, pool: Pool, now: float
+    ) -> Choice | None:
+        """The least loaded engine; None without engines."""
+        mask = candidates(entry, pool)
+        row = least_loaded_row(mask, pool)
+        if row < 0:
+            return None
+        load = float(pool.table.batch[row])
+        return choice(entry, application, pool, row, "load", candidates=mask, cost=load)
+
+    def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
+        """Nothing is remembered of a placement."""
+
+    def ended(self, entry: Entry, pool: Pool, now: float) -> None:
+        """Nothing is remembered of a task."""

@@ -1,0 +1,212 @@
+"""The prefix index against a plain model: which row holds which keys, one set each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from parrot_scheduler.prefix_index import Claim, Match, PrefixIndex, chain_of
+from parrot_scheduler.task import Task
+
+ROWS = 12
+ROW = st.integers(0, ROWS - 1)
+# Chains as in a tree of prompts: a key stands for the whole path to it.
+PATH = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+CHAIN = PATH.map(lambda path: [hash(tuple(path[: i + 1])) for i in range(len(path))])
+
+
+def as_dict(match: Match) -> dict[int, int]:
+    pairs = list(zip(match.rows.tolist(), match.blocks.tolist(), strict=True))
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+def leading(chain: list[int], held: set[int]) -> int:
+    for depth, key in enumerate(chain):
+        if key not in held:
+            return depth
+    return len(chain)
+
+
+class AgainstSets(RuleBasedStateMachine):
+    """Any order of news, for rows that come, go and are reused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.held: dict[int, set[int]] = {row: set() for row in range(ROWS)}
+        self.claims: list[tuple[Claim, list[int], int]] = []
+        self.tenure = dict.fromkeys(range(ROWS), 0)
+
+    def claimed(self, row: int) -> set[int]:
+        return {
+            key
+            for claim, chain, tenure in self.claims
+            if claim.row == row and tenure == self.tenure[row]
+            for key in chain
+        }
+
+    @rule(row=ROW, chain=CHAIN, start=st.integers(0, 5))
+    def stored(self, row: int, chain: list[int], start: int) -> None:
+        self.index.stored(row, chain[start:])
+        self.held[row] |= set(chain[start:])
+
+    @rule(rows=st.sets(ROW, min_size=9), chain=CHAIN)
+    def stored_by_many(self, rows: set[int], chain: list[int]) -> None:
+        for row in rows:
+            self.stored(row, chain, 0)
+
+    @rule(row=ROW, chain=CHAIN, start=st.integers(0, 5))
+    def evicted(self, row: int, chain: list[int], start: int) -> None:
+        self.index.evicted(row, chain[start:])
+        self.held[row] -= set(chain[start:])
+
+    @rule(row=ROW)
+    def all_evicted(self, row: int) -> None:
+        self.index.evicted(row, None)
+        self.held[row] = set()
+
+    @rule(row=ROW)
+    def left(self, row: int) -> None:
+        self.index.drop_row(row)
+        self.held[row] = set()
+        self.tenure[row] += 1
+
+    @rule(row=ROW, chain=CHAIN)
+    def claim(self, row: int, chain: list[int]) -> None:
+        shared = leading(chain, self.claimed(row))
+        claim = self.index.claim(row, chain)
+        assert claim.shared_blocks == shared
+        self.claims.append((claim, chain, self.tenure[row]))
+
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        if not self.claims:
+            return
+        which = data.draw(st.integers(0, len(self.claims) - 1))
+        claim = self.claims[which][0]
+        before = self.claimed(claim.row)
+        del self.claims[which]
+        assert self.index.release(claim) == len(before - self.claimed(claim.row))
+
+    @rule(chain=CHAIN)
+    def match(self, chain: list[int]) -> None:
+        there = {row: leading(chain, self.held[row] | self.claimed(row)) for row in range(ROWS)}
+        assert as_dict(self.index.match(chain)) == {r: n for r, n in there.items() if n}
+        needed = {row: leading(chain, self.claimed(row)) for row in range(ROWS)}
+        assert as_dict(self.index.match_claimed(chain)) == {r: n for r, n in needed.items() if n}
+        for row, blocks in there.items():
+            assert self.index.blocks_on(row, chain) == blocks
+
+    @invariant()
+    def nothing_is_left_over(self) -> None:
+        assert len(self.index) == len(set().union(*self.held.values()))
+        for row in range(ROWS):
+            assert self.index.claimed_blocks(row) == len(self.claimed(row))
+
+
+TestAgainstSets = AgainstSets.TestCase
+TestAgainstSets.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_news_of_rows_that_are_not_there_change_nothing() -> None:
+    index = PrefixIndex()
+    index.stored(-1, [1, 2])
+    index.evicted(-1, [1])
+    index.evicted(-1, None)
+    index.drop_row(-1)
+    index.assume(-1, [1], 10)
+    assert len(index) == 0
+
+
+def test_a_release_after_the_engine_left_does_not_touch_its_successor() -> None:
+    index = PrefixIndex()
+    old = index.claim(3, [1, 2])
+    index.drop_row(3)
+    index.claim(3, [1, 2])
+    assert index.release(old) == 0
+    assert as_dict(index.match([1, 2, 3])) == {3: 2}
+
+
+def test_the_bound_forgets_ends_of_old_chains_first() -> None:
+    index = PrefixIndex(max_blocks=5)
+    index.stored(0, [1, 2, 3])
+    index.stored(1, [11, 12, 13])
+    assert len(index) == 5
+    assert as_dict(index.match([1, 2, 3])) == {0: 2}
+    index.release(index.claim(0, [1, 2]))  # used again: younger than row 1's
+    index.stored(2, [21, 22])
+    assert len(index) == 5
+    assert as_dict(index.match([1, 2])) == {0: 2}
+    assert as_dict(index.match([11, 12, 13])) == {1: 1}
+
+
+def test_a_silent_engine_is_assumed_to_hold_what_was_placed_last() -> None:
+    index = PrefixIndex()
+    index.assume(0, [1, 2, 3], capacity=4)
+    index.assume(0, [1, 12, 13], capacity=4)
+    assert as_dict(index.match([1, 12, 13])) == {0: 3}
+    assert as_dict(index.match([1, 2, 3])) == {0: 2}
+    assert index.num_assumed == 4
+    index.drop_row(0)
+    assert index.num_assumed == 0
+    assert len(index) == 0
+
+
+def test_assumptions_have_a_bound_over_all_engines() -> None:
+    index = PrefixIndex(max_blocks=10)
+    for row in range(8):
+        index.assume(row, [100 * row + i for i in range(4)], capacity=100)
+        index.assume(row, [1, 2], capacity=100)
+    assert index.num_assumed <= 10
+    assert len(index) <= 10
+
+
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_blocks"):
+        PrefixIndex(max_blocks=0)
+
+
+def test_what_cannot_be_seen_is_followed_by_template_and_application() -> None:
+    task = Task(1, "m", "t", "app", 100, 10, prefix=(5, 6), template="greeting")
+    other = Task(2, "m", "t", "app-2", 100, 10, prefix=(7,), template="greeting")
+    assert chain_of(task, 16) == (5, 6)
+    index = PrefixIndex()
+    index.assume(0, chain_of(task, 0), capacity=10)
+    assert as_dict(index.match(chain_of(task, 0))) == {0: 2}
+    assert as_dict(index.match(chain_of(other, 0))) == {0: 1}
+
+
+class Counting(int):
+    """A key that counts how often it is looked at."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Counting.looks += 1
+        return int.__hash__(self)
+
+
+@pytest.mark.parametrize("engines", [1, 100, 1000])
+def test_a_match_looks_twice_at_each_block_however_many_engines_hold_it(engines: int) -> None:
+    index = PrefixIndex()
+    for row in range(engines):
+        index.stored(row, list(range(50)))
+        index.stored(row, [1000 + row])
+    chain = [Counting(i) for i in range(50)]
+    Counting.looks = 0
+    match = index.match(chain)
+    assert Counting.looks <= 2 * len(chain) + 2
+    assert len(match.rows) == engines
+    assert set(match.blocks.tolist()) == {50}
+
+
+def test_a_match_of_a_prompt_that_nobody_holds_ends_at_its_first_block() -> None:
+    index = PrefixIndex()
+    index.stored(0, list(range(1, 50)))
+    Counting.looks = 0
+    assert as_dict(index.match([Counting(i) for i in range(50)])) == {}
+    assert Counting.looks <= 2
