@@ -10,9 +10,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
+
+if TYPE_CHECKING:
+    from parrot_gateway.core.collect import TextReader
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -46,11 +49,13 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
         priority: for an engine of our own; smaller runs earlier.
         engine: name of the engine of our own that answers, once it was chosen.
+        reader: of a call that the gateway makes itself; takes the text of an engine of our own,
+            so that nothing need be sent.
     """
 
     __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "engine",
-                 "error_body", "fail_in_band", "priority", "request_id", "responded", "scope",
-                 "started")  # fmt: skip
+                 "error_body", "fail_in_band", "priority", "reader", "request_id", "responded",
+                 "scope", "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -69,6 +74,7 @@ class Exchange:
         self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self.priority = 0
         self.engine: str | None = None
+        self.reader: TextReader | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -124,9 +130,11 @@ class Exchange:
         """Cancel `task` the moment the client goes away. Call after the body has been read.
 
         `finish` ends the watch; `disconnected` tells a cancellation by this from any other. A
-        second watch takes the place of the first.
+        second watch takes the place of the first. Without a client there is nothing to watch.
         """
         self.finish()
+        if self.reader is not None:
+            return
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":

@@ -1,13 +1,17 @@
-"""Waits for the whole of a call: what an answer that is not streamed is made of."""
+"""Waits for the whole of a call: what an answer that is not streamed is made of.
+
+Or hands its text on while it is written, to whoever reads it within the gateway.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from parrot_engine.protocol import FinishReason
 
 from parrot_gateway.core.generation import Generation
-from parrot_gateway.core.request import PromptFilled, TextToken
+from parrot_gateway.core.request import ChoiceDelta, PromptFilled, TextToken, Usage
 
 
 @dataclass(slots=True)
@@ -60,3 +64,46 @@ async def collect(generation: Generation, prompts: int, best_of: int) -> list[Ou
     for prompt, outcome in enumerate(outcomes):
         outcome.candidates = [outcome.candidates[i] for i in generation.state.ranking(prompt)]
     return outcomes
+
+
+class TextReader(Protocol):
+    """Reads the text of a call within the gateway, where no client has to be answered."""
+
+    def write(self, text: str) -> None:
+        """The next piece of the text.
+
+        Raises:
+            GatewayError: no more of it is wanted; ends the call.
+        """
+        ...
+
+    def end(self, usage: Usage) -> None:
+        """The text is complete."""
+        ...
+
+
+async def hand_over(
+    generation: Generation, reader: TextReader, *, best_of: int = 1, echo: str = ""
+) -> None:
+    """Run a generation of one prompt with one answer, and hand its text to `reader`.
+
+    Args:
+        generation: not entered yet.
+        reader: gets the text as it is written; of several candidates only the best one, at the end.
+        best_of: candidates.
+        echo: precedes the text.
+
+    Raises:
+        GatewayError: as `Generation.next`, or what the reader raised.
+    """
+    if echo:
+        reader.write(echo)
+    with generation:
+        if best_of > 1:
+            (outcome,) = await collect(generation, 1, best_of)
+            reader.write(outcome.candidates[0].text)
+        while not generation.state.done:
+            update = await generation.next()
+            if isinstance(update, ChoiceDelta) and update.text:
+                reader.write(update.text)
+    reader.end(generation.state.usage)

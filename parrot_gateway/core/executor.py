@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from parrot_gateway.core.graph import TransformNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.memo import Memo
-from parrot_gateway.core.variable import Failure, Variable
+from parrot_gateway.core.variable import Failure
 from parrot_gateway.exceptions import (
     CycleError,
     DeadlineError,
@@ -147,7 +147,7 @@ class Executor:
         try:
             for variable in job.inputs.values():
                 if not variable.is_final:
-                    job.watch(variable, self._input_changed)
+                    job.watch(variable, self._wake)
         except GatewayError as error:
             self.fail(job, job.failure_of(error))
             raise
@@ -203,10 +203,6 @@ class Executor:
                     stack.append(reader.output)
 
     # -- inputs -----------------------------------------------------------------------------
-
-    def _input_changed(self, job: Job, variable: Variable) -> None:
-        if variable.is_final:
-            self._wake(job)
 
     def _wake(self, job: Job) -> None:
         """Look at the call soon.

@@ -112,13 +112,13 @@ class Job:
                 return variable
         return None
 
-    def watch(self, variable: Variable, listener: Callable[[Job, Variable], None]) -> None:
-        """Have `listener` told of changes of an input.
+    def watch(self, variable: Variable, listener: Callable[[Job], None]) -> None:
+        """Have `listener` told when an input is final.
 
         Raises:
             OverloadedError: too many listen to it already.
         """
-        self._unsubscribe.append(variable.subscribe(lambda changed: listener(self, changed)))
+        self._unsubscribe.append(variable.subscribe(lambda _: listener(self), last_only=True))
 
     def stop_watching(self) -> None:
         """End every `watch`."""
@@ -232,7 +232,7 @@ class Job:
             GatewayError: the other call failed.
         """
         ended = asyncio.Event()
-        unsubscribe = twin.subscribe(lambda changed: ended.set() if changed.is_final else None)
+        unsubscribe = twin.subscribe(lambda _: ended.set(), last_only=True)
         try:
             if not twin.is_final:
                 await ended.wait()

@@ -219,10 +219,10 @@ class SemanticService:
         told = asyncio.get_running_loop().create_future()
 
         def changed(_: Variable) -> None:
-            if not told.done() and (variable.is_final or after is not None):
+            if not told.done():
                 told.set_result(None)
 
-        unsubscribe = variable.subscribe(changed)
+        unsubscribe = variable.subscribe(changed, last_only=after is None)
         session = self.sessions.owner_of(variable)
         if session is not None:
             session.pin()

@@ -120,12 +120,13 @@ class Variable:
     __slots__ = (
         "_account",
         "_chunks",
+        "_followers",
         "_length",
-        "_listeners",
         "_loose",
         "_next_listener",
         "_size_bytes",
         "_story",
+        "_waiters",
         "consumers",
         "failure",
         "id",
@@ -165,7 +166,9 @@ class Variable:
         self._length = 0
         self._chunks: list[str] = []
         self._loose: list[str] = []
-        self._listeners: dict[int, Listener] = {}
+        #: Those who are told of every change, and those who are told of the last one only.
+        self._followers: dict[int, Listener] = {}
+        self._waiters: dict[int, Listener] = {}
         self._next_listener = 0
         self._story: list[str] = ["empty"]
 
@@ -283,14 +286,20 @@ class Variable:
         """
         self._account(-self._size_bytes)
         self._size_bytes = 0
-        self._listeners.clear()
+        self._followers.clear()
+        self._waiters.clear()
         self._account = _unlimited
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Listener, *, last_only: bool = False) -> Callable[[], None]:
         """Call `listener(variable)` after every change, from within the change.
 
         A final variable changes no more: look at the state before relying on a call. After the
         last change all listeners are forgotten.
+
+        Args:
+            listener: is told.
+            last_only: only of the change that makes the variable final: whoever does not read
+                the text as it is written costs its writer nothing until then.
 
         Returns:
             a function that ends it; it may be called any number of times.
@@ -300,22 +309,23 @@ class Variable:
         """
         if self.is_final:
             return lambda: None
-        if len(self._listeners) >= MAX_LISTENERS:
+        if self.num_listeners >= MAX_LISTENERS:
             raise OverloadedError(
                 f"{MAX_LISTENERS} readers wait for variable '{self.name}', which is the limit."
             )
         key = self._next_listener
         self._next_listener += 1
-        self._listeners[key] = listener
+        (self._waiters if last_only else self._followers)[key] = listener
         return lambda: self._unsubscribe(key)
 
     @property
     def num_listeners(self) -> int:
         """How many are told of changes."""
-        return len(self._listeners)
+        return len(self._followers) + len(self._waiters)
 
     def _unsubscribe(self, key: int) -> None:
-        self._listeners.pop(key, None)
+        self._followers.pop(key, None)
+        self._waiters.pop(key, None)
 
     def _drop_parts(self) -> None:
         self._chunks.clear()
@@ -355,14 +365,20 @@ class Variable:
 
     def _notify(self) -> None:
         """Tell everybody; a listener that raises keeps no other from being told."""
+        if self.is_final:
+            # In the order in which they came.
+            self._followers = dict(sorted([*self._followers.items(), *self._waiters.items()]))
+            self._waiters.clear()
+        elif not self._followers:
+            return
         first: Exception | None = None
-        for key, listener in list(self._listeners.items()):
+        for key, listener in list(self._followers.items()):
             # A listener may end other subscriptions, or change the variable once more, upon
             # which those that were not told yet have heard of it already.
-            if key not in self._listeners:
+            if key not in self._followers:
                 continue
             if self.is_final:
-                del self._listeners[key]
+                del self._followers[key]
             try:
                 listener(self)
             except Exception as error:

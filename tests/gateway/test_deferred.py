@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parrot_engine.protocol import Failed, TokenLogprobs
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import (
     CHAT,
@@ -119,6 +120,62 @@ async def test_a_deferred_call_is_answered_before_it_runs(engine: ScriptedRemote
         engine.automatic = True
         engine.step()
         assert (await http.value(variable)).json()["value"] == "<x>"
+
+
+async def test_text_of_a_deferred_call_is_readable_while_it_is_written(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    engine.automatic = False
+    async with http_of(engine) as http:
+        response = await http.call(CHAT, "x", parrot={"session": "s", "defer": True})
+        variable = response.headers["x-parrot-variable"]
+        await engine.wait_for(lambda: bool(engine.contexts))
+        engine.step()
+        url, accept = f"/v1/variables/{variable}", {"accept": "text/event-stream"}
+        async with http.stream("GET", url, headers=accept) as stream:
+            lines = stream.aiter_lines()
+            for expected in "<us":
+                engine.step()
+                while not (line := await anext(lines)).startswith("data: "):
+                    pass
+                assert json.loads(line.removeprefix("data: "))["text"] == expected
+            engine.automatic = True
+            engine.step()
+            rest = [line async for line in lines if line.startswith("data: {")]
+        texts = [json.loads(line.removeprefix("data: ")).get("text", "") for line in rest]
+        assert "<us" + "".join(texts) == answer_to(CHAT, "x")
+
+
+@pytest.mark.parametrize("fields", [{"echo": True}, {"echo": True, "stream": True}])
+async def test_deferred_calls_echo(http: Http, fields: dict[str, Any]) -> None:
+    response = await http.call(COMPLETIONS, "x", parrot={"session": "s", "defer": True}, **fields)
+    value = (await http.value(response.headers["x-parrot-variable"])).json()["value"]
+    assert value == "x<x>"
+
+
+async def test_a_deferred_call_takes_the_best_of_its_candidates(
+    http: Http, engine: ScriptedRemoteEngine
+) -> None:
+    answers = iter("ab")
+    engine.script = lambda prompt, sampling: engine.text(next(answers))
+    likely = {engine.text("a")[0]: -3.0, engine.text("b")[0]: -1.0, engine.im_end: 0.0}
+    engine._logprobs = lambda i, top: TokenLogprobs(i, likely[i])  # type: ignore[method-assign]
+    parrot = {"session": "s", "output": "best", "defer": True}
+    response = await http.call(COMPLETIONS, "x", parrot=parrot, best_of=2)
+    assert (await http.value(response.headers["x-parrot-variable"])).json()["value"] == "b"
+    graph = (await http.get("/v1/sessions/s/graph")).json()
+    assert graph["calls"][0]["tokens"] == 4
+
+
+async def test_an_engines_failure_amid_the_text_fails_the_variable(
+    http: Http, engine: ScriptedRemoteEngine
+) -> None:
+    failure = Failed(0, "numerical_error", "not a number")
+    engine.script = lambda prompt, sampling: [*engine.text("so far", end=False), failure]
+    response = await http.call(CHAT, "x", parrot={"session": "s", "defer": True})
+    error = (await http.value(response.headers["x-parrot-variable"])).json()
+    assert error["variable"]["failure"]["code"] == "numerical_error"
+    assert error["error"]["code"] == "dependency_failed"
 
 
 async def test_the_graph_tells_what_ran(http: Http) -> None:

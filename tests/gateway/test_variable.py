@@ -53,6 +53,8 @@ class VariableMachine(RuleBasedStateMachine):
         self.told: list[State] = []
         self.changes = 0
         self.variable.subscribe(lambda v: self.told.append(v.state))
+        self.told_last: list[State] = []
+        self.variable.subscribe(lambda v: self.told_last.append(v.state), last_only=True)
 
     def account(self, delta: int) -> None:
         self.bytes += delta
@@ -118,7 +120,8 @@ class VariableMachine(RuleBasedStateMachine):
         assert subject.is_final == (self.state in ("ready", "failed", "cancelled"))
         assert len(self.told) == self.changes
         assert self.told[-1:] in ([], [self.state])
-        assert subject.num_listeners == (0 if subject.is_final else 1)
+        assert self.told_last == ([self.state] if subject.is_final else [])
+        assert subject.num_listeners == (0 if subject.is_final else 2)
         assert "".join(subject.parts) == (self.text if self.state == "running" else "")
 
 
@@ -223,6 +226,23 @@ def test_listeners_come_and_go() -> None:
     assert subject.num_listeners == 0
     subject.subscribe(lambda _: told.append("late"))()
     assert subject.num_listeners == 0
+
+
+def test_listeners_of_the_last_change_are_told_in_turn_with_the_others() -> None:
+    told: list[str] = []
+    subject = variable()
+    end = subject.subscribe(lambda _: told.append("gone"), last_only=True)
+    subject.subscribe(lambda _: told.append("first"), last_only=True)
+    subject.subscribe(lambda _: told.append("second"))
+    subject.subscribe(lambda _: told.append("third"), last_only=True)
+    end()
+    end()
+    subject.begin()
+    subject.append("va")
+    assert told == ["second", "second"]
+    told.clear()
+    subject.set("value")
+    assert told == ["first", "second", "third"]
 
 
 def test_a_listener_may_write_on() -> None:

@@ -33,7 +33,7 @@ from parrot_gateway.api.openai.validation import (
     refuse,
     sampling_of,
 )
-from parrot_gateway.core.collect import Outcome, collect
+from parrot_gateway.core.collect import Outcome, collect, hand_over
 from parrot_gateway.core.generation import Generation, GenerationEngine
 from parrot_gateway.core.prompts import prompts_of_texts
 from parrot_gateway.core.request import GenerationRequest, Prompt, PromptFilled, Update
@@ -65,6 +65,9 @@ async def handle_chat(
     prompt = await _prompt(request, engine, len(body))
     asked = _generation_request(request, engine, prompt, salt, exchange.priority)
     generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
+    if exchange.reader is not None:
+        await hand_over(generation, exchange.reader, best_of=asked.best_of)
+        return
     answer = _Answer(request, engine, requested_model, asked)
     if request.stream:
         await stream_generation(

@@ -34,7 +34,7 @@ from parrot_gateway.api.openai.validation import (
     refuse,
     sampling_of,
 )
-from parrot_gateway.core.collect import Outcome, collect
+from parrot_gateway.core.collect import Outcome, collect, hand_over
 from parrot_gateway.core.generation import Generation, GenerationEngine
 from parrot_gateway.core.prompts import prompts_of_texts, start_token
 from parrot_gateway.core.request import (
@@ -89,6 +89,10 @@ async def handle_completions(
     asked = _generation_request(request, engine, prompts, salt, exchange.priority)
     generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
     answer = _Answer(request, engine, requested_model, asked)
+    if exchange.reader is not None:
+        echo = answer.echoes[0] if answer.echoes is not None else ""
+        await hand_over(generation, exchange.reader, best_of=asked.best_of, echo=echo)
+        return
     if request.stream:
         await stream_generation(
             exchange,
@@ -285,7 +289,8 @@ class _Answer:
             self._envelope.chunk_head("text_completion"),
             include_usage=options is not None and bool(options.include_usage),
         )
-        self._echoes = [self._echo(prompt) for prompt in asked.prompts] if request.echo else None
+        #: The prompts as they are echoed, if they are to be.
+        self.echoes = [self._echo(prompt) for prompt in asked.prompts] if request.echo else None
         self._heads = [
             b'{"index":%d,"text":' % index for index in range(len(asked.prompts) * asked.n)
         ]
@@ -307,7 +312,7 @@ class _Answer:
             return b""
         logprobs = b"null"
         if self._request.logprobs is not None:
-            start = 0 if self._echoes is None else len(self._echoes[update.prompt])
+            start = 0 if self.echoes is None else len(self.echoes[update.prompt])
             logprobs = encode(completion_logprobs(self._tokenizer, update.tokens, start))
         return self.writer.event(
             self._choice(
@@ -322,9 +327,9 @@ class _Answer:
     def _prompt_events(self, update: PromptFilled) -> bytes:
         """The echo of a prompt, once for each of its choices; the end of what only was filled."""
         ends = self._asked.sampling.max_tokens == 0
-        if self._echoes is None and not ends:
+        if self.echoes is None and not ends:
             return b""
-        text = "" if self._echoes is None else self._echoes[update.prompt]
+        text = "" if self.echoes is None else self.echoes[update.prompt]
         logprobs = b"null"
         if self._request.logprobs is not None:
             logprobs = encode(self._prompt_logprobs(update))
@@ -357,12 +362,12 @@ class _Answer:
         """The answer that is not streamed, but for its usage."""
         choices: list[dict[str, Any]] = []
         for prompt, outcome in enumerate(outcomes):
-            echo = "" if self._echoes is None else self._echoes[prompt]
+            echo = "" if self.echoes is None else self.echoes[prompt]
             for candidate in outcome.candidates:
                 logprobs = None
                 if self._request.logprobs is not None:
                     logprobs = completion_logprobs(self._tokenizer, candidate.tokens, len(echo))
-                    if self._echoes is not None and outcome.filled is not None:
+                    if self.echoes is not None and outcome.filled is not None:
                         logprobs = joined(self._prompt_logprobs(outcome.filled), logprobs)
                 choice: dict[str, Any] = {
                     "index": len(choices),

@@ -1,22 +1,23 @@
 """Runs deferred calls through the very handlers that answer clients.
 
-Each gets an exchange of its own without a connection: the rendered body goes in, what the handler
-sends is read for its text, and a cancellation is all it takes to end the work on an engine.
+Each gets an exchange of its own without a connection: the rendered body goes in, and a cancellation
+is all it takes to end the work on an engine. An engine of our own hands its text over as it is;
+what an upstream sends is read for its text.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.http import Exchange, Headers, Message, Scope
+from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers, Message, Scope
 from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.objective import KINDS
+from parrot_gateway.core.request import Usage
 from parrot_gateway.exceptions import GatewayError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Choices(msgspec.Struct):
-    model: str | None = None
     best_of: int | None = None
 
 
@@ -75,9 +75,13 @@ class InternalRunner:
         headers = job.spec.origin if isinstance(job.spec.origin, list) else []
         exchange = Exchange(_scope(job.spec.path, headers), wire.receive, wire.send)
         exchange.priority = engine_priority(job, service)
+        exchange.reader = wire
         try:
-            await self._answerers[job.spec.path](exchange, self._as_stream(body))
-            job.append(wire.reader.end(), service.clock())
+            if not isinstance(self._gateway.resolve(job.call.model), EngineTarget):
+                body = _as_stream(body)
+            await self._answerers[job.spec.path](exchange, body)
+            if exchange.responded:
+                job.append(wire.answer.end(), service.clock())
         except GatewayError:
             if wire.error is not None:
                 raise wire.error from None
@@ -85,51 +89,63 @@ class InternalRunner:
         finally:
             exchange.finish()
             job.call.engine = exchange.engine or wire.engine
-            if wire.reader.usage is not None:
-                job.call.tokens = wire.reader.usage.completion_tokens
+            if wire.num_tokens is not None:
+                job.call.tokens = wire.num_tokens
 
-    def _as_stream(self, body: bytes) -> bytes:
-        """The body of a call whose text is to come as it is written."""
-        head = _choices_decoder.decode(body)
-        if head.best_of is not None and head.best_of > 1:
-            # Which candidate is best is only known in the end.
-            return body
-        fields = _FIELDS.decode(body)
-        fields["stream"] = msgspec.Raw(b"true")
-        fields.pop("stream_options", None)
-        if isinstance(self._gateway.resolve(head.model or ""), EngineTarget):
-            # Not every upstream knows this option.
-            fields["stream_options"] = msgspec.Raw(b'{"include_usage":true}')
-        return msgspec.json.encode(fields)
+
+def _as_stream(body: bytes) -> bytes:
+    """The body of a call whose text is to come as an upstream writes it."""
+    head = _choices_decoder.decode(body)
+    if head.best_of is not None and head.best_of > 1:
+        # Which candidate is best is only known in the end.
+        return body
+    fields = _FIELDS.decode(body)
+    fields["stream"] = msgspec.Raw(b"true")
+    # Not every upstream knows these options.
+    fields.pop("stream_options", None)
+    return msgspec.json.encode(fields)
 
 
 class _Wire:
     """The other end of an exchange without a connection."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:
-        self.reader = AnswerReader()
+        #: What was sent, where something was.
+        self.answer = AnswerReader()
         #: What the text's reader or owner did not accept.
         self.error: GatewayError | None = None
         self.engine: str | None = None
         self._job = job
         self._clock = clock
-        self._never: asyncio.Future[Message] | None = None
+        self._handed_over: Usage | None = None
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens that were generated, where the answer told it."""
+        usage = self._handed_over or self.answer.usage
+        return None if usage is None else usage.completion_tokens
+
+    def write(self, text: str) -> None:
+        """See `TextReader.write`."""
+        self._job.append(text, self._clock())
+
+    def end(self, usage: Usage) -> None:
+        """See `TextReader.end`."""
+        self._handed_over = usage
 
     async def receive(self) -> Message:
-        """Nobody hangs up."""
-        if self._never is None or self._never.done():
-            self._never = asyncio.get_running_loop().create_future()
-        return await self._never
+        """The body is known, and nobody hangs up: nothing is to be received."""
+        raise ClientDisconnected
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = dict(message["headers"])
-            self.reader.start(message["status"], headers.get(b"content-type", b""))
+            self.answer.start(message["status"], headers.get(b"content-type", b""))
             engine = headers.get(b"x-parrot-engine")
             self.engine = None if engine is None else engine.decode("latin-1")
             return
         try:
-            self._job.append(self.reader.feed(message.get("body", b"")), self._clock())
+            self._job.append(self.answer.feed(message.get("body", b"")), self._clock())
         except GatewayError as error:
             self.error = self.error or error
             raise
