@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from parrot_engine.exceptions import ParrotEngineError
@@ -81,6 +82,7 @@ class EngineDriver:
         self._contexts: set[int] = set()
         self._stats = engine.stats()
         self._stats_at = 0.0
+        self._busy_s = 0.0
         self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
 
     def start(self) -> None:
@@ -218,7 +220,9 @@ class EngineDriver:
         try:
             if batch:
                 self._engine.submit(batch)
+            began = time.monotonic()
             result = self._engine.step()
+            self._busy_s += time.monotonic() - began
             events += result.events
             has_work = result.has_work
             self._take_stats(force=not has_work)
@@ -266,7 +270,7 @@ class EngineDriver:
     def _take_stats(self, *, force: bool) -> None:
         now = time.monotonic()
         if force or now - self._stats_at >= _STATS_INTERVAL_S:
-            self._stats = self._engine.stats()
+            self._stats = replace(self._engine.stats(), busy_s=self._busy_s)
             self._stats_at = now
             self._tell_blocks()
 

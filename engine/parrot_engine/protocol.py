@@ -214,6 +214,8 @@ class EngineStats:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    #: Seconds spent in steps, counted by whoever drives the engine.
+    busy_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As plain types, for JSON."""
