@@ -24,6 +24,7 @@ from parrot_engine.builtin.store import ContextStore
 from parrot_engine.builtin.validation import check_fill, check_generate
 from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError
 from parrot_engine.protocol import (
+    BlockChanges,
     EngineInfo,
     EngineStats,
     Fill,
@@ -108,6 +109,7 @@ class BuiltinEngine:
             block_size=runner.block_size,
             max_batch_size=settings.max_batch_size,
             max_batch_tokens=settings.max_batch_tokens,
+            reports_blocks=settings.prefix_caching,
             default_sampling=dict(runner.default_sampling),
         )
 
@@ -178,6 +180,10 @@ class BuiltinEngine:
             generated_tokens=store.generated_tokens,
             preemptions=self._batcher.preemptions,
         )
+
+    def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
+        """See `parrot_engine.protocol.BlockReporting`."""
+        return self._pool.take_changes(everything=everything)
 
     def close(self) -> None:
         """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""
