@@ -44,7 +44,16 @@ _SCALARS = {
     **dict.fromkeys(["partial", "lse2"], "*fp32"),
     **dict.fromkeys(
         [
-            *("items", "num_items", "tiles", "merges", "num_merges", "block_ids", "slots"),
+            *(
+                "items",
+                "num_items",
+                "tiles",
+                "num_tiles",
+                "merges",
+                "num_merges",
+                "block_ids",
+                "slots",
+            ),
             *("member_tokens", "member_positions", "member_slots"),
         ],
         "*i32",

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.work_list import Policy, WorkList, build, flatten_tables
+from parrot_engine.attention.tables import flatten_tables
+from parrot_engine.attention.work_list import Policy, WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 
 BLOCK, CHUNK, ALIGN = 4, 16, 8
@@ -77,7 +78,7 @@ def _reads(work: WorkList, block_ids: np.ndarray) -> dict[int, list[tuple[int, i
 @given(batches(), st.one_of(st.none(), st.integers(1, 40)), st.booleans())
 def test_every_key_is_read_once(rows: list[BatchRow], window: int | None, share: bool) -> None:
     tables = flatten_tables(rows, BLOCK)
-    work = build(rows, tables, SHAPE, POLICY, window, share=share)
+    work = build(tables, SHAPE, POLICY, window, share=share)
     reads = _reads(work, tables.block_ids)
     tiled = {
         token
@@ -125,7 +126,7 @@ def _rows(shared_blocks: int, own: int, count: int) -> list[BatchRow]:
 
 def test_sharers_stand_in_one_item() -> None:
     rows = _rows(shared_blocks=16, own=3, count=8)
-    work = build(rows, flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
+    work = build(flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
     # Four chunks for all eight (16 rows: two heads each), then one item each.
     assert work.wide[:, 5].tolist() == [8] * 4
     assert work.narrow[:, 5].tolist() == [1] * 8
@@ -133,7 +134,7 @@ def test_sharers_stand_in_one_item() -> None:
 
 def test_few_sharers_are_packed_into_narrow_items() -> None:
     rows = _rows(shared_blocks=4, own=3, count=3)
-    work = build(rows, flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
+    work = build(flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
     assert len(work.wide) == 0
     assert sorted(work.narrow[:, 5].tolist()) == [1, 1, 1, 3]
 
@@ -141,12 +142,12 @@ def test_few_sharers_are_packed_into_narrow_items() -> None:
 @pytest.mark.parametrize("saved_chunks", [1, 3, 4, 5])
 def test_wide_items_must_pay(saved_chunks: int) -> None:
     rows = _rows(shared_blocks=4 * saved_chunks, own=1, count=8)
-    work = build(rows, flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
+    work = build(flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
     # Two narrow items of four become one wide item of eight: a chunk less to read for each.
     assert bool(len(work.wide)) == (saved_chunks * CHUNK >= POLICY.wide_min_bytes)
 
 
 def test_equal_ids_at_different_chunks_are_not_shared() -> None:
     rows = [BatchRow([0], 39, [*range(10)]), BatchRow([0], 39, [4, 5, 6, 7, *range(20, 26)])]
-    work = build(rows, flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
+    work = build(flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
     assert set(work.narrow[:, 5].tolist()) == {1}

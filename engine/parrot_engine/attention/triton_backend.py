@@ -1,8 +1,9 @@
 """Paged attention with Triton kernels: split KV for decodes, tiles for prefill, shared prefixes.
 
-`plan` builds one work list per window on the CPU and sends all of it to the device in one
-transfer; `forward` launches, without asking the device for anything. Slots that were never
-written may hold anything: masked keys are not read at all.
+`lay_out` builds one work list per window on the CPU, `send` brings all of it to the device in one
+transfer, and `forward` launches, without asking the device for anything. A plan of fixed capacity
+(`fixed_plan`) reads what it does from a buffer at each launch: that is what CUDA graphs are
+captured with. Slots that were never written may hold anything: masked keys are not read at all.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from parrot_engine.attention.interface import (
     FusedAttention,
     HeadNorms,
 )
-from parrot_engine.attention.work_list import Policy, WorkList, build, flatten_tables
+from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
+from parrot_engine.attention.tables import Tables, flatten_tables
+from parrot_engine.attention.work_list import Policy, WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch
 
 #: Keys of a chunk, rounded up to whole blocks.
 DEFAULT_CHUNK = 512
-#: Parts of the packed transfer begin at multiples of this many integers: Triton compiles another
-#: variant for a pointer that is not aligned to 16 bytes.
-_ALIGN = 32
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
@@ -38,17 +38,55 @@ _WIDE_MIN_BYTES = 40_000_000
 _MERGE_PROGRAMS = 16
 
 
+class HostPlan(NamedTuple):
+    """One step, laid out on the CPU."""
+
+    tables: Tables
+    lists: dict[int | None, WorkList]
+
+    @property
+    def parts(self) -> Parts:
+        """What a captured graph needs for it."""
+        lists = self.lists.values()
+        return Parts(any(len(w.tiles) for w in lists), any(len(w.wide) for w in lists))
+
+
+class Parts(NamedTuple):
+    """Which kinds of work a plan may hold, besides narrow items and their merge."""
+
+    tiles: bool
+    wide: bool
+
+
+class Partials(NamedTuple):
+    """Results of items, slot by slot, until they are merged."""
+
+    #: `[slots x heads x head_dim]` and `[slots x heads]`, float32.
+    out: Tensor
+    lse2: Tensor
+
+
+class Programs(NamedTuple):
+    """Programs of each launch; 0 where there is none."""
+
+    narrow: int
+    wide: int
+    merges: int
+    tiles: int
+
+
 class LayerWork(NamedTuple):
-    """A work list on the device, and what launches need to know of it on the host."""
+    """A work list on the device."""
 
     narrow: Tensor
     wide: Tensor
     members: tuple[Tensor, Tensor, Tensor]
     merges: Tensor
     tiles: Tensor
-    #: Number of narrow items, wide items and merges, each a tensor of one integer.
-    counts: tuple[Tensor, Tensor, Tensor]
-    num_slots: int
+    #: Number of narrow items, wide items, merges and tiles, each a tensor of one integer.
+    counts: tuple[Tensor, Tensor, Tensor, Tensor]
+    programs: Programs
+    partials: Partials
 
 
 class TritonPlan(NamedTuple):
@@ -83,6 +121,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         self._shape = shape
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._device = device
+        self._on_cuda = device.type == "cuda"
         self._num_sms = limits.num_sms
         self._share = share_prefixes
         self._tunings = tunings or launch.tunings(shape, dtype, limits)
@@ -105,48 +144,125 @@ class TritonAttention(FusedAttention[TritonPlan]):
         )
         #: Wide and narrow items have nothing to do with each other, and neither fills the device.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._partial = torch.empty(0, dtype=torch.float32, device=device)
-        self._lse2 = torch.empty(0, dtype=torch.float32, device=device)
+        self._partials = self.partials(0)
 
     def plan(self, rows: Sequence[BatchRow]) -> TritonPlan:
         """See the interface."""
+        return self.send(self.lay_out(rows))
+
+    def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
+        """The CPU's half of `plan`; touches no device."""
         tables = flatten_tables(rows, self._shape.block_size)
-        packer = _Packer()
-        packer.add(tables.slots)
-        packer.add(tables.block_ids)
-        lists: dict[int | None, WorkList] = {}
-        for window in self._windows:
-            work = build(rows, tables, self._shape, self._policy, window, share=self._share)
-            lists[window] = work
-            counts = [len(work.narrow), len(work.wide), len(work.merges)]
-            for part in (
-                work.narrow,
-                work.wide,
-                work.member_tokens,
-                work.member_positions,
-                work.member_slots,
-                work.merges,
-                work.tiles,
-                *(np.array([count], dtype=np.int32) for count in counts),
-            ):
-                packer.add(part)
-        parts = iter(packer.send(self._device))
-        slots, block_ids = next(parts), next(parts)
-        layers: dict[int | None, LayerWork] = {}
-        for window, work in lists.items():
-            narrow, wide, tokens, positions, member_slots, merges, tiles = (
-                next(parts) for _ in range(7)
+        return HostPlan(
+            tables,
+            {
+                window: build(tables, self._shape, self._policy, window, share=self._share)
+                for window in self._windows
+            },
+        )
+
+    def send(self, host: HostPlan) -> TritonPlan:
+        """A plan of exactly what is there, in one transfer that nobody waits for."""
+        tables, lists = host
+        sizes = [sizes_of(work) for work in lists.values()]
+        capacity = Capacity(*(max(column) for column in zip(*sizes, strict=True)))
+        layout = PlanLayout(self._windows, tables.num_tokens, capacity, len(tables.block_ids))
+        # NOTE: pinned memory comes from torch's cache, which gives it to nobody else before a
+        # copy from it is over.
+        packed = torch.empty(layout.size, dtype=torch.int32, pin_memory=self._on_cuda)
+        layout.write(packed.numpy(), tables, lists)
+        self._reserve(max(work.num_slots for work in lists.values()))
+        programs = {window: self._programs(size) for window, size in zip(lists, sizes, strict=True)}
+        buffer = packed.to(self._device, non_blocking=True)
+        return self._views(buffer, layout, programs, self._partials)
+
+    def fixed_layout(
+        self, num_tokens: int, max_rows: int, max_context: int, max_slots: int, start: int
+    ) -> PlanLayout:
+        """Room for any step of so many tokens and rows, within reason.
+
+        `max_slots` bounds the partial results of a step, and with them the items: a step of many
+        long contexts may still not fit. The layout begins behind `start` integers.
+        """
+        policy = self._policy
+        chunks = -(-max_context // policy.chunk)
+        slots = min(num_tokens * chunks, max_slots)
+        readings = slots + num_tokens
+        tiles = num_tokens // policy.tile_tokens + num_tokens // (policy.split_tokens + 1)
+        capacity = Capacity(
+            narrow=readings,
+            # Wide items have at least so many members, all but the last of a group of several.
+            wide=2 * readings // max(1, policy.wide_min_rows // policy.group),
+            members=readings,
+            merges=num_tokens,
+            tiles=tiles,
+        )
+        blocks = min(num_tokens, max_rows) * -(-max_context // self._shape.block_size)
+        return PlanLayout(self._windows, num_tokens, capacity, blocks, start=start)
+
+    def fixed_plan(
+        self, buffer: Tensor, layout: PlanLayout, parts: Parts, partials: Partials
+    ) -> TritonPlan:
+        """A plan that does what `layout.write` put into `buffer`, at each launch anew.
+
+        Launches depend on the layout alone. What is not among `parts` is not launched.
+        """
+        capacity = layout.capacity
+        if not parts.tiles:
+            capacity = capacity._replace(tiles=0)
+        if not parts.wide:
+            capacity = capacity._replace(wide=0)
+        programs = self._programs(capacity)
+        return self._views(buffer, layout, dict.fromkeys(self._windows, programs), partials)
+
+    def partials(self, num_slots: int) -> Partials:
+        """Memory for the partial results of a step."""
+        entries = num_slots * self._shape.num_heads
+        return Partials(
+            torch.empty(entries * self._shape.head_dim, dtype=torch.float32, device=self._device),
+            torch.empty(entries, dtype=torch.float32, device=self._device),
+        )
+
+    def _views(
+        self,
+        buffer: Tensor,
+        layout: PlanLayout,
+        programs: dict[int | None, Programs],
+        partials: Partials,
+    ) -> TritonPlan:
+        def view(place: int, count: int) -> Tensor:
+            return buffer[place : place + count]
+
+        capacity = layout.capacity
+        work: dict[int | None, LayerWork] = {}
+        for window, places in layout.lists.items():
+            tokens, positions, slots = (view(p, capacity.members) for p in places.members)
+            narrow, wide, merges, tiles = (view(place, 1) for place in places.counts)
+            work[window] = LayerWork(
+                view(places.narrow, 8 * capacity.narrow),
+                view(places.wide, 8 * capacity.wide),
+                (tokens, positions, slots),
+                view(places.merges, 3 * capacity.merges),
+                view(places.tiles, 8 * capacity.tiles),
+                (narrow, wide, merges, tiles),
+                programs[window],
+                partials,
             )
-            layers[window] = LayerWork(
-                narrow,
-                wide,
-                (tokens, positions, member_slots),
-                merges,
-                tiles,
-                (next(parts), next(parts), next(parts)),
-                work.num_slots,
-            )
-        return TritonPlan(slots, block_ids, layers)
+        return TritonPlan(
+            view(layout.slots, layout.num_tokens),
+            view(layout.block_ids, layout.num_block_ids),
+            work,
+        )
+
+    def _programs(self, capacity: Capacity) -> Programs:
+        heads = self._shape.num_kv_heads
+        narrow, wide, _ = self._tunings
+        return Programs(
+            self._grid(capacity.narrow * heads, narrow.programs_per_sm),
+            self._grid(capacity.wide * heads, wide.programs_per_sm),
+            self._grid(capacity.merges * self._shape.num_heads, _MERGE_PROGRAMS),
+            capacity.tiles * heads,
+        )
 
     def forward(
         self,
@@ -198,40 +314,42 @@ class TritonAttention(FusedAttention[TritonPlan]):
             dtype=query.dtype,
             device=query.device,
         )
-        if len(work.tiles):
+        programs = work.programs
+        if programs.tiles:
             launch.run_prefill(
                 query,
                 cache,
                 work.tiles,
+                work.counts[3],
                 plan.block_ids,
                 out,
                 shape=shape,
                 window=window,
                 scale=scale,
                 tuning=self._tunings.prefill,
+                grid=programs.tiles,
             )
-        self._reserve(work.num_slots)
         main = torch.cuda.current_stream(self._device) if self._side_stream is not None else None
-        if len(work.wide):
+        if programs.wide:
             # NOTE: `out` and the partial outputs are the main stream's; it waits before it goes
             # on, so that their memory is not used again too early.
             if self._side_stream is not None:
                 self._side_stream.wait_stream(main)
             with torch.cuda.stream(self._side_stream):
                 self._run_split(query, cache, plan, out, window, scale, wide=True)
-        if len(work.narrow):
+        if programs.narrow:
             self._run_split(query, cache, plan, out, window, scale, wide=False)
-        if len(work.wide) and main is not None:
+        if programs.wide and main is not None:
             main.wait_stream(self._side_stream)
-        if len(work.merges):
+        if programs.merges:
             launch.run_merge(
-                self._partial,
-                self._lse2,
+                work.partials.out,
+                work.partials.lse2,
                 work.merges,
                 work.counts[2],
                 out,
                 shape=shape,
-                grid=self._grid(len(work.merges) * shape.num_heads, _MERGE_PROGRAMS),
+                grid=programs.merges,
             )
         return out
 
@@ -247,60 +365,27 @@ class TritonAttention(FusedAttention[TritonPlan]):
         wide: bool,
     ) -> None:
         work = plan.work[window]
-        items = work.wide if wide else work.narrow
-        tuning = self._tunings.wide if wide else self._tunings.narrow
         launch.run_split(
             query,
             cache,
-            items,
+            work.wide if wide else work.narrow,
             work.counts[1] if wide else work.counts[0],
             work.members,
             plan.block_ids,
             out,
-            self._partial,
-            self._lse2,
+            work.partials.out,
+            work.partials.lse2,
             shape=self._shape,
             window=window,
             scale=scale,
-            tuning=tuning,
-            grid=self._grid(len(items) * self._shape.num_kv_heads, tuning.programs_per_sm),
+            tuning=self._tunings.wide if wide else self._tunings.narrow,
+            grid=work.programs.wide if wide else work.programs.narrow,
         )
 
     def _grid(self, work: int, programs_per_sm: int) -> int:
         return min(work, self._num_sms * programs_per_sm)
 
     def _reserve(self, num_slots: int) -> None:
-        """Room for partial outputs; layers follow each other on one stream and share it."""
-        if num_slots * self._shape.num_heads > len(self._lse2):
-            entries = 2 * num_slots * self._shape.num_heads
-            self._lse2 = torch.empty(entries, dtype=torch.float32, device=self._device)
-            self._partial = torch.empty(
-                entries * self._shape.head_dim, dtype=torch.float32, device=self._device
-            )
-
-
-class _Packer:
-    """Many small arrays in one transfer."""
-
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
-        self._starts: list[int] = []
-        self._size = 0
-
-    def add(self, array: np.ndarray) -> None:
-        """Take an int32 array."""
-        self._arrays.append(array)
-        self._starts.append(self._size)
-        self._size += -(-array.size // _ALIGN) * _ALIGN
-
-    def send(self, device: torch.device) -> list[Tensor]:
-        """The arrays on the device, in the order they were added."""
-        packed = torch.empty(self._size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        view = packed.numpy()
-        for array, start in zip(self._arrays, self._starts, strict=True):
-            view[start : start + array.size] = array.reshape(-1)
-        sent = packed.to(device, non_blocking=True)
-        return [
-            sent[start : start + array.size].view(array.shape)
-            for array, start in zip(self._arrays, self._starts, strict=True)
-        ]
+        """Room for partial outputs; steps follow each other on one stream and share it."""
+        if num_slots * self._shape.num_heads > len(self._partials.lse2):
+            self._partials = self.partials(2 * num_slots)

@@ -2,25 +2,22 @@
 
 Keys are cut at fixed absolute positions, every `chunk` tokens from position 0. Whether sequences
 share blocks changes only how many queries stand in an item, never where a query's sum is cut:
-its result does not depend on its neighbours. Sequences share a chunk when the physical ids of
-its blocks are the same, compared as such; never by counting references.
+its result does not depend on its neighbours. Sequences share a chunk when they share all blocks
+up to its end (see `sharing`).
 
 Plain numpy, no torch, no device: tests check the list itself.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.builtin.batch import BatchRow
-
-Ints = npt.NDArray[np.int32]
+from parrot_engine.attention.sharing import Sharing, find_sharing, nothing_shared
+from parrot_engine.attention.tables import Ints, Tables, spans
 
 
 class Policy(NamedTuple):
@@ -50,50 +47,40 @@ class Policy(NamedTuple):
     wide_min_bytes: int
 
 
-class Item(NamedTuple):
-    """A chunk of keys and the queries that read it; field by field what the kernel reads."""
+class Items(NamedTuple):
+    """Chunks of keys with the queries that read them, column by column as the kernel reads."""
 
     #: Index in the flat list of block ids of the block that holds key `base`.
-    first_block: int
+    first_block: Ints
     #: The chunk's own first position.
-    base: int
+    base: Ints
     #: Keys `begin` … `end` - 1 are read; `begin` is aligned to the kernel's tile.
-    begin: int
-    end: int
+    begin: Ints
+    end: Ints
     #: The slice of the members' arrays.
-    first_member: int
-    num_members: int
+    first_member: Ints
+    num_members: Ints
     #: Whole tiles of keys before this one are seen by all members, and need no mask.
-    masked_from: int
+    masked_from: Ints
 
 
-class Tile(NamedTuple):
-    """Consecutive tokens of a row with the keys they see; what the prefill kernel reads."""
+class Tiles(NamedTuple):
+    """Consecutive tokens of a row with the keys they see, as the prefill kernel reads them."""
 
     #: Index in the flat list of block ids of the row's first block.
-    first_block: int
-    begin: int
-    end: int
+    first_block: Ints
+    begin: Ints
+    end: Ints
     #: In the step.
-    first_token: int
-    num_tokens: int
-    first_position: int
-
-
-class Tables(NamedTuple):
-    """The block tables of a batch, one behind the other."""
-
-    block_ids: Ints
-    #: Where the table of each row begins.
-    starts: Ints
-    #: Slot of each token of the step: block x block_size + offset.
-    slots: Ints
+    first_token: Ints
+    num_tokens: Ints
+    first_position: Ints
 
 
 class WorkList(NamedTuple):
     """What one layer type does in a step."""
 
-    #: `[n, 8]`: `Item`s, largest first, padded to 8 integers.
+    #: `[n, 8]`: `Items`, largest first, padded to 8 columns.
     narrow: Ints
     wide: Ints
     #: For each member: its token in the step, its position, its slot or -1 (writes directly).
@@ -103,36 +90,33 @@ class WorkList(NamedTuple):
     #: `[n, 3]`: token, first slot, slots of each query whose keys were cut.
     merges: Ints
     num_slots: int
-    #: `[n, 8]`: `Tile`s, largest first, padded.
+    #: `[n, 8]`: `Tiles`, largest first, padded.
     tiles: Ints
 
 
-class _Query(NamedTuple):
-    """One token of a split row."""
+class _Queries(NamedTuple):
+    """The tokens of split rows, one entry each; chunks are counted from position 0."""
 
-    token: int
-    position: int
-    first_chunk: int
-    last_chunk: int
-    first_slot: int
+    row: Ints
+    token: Ints
+    position: Ints
+    first_chunk: Ints
+    #: Behind the last chunk that the token sees.
+    end_chunk: Ints
+    #: Slot of the first chunk's part, or -1: the token has but one.
+    first_slot: Ints
 
 
-def flatten_tables(rows: Sequence[BatchRow], block_size: int) -> Tables:
-    """Block ids and slots of a batch; rows as in `StepBatch`."""
-    lengths = np.array([len(row.block_table) for row in rows], dtype=np.int32)
-    starts = np.zeros(len(rows), dtype=np.int32)
-    np.cumsum(lengths[:-1], out=starts[1:])
-    block_ids = np.concatenate([np.asarray(row.block_table, dtype=np.int32) for row in rows])
-    counts = np.array([len(row.token_ids) for row in rows])
-    first = np.array([row.start for row in rows])
-    positions = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-    blocks = block_ids[np.repeat(starts, counts) + positions // block_size]
-    slots = blocks * block_size + positions % block_size
-    return Tables(block_ids, starts, slots.astype(np.int32))
+class _Readings(NamedTuple):
+    """Who reads which chunk, one entry a pair of both; those of a group follow each other."""
+
+    query: Ints
+    chunk: Ints
+    #: Indices of the entries that begin a group, which reads one and the same chunk.
+    group_begins: Ints
 
 
 def build(
-    rows: Sequence[BatchRow],
     tables: Tables,
     shape: AttentionShape,
     policy: Policy,
@@ -141,226 +125,185 @@ def build(
     share: bool = True,
 ) -> WorkList:
     """The list for layers with this `window`; without `share` every row reads for itself."""
-    return _Builder(rows, tables, shape, policy, window, share).build()
+    counts, chunk_blocks = tables.counts, policy.chunk // shape.block_size
+    split = counts <= policy.split_tokens
+    split |= (counts <= policy.long_split_tokens) & (tables.first_positions >= policy.long_context)
+    split_rows = np.flatnonzero(split).astype(np.int32)
+    queries, num_slots = _make_queries(tables, split_rows, policy, window)
+    if share:
+        sharing = find_sharing(tables, split_rows, shape.block_size, chunk_blocks)
+    else:
+        sharing = nothing_shared(len(counts))
+    readings = _gather_readings(queries, counts, sharing)
+    items, is_wide = _make_items(readings, queries, tables.starts, policy, chunk_blocks, window)
+    query = readings.query
+    first_slot = queries.first_slot[query]
+    cut = queries.first_slot >= 0
+    return WorkList(
+        narrow=_largest_first(items[~is_wide], 2, 3),
+        wide=_largest_first(items[is_wide], 2, 3),
+        member_tokens=queries.token[query],
+        member_positions=queries.position[query],
+        member_slots=np.where(
+            first_slot < 0, first_slot, first_slot + readings.chunk - queries.first_chunk[query]
+        ),
+        merges=np.stack(
+            [queries.token, queries.first_slot, queries.end_chunk - queries.first_chunk], axis=1
+        )[cut],
+        num_slots=num_slots,
+        tiles=_make_tiles(tables, ~split, policy, window),
+    )
 
 
-class _Builder:
-    """One list in the making."""
+def _first_keys(positions: Ints, window: int | None) -> Ints:
+    """First key that tokens at these positions see."""
+    return np.zeros_like(positions) if window is None else np.maximum(0, positions - (window - 1))
 
-    def __init__(
-        self,
-        rows: Sequence[BatchRow],
-        tables: Tables,
-        shape: AttentionShape,
-        policy: Policy,
-        window: int | None,
-        share: bool,
-    ) -> None:
-        self._share = share
-        self._rows = rows
-        self._tables = tables
-        self._block_size = shape.block_size
-        self._policy = policy
-        self._window = window
-        self._chunk_blocks = policy.chunk // shape.block_size
-        #: By row of the batch, its queries; rows of few tokens only.
-        self._queries: dict[int, list[_Query]] = {}
-        #: (chunk, rows that share it) of chunks that several queries read.
-        self._shared: list[tuple[int, list[int]]] = []
-        #: From which chunk on a row of one token reads alone.
-        self._alone: dict[int, int] = {}
-        self._narrow: list[Item] = []
-        self._wide: list[Item] = []
-        self._members: list[tuple[int, int, int]] = []
-        self._num_slots = 0
 
-    def build(self) -> WorkList:
-        tiles = self._divide_rows()
-        self._find_sharing()
-        self._pack_shared()
-        members = np.array(self._members, dtype=np.int32).reshape(-1, 3)
-        items, alone_members = self._lay_out_alone(len(members))
-        members = np.concatenate([members, alone_members])
-        merges = [
-            (query.token, query.first_slot, query.last_chunk - query.first_chunk + 1)
-            for queries in self._queries.values()
-            for query in queries
-            if query.first_slot >= 0
-        ]
-        return WorkList(
-            narrow=_largest_first(np.concatenate([_padded(self._narrow), items]), 2, 3),
-            wide=_largest_first(_padded(self._wide), 2, 3),
-            member_tokens=members[:, 0].copy(),
-            member_positions=members[:, 1].copy(),
-            member_slots=members[:, 2].copy(),
-            merges=np.array(merges, dtype=np.int32).reshape(-1, 3),
-            num_slots=self._num_slots,
-            tiles=_largest_first(_padded(tiles), 1, 2),
+def _make_queries(
+    tables: Tables, rows: Ints, policy: Policy, window: int | None
+) -> tuple[_Queries, int]:
+    """The tokens of `rows`, and how many slots they take."""
+    counts = tables.counts[rows]
+    row = np.repeat(rows, counts)
+    token = spans(tables.first_tokens[rows], counts)
+    position = tables.positions[token]
+    first_chunk = _first_keys(position, window) // policy.chunk
+    end_chunk = position // policy.chunk + 1
+    slots = end_chunk - first_chunk
+    slots[slots == 1] = 0
+    ends = np.cumsum(slots, dtype=np.int32)
+    first_slot = np.where(slots > 0, ends - slots, np.int32(-1))
+    queries = _Queries(row, token, position, first_chunk, end_chunk, first_slot)
+    return queries, int(ends[-1]) if len(ends) else 0
+
+
+def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> _Readings:
+    """All chunks of all queries: first those with company, then the others."""
+    several = counts > 1
+    # Tokens of one row share all of its chunks.
+    together_end = np.where(
+        several[queries.row],
+        queries.end_chunk,
+        np.minimum(sharing.reach()[queries.row], queries.end_chunk),
+    )
+    grouped = np.flatnonzero(together_end > queries.first_chunk)
+    alone_begin = np.maximum(together_end, queries.first_chunk)
+    alone_count = queries.end_chunk - alone_begin
+    alone_query = np.repeat(np.arange(len(queries.row), dtype=np.int32), alone_count)
+    alone_chunk = spans(alone_begin, alone_count)
+    alone_groups = np.arange(len(alone_query), dtype=np.int32)
+    if not len(grouped):
+        return _Readings(alone_query, alone_chunk, alone_groups)
+
+    place = sharing.place[queries.row[grouped]]
+    grouped = grouped[np.argsort(place, kind="stable")].astype(np.int32)
+    chunks = np.arange(together_end[grouped].max(), dtype=np.int32)[:, None]
+    reads = (queries.first_chunk[grouped] <= chunks) & (chunks < together_end[grouped])
+    chunk, which = np.nonzero(reads)
+    query = grouped[which]
+    leader = sharing.place[queries.row[query]]
+    leaders = sharing.leaders()
+    shared = chunk < len(leaders)
+    leader[shared] = leaders[chunk[shared], leader[shared]]
+    begins = np.ones(len(query), dtype=bool)
+    begins[1:] = (chunk[1:] != chunk[:-1]) | (leader[1:] != leader[:-1])
+    return _Readings(
+        np.concatenate([query, alone_query]),
+        np.concatenate([chunk.astype(np.int32), alone_chunk]),
+        np.concatenate([np.flatnonzero(begins).astype(np.int32), alone_groups + len(query)]),
+    )
+
+
+def _make_items(
+    readings: _Readings,
+    queries: _Queries,
+    table_starts: Ints,
+    policy: Policy,
+    chunk_blocks: int,
+    window: int | None,
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Items `[n, 8]` in the order of the readings, and which of them are wide."""
+    num_readings = len(readings.query)
+    if len(readings.group_begins) == num_readings:
+        # Nobody shares anything: the common case, told early.
+        first, members = readings.group_begins, np.ones(num_readings, dtype=np.int32)
+        is_wide = np.zeros(num_readings, dtype=bool)
+    else:
+        first, members, is_wide = _divide_groups(readings, policy)
+    lowest = highest = queries.position[readings.query]
+    if len(first) < num_readings:
+        lowest, highest = np.minimum.reduceat(lowest, first), np.maximum.reduceat(highest, first)
+    chunk = readings.chunk[first]
+    base = chunk * np.int32(policy.chunk)
+    row = queries.row[readings.query[first]]
+    begin = np.maximum(base, _first_keys(lowest, window) // policy.align * policy.align)
+    seen = np.clip(lowest + 1 - base, 0, policy.chunk)
+    items = _table(
+        Items(
+            first_block=table_starts[row] + chunk * np.int32(chunk_blocks),
+            base=base,
+            begin=begin,
+            end=np.minimum(base + policy.chunk, highest + 1),
+            first_member=first,
+            num_members=members,
+            masked_from=base + seen // policy.align * policy.align,
         )
+    )
+    return items, is_wide
 
-    def _first_key(self, position: int) -> int:
-        return 0 if self._window is None else max(0, position - self._window + 1)
 
-    def _divide_rows(self) -> list[Tile]:
-        """Rows of few tokens become queries, the others tiles."""
-        policy = self._policy
-        tiles: list[Tile] = []
-        token = 0
-        for index, row in enumerate(self._rows):
-            count = len(row.token_ids)
-            few = count <= policy.split_tokens
-            if few or (count <= policy.long_split_tokens and row.start >= policy.long_context):
-                self._queries[index] = [
-                    self._query(token + offset, row.start + offset) for offset in range(count)
-                ]
-            else:
-                tiles += self._tiles(index, token)
-            token += count
-        return tiles
+def _divide_groups(readings: _Readings, policy: Policy) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """As many items a group as it fills: first member, members, and whether it is wide."""
+    sizes = np.diff(readings.group_begins, append=np.int32(len(readings.query)))
+    narrow, wide = policy.narrow_rows // policy.group, policy.wide_rows // policy.group
+    large = sizes * policy.group >= policy.wide_min_rows
+    saved = (-(-sizes[large] // narrow) - -(-sizes[large] // wide)).sum() * policy.chunk
+    if saved * policy.token_bytes < policy.wide_min_bytes:
+        large[:] = False
+    room = np.where(large, np.int32(wide), np.int32(narrow))
+    per_group = -(-sizes // room)
+    group = np.repeat(np.arange(len(sizes), dtype=np.int32), per_group)
+    offset = spans(np.zeros_like(per_group), per_group) * room[group]
+    first = readings.group_begins[group] + offset
+    return first, np.minimum(room[group], sizes[group] - offset), large[group]
 
-    def _query(self, token: int, position: int) -> _Query:
-        first = self._first_key(position) // self._policy.chunk
-        last = position // self._policy.chunk
-        slot = -1
-        if last > first:
-            slot = self._num_slots
-            self._num_slots += last - first + 1
-        return _Query(token, position, first, last, slot)
 
-    def _tiles(self, index: int, token: int) -> list[Tile]:
-        row, policy = self._rows[index], self._policy
-        first_block = int(self._tables.starts[index])
-        tiles = []
-        for offset in range(0, len(row.token_ids), policy.tile_tokens):
-            count = min(policy.tile_tokens, len(row.token_ids) - offset)
-            position = row.start + offset
-            begin = self._first_key(position) // policy.align * policy.align
-            tiles.append(
-                Tile(first_block, begin, position + count, token + offset, count, position)
-            )
-        return tiles
-
-    def _find_sharing(self) -> None:
-        """Follow the groups of rows that still share, chunk by chunk.
-
-        Contexts form a tree: without a window, a row that shares a chunk with nobody shares none
-        after it, and is left to `_lay_out_alone`.
-        """
-        several = {index for index, queries in self._queries.items() if len(queries) > 1}
-        together = set(self._queries)
-        last_chunk = max((q[-1].last_chunk for q in self._queries.values()), default=-1)
-        for chunk in range(last_chunk + 1):
-            if not together and not several:
-                return
-            groups: dict[bytes, list[int]] = defaultdict(list)
-            for index in sorted(together | several):
-                queries = self._queries[index]
-                if queries[0].first_chunk <= chunk <= queries[-1].last_chunk:
-                    groups[self._ids_of(index, chunk)].append(index)
-            for group in groups.values():
-                if len(group) > 1 or group[0] in several or self._window is not None:
-                    self._shared.append((chunk, group))
-                else:
-                    self._alone[group[0]] = chunk
-                if len(group) == 1 and self._window is None:
-                    together.discard(group[0])
-
-    def _ids_of(self, index: int, chunk: int) -> bytes:
-        if not self._share:
-            return index.to_bytes(8, "little")
-        first = int(self._tables.starts[index]) + chunk * self._chunk_blocks
-        last = self._queries[index][-1].position // self._block_size + 1
-        count = min(self._chunk_blocks, last - chunk * self._chunk_blocks)
-        return self._tables.block_ids[first : first + count].tobytes()
-
-    def _pack_shared(self) -> None:
-        """Items for chunks with several readers, wide ones where that pays."""
-        policy = self._policy
-        gathered = [(chunk, group, self._readers(chunk, group)) for chunk, group in self._shared]
-        narrow, wide = policy.narrow_rows // policy.group, policy.wide_rows // policy.group
-        saved = sum(
-            (-(-len(readers) // narrow) - -(-len(readers) // wide)) * policy.chunk
-            for _, _, readers in gathered
-            if len(readers) * policy.group >= policy.wide_min_rows
+def _make_tiles(
+    tables: Tables, tiled: npt.NDArray[np.bool_], policy: Policy, window: int | None
+) -> Ints:
+    """Tiles `[n, 8]` of the rows that are not split, largest first."""
+    rows = np.flatnonzero(tiled).astype(np.int32)
+    if not len(rows):
+        return np.empty((0, 8), dtype=np.int32)
+    counts = tables.counts[rows]
+    per_row = -(-counts // np.int32(policy.tile_tokens))
+    row = np.repeat(rows, per_row)
+    offset = spans(np.zeros_like(per_row), per_row) * np.int32(policy.tile_tokens)
+    position = tables.first_positions[row] + offset
+    tokens = np.minimum(np.int32(policy.tile_tokens), tables.counts[row] - offset)
+    tiles = _table(
+        Tiles(
+            first_block=tables.starts[row],
+            begin=_first_keys(position, window) // policy.align * policy.align,
+            end=position + tokens,
+            first_token=tables.first_tokens[row] + offset,
+            num_tokens=tokens,
+            first_position=position,
         )
-        pays = saved * policy.token_bytes >= policy.wide_min_bytes
-        for chunk, group, readers in gathered:
-            is_wide = pays and len(readers) * policy.group >= policy.wide_min_rows
-            room, target = (wide, self._wide) if is_wide else (narrow, self._narrow)
-            first_block = int(self._tables.starts[group[0]]) + chunk * self._chunk_blocks
-            for at in range(0, len(readers), room):
-                target.append(self._item(chunk, first_block, readers[at : at + room]))
-
-    def _readers(self, chunk: int, group: list[int]) -> list[_Query]:
-        return [
-            query
-            for index in group
-            for query in self._queries[index]
-            if query.first_chunk <= chunk <= query.last_chunk
-        ]
-
-    def _item(self, chunk: int, first_block: int, readers: list[_Query]) -> Item:
-        policy = self._policy
-        base = chunk * policy.chunk
-        first_key = min(self._first_key(query.position) for query in readers)
-        first_member = len(self._members)
-        for query in readers:
-            slot = query.first_slot
-            self._members.append(
-                (
-                    query.token,
-                    query.position,
-                    slot if slot < 0 else slot + chunk - query.first_chunk,
-                )
-            )
-        return Item(
-            first_block,
-            base,
-            max(base, first_key // policy.align * policy.align),
-            min(base + policy.chunk, max(query.position for query in readers) + 1),
-            first_member,
-            len(readers),
-            self._masked_from(base, min(query.position for query in readers)),
-        )
-
-    def _masked_from(self, base: int, position: int) -> int:
-        """The first tile of a chunk that is not wholly seen from `position`."""
-        seen = max(0, min(position + 1 - base, self._policy.chunk))
-        return base + seen // self._policy.align * self._policy.align
-
-    def _lay_out_alone(self, num_members: int) -> tuple[Ints, Ints]:
-        """Items of one query each, all at once: no window, one token a row."""
-        chunk_size = self._policy.chunk
-        if not self._alone:
-            return np.empty((0, 8), dtype=np.int32), np.empty((0, 3), dtype=np.int32)
-        index = np.fromiter(self._alone, dtype=np.int64)
-        from_chunk = np.fromiter(self._alone.values(), dtype=np.int64)
-        queries = np.array([self._queries[i][0] for i in self._alone], dtype=np.int64)
-        token, position, last_chunk, first_slot = queries[:, [0, 1, 3, 4]].T
-        counts = last_chunk - from_chunk + 1
-        which = np.repeat(np.arange(len(index)), counts)
-        chunk = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        chunk += from_chunk[which]
-        items = np.zeros((len(chunk), 8), dtype=np.int32)
-        items[:, 0] = self._tables.starts[index][which] + chunk * self._chunk_blocks
-        items[:, 1] = items[:, 2] = chunk * chunk_size
-        items[:, 3] = np.minimum((chunk + 1) * chunk_size, position[which] + 1)
-        items[:, 4] = num_members + np.arange(len(chunk))
-        items[:, 5] = 1
-        seen = items[:, 3] - items[:, 1]
-        items[:, 6] = items[:, 1] + seen // self._policy.align * self._policy.align
-        slots = np.where(first_slot[which] < 0, -1, first_slot[which] + chunk)
-        members = np.stack([token[which], position[which], slots], axis=1)
-        return items, members.astype(np.int32)
+    )
+    return _largest_first(tiles, 1, 2)
 
 
-def _padded(entries: Sequence[Item] | Sequence[Tile]) -> Ints:
-    table = np.zeros((len(entries), 8), dtype=np.int32)
-    if entries:
-        table[:, : len(entries[0])] = entries
+def _table(columns: Items | Tiles) -> Ints:
+    table = np.zeros((len(columns[0]), 8), dtype=np.int32)
+    for index, column in enumerate(columns):
+        table[:, index] = column
     return table
 
 
 def _largest_first(table: Ints, begin: int, end: int) -> Ints:
     """Costly work first, so that the last programs to finish are short; ties stay in order."""
+    if len(table) < 2:
+        return table
     return table[np.argsort(table[:, begin] - table[:, end], kind="stable")]

@@ -217,6 +217,7 @@ def run_prefill(
     query: Tensor,
     cache: CacheView,
     tiles: Tensor,
+    num_tiles: Tensor,
     block_ids: Tensor,
     out: Tensor,
     *,
@@ -224,17 +225,22 @@ def run_prefill(
     window: int | None,
     scale: float,
     tuning: Tuning,
+    grid: int,
 ) -> None:
-    """Run prefill tiles `[n, TILE_FIELDS]`; see `prefill_attention`."""
+    """Run prefill tiles `[n, TILE_FIELDS]`; see `prefill_attention`.
+
+    `grid` is at least the number of tiles times that of KV heads.
+    """
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     descriptors = tuning.descriptors and window is None
     key_value_tiles = cache.tiles(tuning.block_n, block_d) if descriptors else cache
-    prefill_attention[(tiles.shape[0] * shape.num_kv_heads,)](
+    prefill_attention[(grid,)](
         query,
         query.stride(0),
         *cache,
         *key_value_tiles,
         tiles,
+        num_tiles,
         block_ids,
         out,
         window or 0,
@@ -266,8 +272,8 @@ def run_rotate_and_write(
 ) -> Tensor:
     """Rotate (and with `norms` = weights of q and k, eps: normalise) and write K and V.
 
-    `qkv` is `[num_tokens, (heads + 2 x kv_heads) x head_dim]`. Returns the rotated queries
-    `[num_tokens, heads, head_dim]`.
+    `qkv` is `[num_tokens, (heads + 2 x kv_heads) x head_dim]`; what has slot -1 is not written.
+    Returns the rotated queries `[num_tokens, heads, head_dim]`.
     """
     assert qkv.stride(1) == 1
     assert cos.is_contiguous()
@@ -308,7 +314,7 @@ def run_rotate_and_write(
 def run_write_kv(
     key: Tensor, value: Tensor, slots: Tensor, cache: CacheView, *, shape: AttentionShape
 ) -> None:
-    """Write `key` and `value` `[num_tokens, kv_heads, head_dim]` to their slots."""
+    """Write `key` and `value` `[num_tokens, kv_heads, head_dim]` to their slots (-1: nowhere)."""
     assert key.stride()[1:] == value.stride()[1:] == (shape.head_dim, 1)
     write_kv[(key.shape[0],)](
         key,

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from parrot_engine.kernels.softmax import attend_keys
 
-#: Integers of a tile: see `work_list.Tile`, whose order this is.
+#: Integers of a tile: see `work_list.Tiles`, whose order this is.
 TILE_FIELDS = 8
 
 
@@ -25,6 +25,7 @@ def prefill_attention(
     key_tiles,
     value_tiles,
     tiles,
+    num_tiles,
     block_ids,
     out,
     window,
@@ -40,7 +41,9 @@ def prefill_attention(
     BLOCK_N: tl.constexpr,
     TILE_FIELDS: tl.constexpr,
 ):
-    """One program a (tile, KV head)."""
+    """One program a (tile, KV head); those behind the last tile do nothing."""
+    if tl.program_id(0) // NUM_KV_HEADS >= tl.load(num_tiles):
+        return
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     tile = tiles + (tl.program_id(0) // NUM_KV_HEADS) * TILE_FIELDS

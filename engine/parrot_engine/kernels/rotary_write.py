@@ -36,7 +36,7 @@ def rotate_and_write(
     """One program a (token, `BLOCK_H` heads); heads stand as q, k, v in a row of `qkv`.
 
     `cos` and `sin` are `[num_tokens, head_dim / 2]`; element i of a head pairs with i + head_dim
-    / 2. `slots` `[num_tokens]` is block x block_size + offset.
+    / 2. `slots` `[num_tokens]` is block x block_size + offset, or -1 for what is not to be written.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -72,6 +72,7 @@ def rotate_and_write(
     tl.store(target + HALF, r2, mask=inside & is_query[:, None])
 
     slot = tl.load(slots + token).to(tl.int64)
+    inside = inside & (heads < tl.where(slot < 0, 0, NUM_HEADS + 2 * NUM_KV_HEADS))[:, None]
     kv_heads = (heads - NUM_HEADS) % NUM_KV_HEADS
     row = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + slot % BLOCK_SIZE
     places = (row * HEAD_DIM)[:, None] + lanes[None, :]
@@ -97,15 +98,19 @@ def write_kv(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """One program a token: `key` and `value` `[num_tokens, kv_heads, head_dim]` as they are."""
+    """One program a token: `key` and `value` `[num_tokens, kv_heads, head_dim]` as they are.
+
+    Tokens of slot -1 are not written.
+    """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.arange(0, BLOCK_H)
     dims = tl.arange(0, BLOCK_D)
-    inside = (heads < NUM_KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+    slot = tl.load(slots + token).to(tl.int64)
+    present = tl.where(slot < 0, 0, NUM_KV_HEADS)
+    inside = (heads < present)[:, None] & (dims < HEAD_DIM)[None, :]
     offsets = (heads * HEAD_DIM)[:, None] + dims[None, :]
     k = tl.load(key + token * key_stride + offsets, mask=inside, other=0.0)
     v = tl.load(value + token * value_stride + offsets, mask=inside, other=0.0)
-    slot = tl.load(slots + token).to(tl.int64)
     row = (slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE
     places = (row * HEAD_DIM)[:, None] + dims[None, :]
     tl.store(key_cache + places, k, mask=inside)

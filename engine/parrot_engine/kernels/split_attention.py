@@ -18,7 +18,7 @@ import triton.language as tl
 
 from parrot_engine.kernels.softmax import attend_keys
 
-#: Integers of an item: see `work_list.Item`, whose order this is.
+#: Integers of an item: see `work_list.Items`, whose order this is.
 ITEM_FIELDS = 8
 
 

@@ -1,0 +1,71 @@
+"""The rows of a step as flat arrays: what every plan begins with.
+
+Plain numpy, no torch, no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parrot_engine.builtin.batch import BatchRow
+
+Ints = npt.NDArray[np.int32]
+
+
+class Tables(NamedTuple):
+    """A batch, row by row and token by token."""
+
+    #: The block tables of all rows, one behind the other.
+    block_ids: Ints
+    #: By row: where its table begins, its tokens in this step, the position of the first of
+    #: them, and its first token in the step.
+    starts: Ints
+    counts: Ints
+    first_positions: Ints
+    first_tokens: Ints
+    #: By token of the step: its position, and its slot, block x block_size + offset.
+    positions: Ints
+    slots: Ints
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return len(self.positions)
+
+
+def flatten_tables(rows: Sequence[BatchRow], block_size: int) -> Tables:
+    """Flatten a batch of at least one row; rows as in `StepBatch`."""
+    block_ids: Ints = np.concatenate(
+        [row.block_table for row in rows], dtype=np.int32, casting="unsafe"
+    )
+    starts = _begins(np.array([len(row.block_table) for row in rows], dtype=np.int32))
+    counts = np.array([len(row.token_ids) for row in rows], dtype=np.int32)
+    first_positions = np.array([row.start for row in rows], dtype=np.int32)
+    first_tokens = _begins(counts)
+    if len(rows) == int(counts.sum()):
+        positions, tables = first_positions, starts
+    else:
+        positions = spans(first_positions, counts)
+        tables = np.repeat(starts, counts)
+    blocks = block_ids[tables + positions // block_size]
+    slots = blocks * np.int32(block_size) + positions % block_size
+    return Tables(block_ids, starts, counts, first_positions, first_tokens, positions, slots)
+
+
+def spans(begins: Ints, counts: Ints) -> Ints:
+    """For each i the integers `begins[i]` … `begins[i] + counts[i] - 1`, one i after the other."""
+    shifts = begins - _begins(counts)
+    out: Ints = np.repeat(shifts, counts)
+    out += np.arange(len(out), dtype=np.int32)
+    return out
+
+
+def _begins(counts: Ints) -> Ints:
+    """Where each of consecutive ranges of these lengths begins."""
+    begins = np.zeros(len(counts), dtype=np.int32)
+    np.cumsum(counts[:-1], out=begins[1:])
+    return begins
