@@ -6,6 +6,7 @@ whether it uses Hopper's matrix instructions. Must not run in the interpreter's 
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from parrot_engine.kernels import launch
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
+from parrot_engine.kernels.skinny_matmul import add_splits, tile_product, vector_product
+from parrot_engine.kernels.skinny_tuning import Product, tuning_for
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -41,6 +44,7 @@ class Variant(NamedTuple):
 _SCALARS = {
     **dict.fromkeys(["query_stride", "qkv_stride", "key_stride", "value_stride", "window"], "i32"),
     **dict.fromkeys(["scale_log2", "eps"], "fp32"),
+    "num_tokens": "i32",
     **dict.fromkeys(["partial", "lse2"], "*fp32"),
     **dict.fromkeys(
         [
@@ -129,6 +133,47 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
     yield Variant(f"swiglu {kind}", swiglu_kernel, constants, dtype, {"num_warps": 4})
 
 
+#: Products of Llama-3.1-8B (norm, gated, outputs, columns) and the narrowest of Qwen2.5-0.5B.
+_PRODUCTS = [
+    (True, False, 6144, 4096),
+    (True, True, 14336, 4096),
+    (False, False, 4096, 14336),
+    (False, False, 896, 4864),
+]
+
+
+def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
+    """Products of few tokens, as the table has them for the device."""
+    for num_tokens, (norm, gated, out_size, in_size) in itertools.product((1, 4, 8, 16), _PRODUCTS):
+        case = Product(num_tokens, out_size, in_size, dtype, gated, norm)
+        tuning = tuning_for(case, SHARED_KIB[capability] * 1024)
+        if tuning is None:
+            continue
+        constants = {
+            "HAS_NORM": norm,
+            "GATED": gated,
+            "HAS_BIAS": norm,
+            "HAS_RESIDUAL": not norm,
+            "IN": in_size,
+            "OUT": out_size,
+            "TOKENS": tuning.tokens,
+            "BLOCK_OUT": tuning.block_out,
+            "BLOCK_IN": tuning.block_in,
+            "STAGES": tuning.num_stages,
+        }
+        name = f"product of {num_tokens} {NAMES[dtype]}"
+        options = {"num_warps": tuning.num_warps}
+        if tuning.kind == "vector":
+            yield Variant(name, vector_product, constants, dtype, options)
+            continue
+        constants |= {"SPLITS": tuning.splits, "DOT_IN_FLOAT32": False}
+        yield Variant(name, tile_product, constants, dtype, options)
+        if tuning.splits > 1:
+            constants = {"HAS_BIAS": False, "HAS_RESIDUAL": True, "OUT": out_size}
+            constants |= {"BLOCK": 256, "SPLITS": tuning.splits}
+            yield Variant(name, add_splits, constants, dtype, {"num_warps": 2})
+
+
 def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
     """Compile one variant for `capability`; what there is to know of the result."""
     names = variant.kernel.arg_names
@@ -175,7 +220,8 @@ def main() -> None:
             for has_window in (False, True):
                 for variant in attention_variants(shape, dtype, capability, has_window=has_window):
                     print(json.dumps(compile_variant(variant, capability)), flush=True)
-            for variant in other_variants(shape, dtype):
+            variants = [*other_variants(shape, dtype), *product_variants(dtype, capability)]
+            for variant in variants:
                 print(json.dumps(compile_variant(variant, capability)), flush=True)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
-from parrot_engine.models.ops import ops_of
+from parrot_engine.models.ops import Affine, Norm, Residual, ops_of
 from parrot_engine.models.rope import Angles, rotate
 
 
@@ -65,9 +65,10 @@ class Linear(nn.Module):
         self.weight = spec.empty(out_size, in_size)
         self.bias = spec.empty(out_size) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., in_size]` to `[..., out_size]`."""
-        return F.linear(x, self.weight, self.bias)
+    @property
+    def affine(self) -> Affine:
+        """The weights, for `Ops`."""
+        return Affine(self.weight, self.bias)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
         """See `weight_parts` of this module; names replace the last component of `prefix`."""
@@ -88,21 +89,19 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = spec.empty(size)
         self.eps = eps
-        self._ops = ops_of(spec.kernels)
+
+    @property
+    def norm(self) -> Norm:
+        """The weights, for `Ops`."""
+        return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape as `x`; accumulates in float32."""
-        return self._ops.rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm of x + delta, x + delta); no delta stands for zeros."""
-        if delta is None:
-            return self(x), x
-        return self._ops.add_rms_norm(x, delta, self.weight, self.eps)
+        """Same shape as `x`, whose rows may be apart; accumulates in float32."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: fused qkv, optional biases, optional norm of q and k heads."""
+    """Grouped-query attention between its two products; optional norm of q and k heads."""
 
     def __init__(self, config: ModelConfig, layer: int, spec: TensorSpec) -> None:
         super().__init__()
@@ -119,20 +118,17 @@ class Attention(nn.Module):
             spec=spec,
         )
         self.o_proj = Linear(q_size, {"o_proj": config.hidden_size}, bias=config.o_bias, spec=spec)
-        # Heads are views of a wider row, which kernels for whole rows do not take.
-        spec = spec._replace(kernels="torch")
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
 
-    def forward(self, hidden: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
-        """`[num_tokens, hidden_size]` to the same; the new K and V go to `layer_kv`."""
-        qkv: Tensor = self.qkv_proj(hidden)
+    def forward(self, qkv: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
+        """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
+
+        The new K and V go to `layer_kv`.
+        """
         if isinstance(step.attention, FusedAttention):
-            attended = self._attend_fused(qkv, layer_kv, step, step.attention)
-        else:
-            attended = self._attend(qkv, layer_kv, step)
-        out: Tensor = self.o_proj(attended)
-        return out
+            return self._attend_fused(qkv, layer_kv, step, step.attention)
+        return self._attend(qkv, layer_kv, step)
 
     def _attend_fused(
         self, qkv: Tensor, layer_kv: Tensor, step: Step, attention: FusedAttention[Any]
@@ -173,7 +169,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), with gate and up fused (arXiv 2002.05202)."""
+    """Weights of down(act(gate(x)) * up(x)), gate and up stacked (arXiv 2002.05202)."""
 
     def __init__(self, config: ModelConfig, spec: TensorSpec) -> None:
         super().__init__()
@@ -187,14 +183,6 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(
             size, {"down_proj": config.hidden_size}, bias=config.mlp_bias, spec=spec
         )
-        self._activation = config.activation
-        self._ops = ops_of(spec.kernels)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """`[num_tokens, hidden_size]` to the same."""
-        activated = self._ops.gated(self.gate_up_proj(hidden), self._activation)
-        out: Tensor = self.down_proj(activated)
-        return out
 
 
 class DecoderLayer(nn.Module):
@@ -206,18 +194,24 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, layer, spec)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
         self.mlp = GatedMLP(config, spec)
+        self._activation = config.activation
+        self._ops = ops_of(spec.kernels)
 
-    def forward(
-        self, hidden: Tensor, delta: Tensor | None, layer_kv: Tensor, step: Step
-    ) -> tuple[Tensor, Tensor]:
-        """`[num_tokens, hidden_size]` and what is still to be added to it; returns the same two.
-
-        The addition is left to the norm that reads the sum.
-        """
-        normed, hidden = self.input_layernorm.add(hidden, delta)
-        delta = self.self_attn(normed, layer_kv, step)
-        normed, hidden = self.post_attention_layernorm.add(hidden, delta)
-        return hidden, self.mlp(normed)
+    def forward(self, residual: Residual, layer_kv: Tensor, step: Step) -> Residual:
+        """The residual stream behind this layer."""
+        ops, attention, mlp = self._ops, self.self_attn, self.mlp
+        qkv, hidden = ops.norm_linear(
+            residual, self.input_layernorm.norm, attention.qkv_proj.affine
+        )
+        attended = attention(qkv, layer_kv, step)
+        residual = ops.linear_onto(hidden, attended, attention.o_proj.affine)
+        activated, hidden = ops.norm_gated(
+            residual,
+            self.post_attention_layernorm.norm,
+            mlp.gate_up_proj.affine,
+            self._activation,
+        )
+        return ops.linear_onto(hidden, activated, mlp.down_proj.affine)
 
 
 def weight_parts(module: nn.Module) -> Iterator[WeightPart]:

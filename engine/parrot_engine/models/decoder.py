@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from parrot_engine.attention.interface import AttentionBackend
 from parrot_engine.models.blocks import DecoderLayer, Linear, RMSNorm, Step, TensorSpec
 from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.ops import Affine, Residual, ops_of
 from parrot_engine.models.rope import Rotary
 
 
@@ -55,6 +56,7 @@ class Decoder(nn.Module):
         )
         self._rotary = Rotary(config.rope, config.head_dim, spec.device)
         self._dtype = spec.dtype
+        self._ops = ops_of(spec.kernels)
 
     def forward(
         self,
@@ -70,14 +72,12 @@ class Decoder(nn.Module):
         was made for; `kv_cache` is as in `attention.interface` and is written to.
         """
         step = Step(self._rotary.angles(positions, self._dtype), attention, plan)
-        hidden: Tensor = self.model.embed_tokens(token_ids)
-        delta: Tensor | None = None
+        residual = Residual(self.model.embed_tokens(token_ids))
         for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
-            hidden, delta = layer(hidden, delta, layer_kv, step)
-        return hidden if delta is None else hidden + delta
+            residual = layer(residual, layer_kv, step)
+        return residual.total()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, vocab_size]` in float32 for hidden states of `forward`."""
-        hidden = self.model.norm(hidden)
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight).float()
+        return self._ops.logits(hidden, self.model.norm.norm, Affine(head.weight))

@@ -1,11 +1,13 @@
-"""Operations over rows of activations: torch's, or the Triton kernels for the same.
+"""Operations of a decoder on rows of activations, in torch.
 
-Attention and matrix products are not here.
+`models/triton_ops.py` does the same with Triton kernels. Attention is not here. The residual
+stream is handed on as a sum whose last addition may still be open (`Residual`), so that an
+implementation can do it where it costs least: with the norm that reads the sum, or with the
+product that writes its second part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -14,42 +16,82 @@ from torch import Tensor
 from parrot_engine.kernels.selection import Kernels
 
 
-class Ops(NamedTuple):
-    """One implementation of each operation; rows are contiguous."""
+class Norm(NamedTuple):
+    """An RMSNorm: its weight, and what keeps the root from zero."""
 
-    #: (x, weight, eps): over the last axis, accumulating in float32.
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    #: (x, delta, weight, eps): norm of x + delta, and x + delta.
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    #: (gate and up side by side, activation): act(gate) x up.
-    gated: Callable[[Tensor, str], Tensor]
+    weight: Tensor
+    eps: float
+
+
+class Affine(NamedTuple):
+    """x W^T + b, W being `[out, in]`."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class Residual(NamedTuple):
+    """`[num_tokens, hidden_size]` and what is still to be added to it."""
+
+    hidden: Tensor
+    delta: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The sum."""
+        return self.hidden if self.delta is None else self.hidden + self.delta
+
+
+class Normed(NamedTuple):
+    """What was computed from the norm of a residual stream, and the stream with nothing open."""
+
+    out: Tensor
+    hidden: Tensor
+
+
+class Ops:
+    """Torch's implementation; rows are contiguous."""
+
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Over the last axis, accumulating in float32."""
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+    def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
+        """Norm of the stream."""
+        summed = residual.total()
+        return Normed(self.rms_norm(summed, norm), summed)
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """act(gate) x up for gate and up side by side (arXiv 2002.05202)."""
+        gate, up = gate_up.tensor_split(2, dim=-1)
+        if activation == "silu":
+            activated = F.silu(gate)
+        else:
+            activated = F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+        return activated.mul_(up)
+
+    def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
+        """Norm of the stream, then a product."""
+        normed, hidden = self.add_rms_norm(residual, norm)
+        return Normed(F.linear(normed, *linear), hidden)
+
+    def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
+        """Norm of the stream, the product with gate and up, then `gated`."""
+        gate_up, hidden = self.norm_linear(residual, norm, linear)
+        return Normed(self.gated(gate_up, activation), hidden)
+
+    def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
+        """`hidden` and the product of x, added up or not."""
+        return Residual(hidden, F.linear(x, *linear))
+
+    def logits(self, hidden: Tensor, norm: Norm, head: Affine) -> Tensor:
+        """Norm, then the output head: float32."""
+        return F.linear(self.rms_norm(hidden, norm), *head).float()
 
 
 def ops_of(kernels: Kernels) -> Ops:
     """The operations of a kind; triton is imported only when it is asked for."""
     if kernels == "torch":
-        return Ops(_rms_norm, _add_rms_norm, _gated)
-    from parrot_engine.kernels import rowwise
+        return Ops()
+    from parrot_engine.models.triton_ops import TritonOps
 
-    def gated(gate_up: Tensor, activation: str) -> Tensor:
-        return rowwise.swiglu(gate_up) if activation == "silu" else _gated(gate_up, activation)
-
-    return Ops(rowwise.rms_norm, rowwise.add_rms_norm, gated)
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def _add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    summed = x + delta
-    return _rms_norm(summed, weight, eps), summed
-
-
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    gate, up = gate_up.tensor_split(2, dim=-1)
-    if activation == "silu":
-        activated = F.silu(gate)
-    else:
-        activated = F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return activated.mul_(up)
+    return TritonOps()

@@ -1,0 +1,368 @@
+"""Products of few rows with a large weight: y = x W^T for 1 to 16 tokens.
+
+Such a product costs the reading of W once; both kernels are made for that. `vector_product` (few
+tokens) multiplies in float32 registers, `tile_product` feeds matrix instructions with a tile of
+tokens padded to 8 or 16. Fused into the reading of x: RMSNorm; into the writing of y: bias,
+gated activation, residual. RMSNorm needs no pass of its own: with g the norm's weight,
+
+    (x / rms(x) * g) W^T = ((x * g) W^T) / rms(x)
+
+so the squares are summed beside the product and their root divides at the end.
+
+What a token gets depends on its own row of x only, and on nothing but shapes otherwise: sums run
+in a fixed order, no atomics, also where the weight's columns are cut among programs. Other
+numbers of tokens may take another kernel or tile (`skinny_tuning`), and with it another order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from parrot_engine.kernels.skinny_tuning import Tuning
+
+#: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
+_DOT_IN_FLOAT32 = triton.knobs.runtime.interpret
+
+
+@triton.jit
+def _no_tensors():
+    """A tuple to add tensors to, one a token."""
+    return ()
+
+
+@triton.jit
+def _finish(
+    total,
+    places,
+    rows,
+    stored,
+    bias,
+    residual,
+    out,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Add bias (by row of W) and residual, round, write; `places` are those of `total` in `out`."""
+    if HAS_BIAS:
+        total += tl.load(bias + rows).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual + places, mask=stored, other=0.0).to(tl.float32)
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _silu_gate(gate, up, rows, bias, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """silu(gate) x up, biases of both halves added first (arXiv 2002.05202)."""
+    if HAS_BIAS:
+        gate += tl.load(bias + rows).to(tl.float32)
+        up += tl.load(bias + OUT + rows).to(tl.float32)
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def vector_product(
+    x,
+    weight,
+    norm_weight,
+    bias,
+    residual,
+    out,
+    num_tokens,
+    eps,
+    HAS_NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of up to `TOKENS` tokens; with `GATED` of either half of W.
+
+    `OUT` is the width of `out`. With `BLOCK_IN` = 256 columns a warp every lane holds the same
+    columns (16 bytes of two-byte weights) of all rows of the tile, so that x needs no exchange.
+    """
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    # Rows past the end read the last one again; they are not stored.
+    present = tl.minimum(rows, OUT - 1)
+    lanes = tl.arange(0, BLOCK_IN)
+    source = weight + present.to(tl.int64)[:, None] * IN + lanes[None, :]
+    totals = _no_tensors()
+    ups = _no_tensors()
+    squares = _no_tensors()
+    for _ in tl.static_range(TOKENS):
+        totals += (tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32),)
+        ups += (tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32),)
+        squares += (tl.zeros([BLOCK_IN], tl.float32),)
+    for start in tl.range(0, IN, BLOCK_IN, num_stages=STAGES):
+        if IN % BLOCK_IN == 0:
+            w = tl.load(source + start, eviction_policy="evict_first").to(tl.float32)
+            if GATED:
+                v = tl.load(source + start + OUT * IN, eviction_policy="evict_first")
+        else:
+            inside = start + lanes < IN
+            w = tl.load(
+                source + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first"
+            ).to(tl.float32)
+            if GATED:
+                v = tl.load(
+                    source + start + OUT * IN,
+                    mask=inside[None, :],
+                    other=0.0,
+                    eviction_policy="evict_first",
+                )
+        if HAS_NORM:
+            if IN % BLOCK_IN == 0:
+                scale = tl.load(norm_weight + start + lanes).to(tl.float32)
+            else:
+                scale = tl.load(norm_weight + start + lanes, mask=inside, other=0.0).to(tl.float32)
+        new_totals = _no_tensors()
+        new_ups = _no_tensors()
+        new_squares = _no_tensors()
+        for token in tl.static_range(TOKENS):
+            row = tl.minimum(token, num_tokens - 1) * IN
+            if IN % BLOCK_IN == 0:
+                value = tl.load(x + row + start + lanes).to(tl.float32)
+            else:
+                value = tl.load(x + row + start + lanes, mask=inside, other=0.0).to(tl.float32)
+            if HAS_NORM:
+                new_squares += (squares[token] + value * value,)
+                value *= scale
+            else:
+                new_squares += (squares[token],)
+            new_totals += (totals[token] + w * value[None, :],)
+            if GATED:
+                new_ups += (ups[token] + v.to(tl.float32) * value[None, :],)
+            else:
+                new_ups += (ups[token],)
+        totals = new_totals
+        ups = new_ups
+        squares = new_squares
+    for token in tl.static_range(TOKENS):
+        total = tl.sum(totals[token], 1)
+        factor = 1.0
+        if HAS_NORM:
+            factor = tl.rsqrt(tl.sum(squares[token], 0) / IN + eps)
+            total *= factor
+        if GATED:
+            up = tl.sum(ups[token], 1) * factor
+            total = _silu_gate(total, up, present, bias, OUT, HAS_BIAS)
+        _finish(
+            total,
+            token * OUT + rows,
+            present,
+            (rows < OUT) & (tl.full([BLOCK_OUT], token, tl.int32) < num_tokens),
+            bias,
+            residual,
+            out,
+            HAS_BIAS and not GATED,
+            HAS_RESIDUAL,
+        )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def tile_product(
+    x,
+    weight,
+    norm_weight,
+    bias,
+    residual,
+    out,
+    num_tokens,
+    eps,
+    HAS_NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DOT_IN_FLOAT32: tl.constexpr,
+):
+    """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
+
+    With `SPLITS` > 1 program (i, s) sums the s-th part of the columns, and `out` is float32
+    `[SPLITS, num_tokens, OUT]`, to be added up by `add_splits`; nothing may be fused then.
+    """
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    present = tl.minimum(rows, OUT - 1)
+    tokens = tl.arange(0, TOKENS)
+    wanted = tokens < num_tokens
+    lanes = tl.arange(0, BLOCK_IN)
+    source = weight + present.to(tl.int64)[:, None] * IN + lanes[None, :]
+    values = x + tokens[:, None] * IN + lanes[None, :]
+    total = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
+    up = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
+    squares = tl.zeros([TOKENS, BLOCK_IN], tl.float32)
+    PART: tl.constexpr = tl.cdiv(tl.cdiv(IN, BLOCK_IN), SPLITS) * BLOCK_IN
+    split = tl.program_id(1)
+    for start in tl.range(split * PART, min(IN, (split + 1) * PART), BLOCK_IN, num_stages=STAGES):
+        # A token that is not there is zero, not the product of whatever lies behind x.
+        if IN % BLOCK_IN == 0:
+            w = tl.load(source + start, eviction_policy="evict_first")
+            value = tl.load(values + start, mask=wanted[:, None], other=0.0)
+            if GATED:
+                v = tl.load(source + start + OUT * IN, eviction_policy="evict_first")
+        else:
+            inside = (start + lanes < IN)[None, :]
+            w = tl.load(source + start, mask=inside, other=0.0, eviction_policy="evict_first")
+            value = tl.load(values + start, mask=wanted[:, None] & inside, other=0.0)
+            if GATED:
+                v = tl.load(
+                    source + start + OUT * IN,
+                    mask=inside,
+                    other=0.0,
+                    eviction_policy="evict_first",
+                )
+        if HAS_NORM:
+            exact = value.to(tl.float32)
+            squares += exact * exact
+            if IN % BLOCK_IN == 0:
+                scale = tl.load(norm_weight + start + lanes).to(tl.float32)
+            else:
+                scale = tl.load(norm_weight + start + lanes, mask=start + lanes < IN, other=0.0).to(
+                    tl.float32
+                )
+            value = (exact * scale[None, :]).to(w.dtype)
+        if DOT_IN_FLOAT32:
+            w = w.to(tl.float32)
+            value = value.to(tl.float32)
+        value = tl.trans(value)
+        total = tl.dot(w, value, total, input_precision="ieee")
+        if GATED:
+            up = tl.dot(v.to(w.dtype), value, up, input_precision="ieee")
+    if HAS_NORM:
+        factor = tl.rsqrt(tl.sum(squares, 1) / IN + eps)[None, :]
+        total *= factor
+        up *= factor
+    if GATED:
+        total = _silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
+    _finish(
+        total,
+        (split * num_tokens + tokens)[None, :] * OUT + rows[:, None],
+        present[:, None],
+        (rows < OUT)[:, None] & wanted[None, :],
+        bias,
+        residual,
+        out,
+        HAS_BIAS and not GATED,
+        HAS_RESIDUAL,
+    )
+
+
+@triton.jit
+def add_splits(
+    partial,
+    bias,
+    residual,
+    out,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Sum the parts `[SPLITS, num_tokens, OUT]` in their order; program (i, token)."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    stored = rows < OUT
+    places = tl.program_id(1) * OUT + rows
+    stride = tl.num_programs(1) * OUT
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(partial + split * stride + places, mask=stored, other=0.0)
+    present = tl.minimum(rows, OUT - 1)
+    _finish(total, places, present, stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    tuning: Tuning,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    gated: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """y = f(norm(x) W^T + bias) + residual for contiguous `x` `[num_tokens, in]`, W `[out, in]`.
+
+    `norm` is (weight, eps) of an RMSNorm of x. With `gated` the halves of W are gate and up, and
+    f(gate, up) = silu(gate) x up, so y is half as wide. `residual` has the shape of y. Everything
+    is summed in float32 and rounded once, to `out_dtype` (that of x unless given).
+
+    `tuning` must allow as many tokens as x has; columns can be cut (`splits`) only where neither
+    `norm` nor `gated` is asked for.
+    """
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    assert residual is None or residual.is_contiguous()
+    num_tokens, in_size = x.shape
+    out_size = weight.shape[0] // (2 if gated else 1)
+    assert 1 <= num_tokens <= tuning.tokens
+    assert tuning.splits == 1 or not (norm or gated)
+    shape, dtype = (num_tokens, out_size), out_dtype or x.dtype
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    norm_weight, eps = norm or (x, 0.0)
+    blocks = triton.cdiv(out_size, tuning.block_out)
+    fused = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
+    # An absent tensor is never read: any pointer does.
+    operands = (x if bias is None else bias, x if residual is None else residual)
+    sizes = {
+        "HAS_NORM": norm is not None,
+        "GATED": gated,
+        "IN": in_size,
+        "OUT": out_size,
+        "TOKENS": tuning.tokens,
+        "BLOCK_OUT": tuning.block_out,
+        "BLOCK_IN": tuning.block_in,
+        "STAGES": tuning.num_stages,
+        "num_warps": tuning.num_warps,
+    }
+    if tuning.kind == "vector":
+        vector_product[(blocks,)](
+            x, weight, norm_weight, *operands, out, num_tokens, eps, **sizes, **fused
+        )
+        return out
+    sizes |= {"SPLITS": tuning.splits, "DOT_IN_FLOAT32": _DOT_IN_FLOAT32}
+    if tuning.splits == 1:
+        tile_product[(blocks, 1)](
+            x, weight, norm_weight, *operands, out, num_tokens, eps, **sizes, **fused
+        )
+        return out
+    partial = torch.empty((tuning.splits, *shape), dtype=torch.float32, device=x.device)
+    tile_product[(blocks, tuning.splits)](
+        x,
+        weight,
+        norm_weight,
+        x,
+        x,
+        partial,
+        num_tokens,
+        eps,
+        **sizes,
+        HAS_BIAS=False,
+        HAS_RESIDUAL=False,
+    )
+    block = min(256, triton.next_power_of_2(out_size))
+    add_splits[(triton.cdiv(out_size, block), num_tokens)](
+        partial,
+        *operands,
+        out,
+        **fused,
+        OUT=out_size,
+        BLOCK=block,
+        SPLITS=tuning.splits,
+        num_warps=2,
+    )
+    return out

@@ -1,0 +1,100 @@
+"""Operations of a decoder on rows of activations, with Triton kernels.
+
+Where few tokens are multiplied, the norm before a product and the activation or residual behind
+it are part of the product's kernel; else products are torch's. Importing this imports triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from parrot_engine.kernels import rowwise
+from parrot_engine.kernels.launch import device_limits
+from parrot_engine.kernels.skinny_matmul import product
+from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.models.ops import Affine, Norm, Normed, Ops, Residual
+
+#: The kernel for a product on a device, or None where torch's own is to be taken.
+Tune: TypeAlias = Callable[[Product, torch.device], Tuning | None]
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    return device_limits(device).shared_memory
+
+
+def tune(case: Product, device: torch.device) -> Tuning | None:
+    """The measured choice on a GPU; torch's product where the interpreter stands in for one."""
+    return tuning_for(case, _shared_memory(device)) if device.type == "cuda" else None
+
+
+class TritonOps(Ops):
+    """On a GPU, or in Triton's interpreter."""
+
+    def __init__(self, tune: Tune = tune) -> None:
+        self._tune = tune
+
+    def _tuning(
+        self, x: Tensor, linear: Affine, *, gated: bool = False, norm: bool = False
+    ) -> Tuning | None:
+        if not 1 <= len(x) <= MAX_TOKENS:
+            return None
+        out_size, in_size = linear.weight.shape
+        out_size //= 2 if gated else 1
+        return self._tune(Product(len(x), out_size, in_size, x.dtype, gated, norm), x.device)
+
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """See `Ops`."""
+        return rowwise.rms_norm(x, *norm)
+
+    def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
+        """See `Ops`."""
+        hidden, delta = residual
+        if delta is None:
+            return Normed(rowwise.rms_norm(hidden, *norm), hidden)
+        return Normed(*rowwise.add_rms_norm(hidden, delta, *norm))
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `Ops`."""
+        if activation == "silu":
+            return rowwise.swiglu(gate_up)
+        return super().gated(gate_up, activation)
+
+    def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
+        """See `Ops`."""
+        tuning = self._tuning(residual.hidden, linear, norm=True)
+        if tuning is None:
+            return super().norm_linear(residual, norm, linear)
+        hidden = residual.total()
+        out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias)
+        return Normed(out, hidden)
+
+    def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
+        """See `Ops`."""
+        tuning = self._tuning(residual.hidden, linear, gated=True, norm=True)
+        if tuning is None or activation != "silu":
+            return super().norm_gated(residual, norm, linear, activation)
+        hidden = residual.total()
+        out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
+        return Normed(out, hidden)
+
+    def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
+        """See `Ops`."""
+        tuning = self._tuning(x, linear)
+        if tuning is None:
+            return super().linear_onto(hidden, x, linear)
+        return Residual(product(x, linear.weight, tuning, bias=linear.bias, residual=hidden))
+
+    def logits(self, hidden: Tensor, norm: Norm, head: Affine) -> Tensor:
+        """See `Ops`."""
+        tuning = self._tuning(hidden, head, norm=True)
+        if tuning is None:
+            return super().logits(hidden, norm, head)
+        return product(
+            hidden, head.weight, tuning, norm=norm, bias=head.bias, out_dtype=torch.float32
+        )

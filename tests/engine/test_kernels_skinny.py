@@ -1,0 +1,156 @@
+"""Products of few tokens in Triton's interpreter against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import interpreted  # noqa: F401 -- skips this module where it cannot run
+import pytest
+import torch
+from attention_cases import relative_error
+from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.models.ops import Affine, Norm, Ops, Residual
+from parrot_engine.models.triton_ops import TritonOps
+from skinny_cases import Case, compute, draw, reference
+from torch import Tensor
+
+#: bfloat16 is looser than on a device: the interpreter cuts where a GPU rounds.
+BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
+#: Few large programs, which the interpreter is fastest with; loops still take several turns.
+VECTORS = {tokens: Tuning("vector", tokens, 32, 64, 4, 1) for tokens in (1, 2, 4)}
+TILES = {tokens: Tuning("tile", tokens, 32, 64, 4, 2) for tokens in (8, 16)}
+EPS = 1e-6
+FUSIONS = ["", "b", "r", "br", "n", "nb", "ng", "ngb", "nr", "g"]
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """New tensors are NaN until they are written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _tuning(num_tokens: int, kind: str = "") -> Tuning:
+    known = VECTORS | TILES if kind != "tile" else TILES
+    return known[min(tokens for tokens in known if tokens >= num_tokens)]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 8, 15, 16])
+def test_fusions(num_tokens: int) -> None:
+    for fused in FUSIONS:
+        case = Case(num_tokens, 45, 100, fused)
+        operands = draw(case)
+        out = compute(case, operands, _tuning(num_tokens))
+        assert out.shape == (num_tokens, 45)
+        assert relative_error(out, reference(case, operands)) < BOUNDS[torch.float32], fused
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 3), (32, 64), (33, 65), (64, 129), (130, 31)])
+@pytest.mark.parametrize("num_tokens", [1, 3, 5, 16])
+def test_odd_sizes(num_tokens: int, sizes: tuple[int, int]) -> None:
+    for fused in ("br", "ngb"):
+        case = Case(num_tokens, *sizes, fused)
+        operands = draw(case)
+        out = compute(case, operands, _tuning(num_tokens))
+        assert relative_error(out, reference(case, operands)) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_tokens", [1, 4, 6, 16])
+def test_narrow_dtypes(num_tokens: int, dtype: torch.dtype) -> None:
+    for fused in ("", "nb", "ng", "r"):
+        case = Case(num_tokens, 40, 96, fused, dtype)
+        operands = draw(case)
+        out = compute(case, operands, _tuning(num_tokens))
+        assert out.dtype is dtype
+        error = relative_error(out, reference(case, operands))
+        assert error < BOUNDS[dtype]
+        # The output is not rounded before it is widened, as a head's logits are to be.
+        wide = compute(case._replace(out_dtype=torch.float32), operands, _tuning(num_tokens))
+        assert wide.dtype is torch.float32
+        assert relative_error(wide, reference(case, operands)) < 0.95 * error
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4])
+@pytest.mark.parametrize("in_size", [31, 64, 200, 256])
+def test_columns_cut_among_programs(in_size: int, splits: int) -> None:
+    """More parts than tiles included: an empty part adds nothing."""
+    for num_tokens, fused in ((5, "br"), (16, "")):
+        case = Case(num_tokens, 45, in_size, fused)
+        operands = draw(case)
+        tuning = _tuning(num_tokens)._replace(splits=splits)
+        out = compute(case, operands, tuning)
+        assert relative_error(out, reference(case, operands)) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize(("num_tokens", "kind"), [(3, "vector"), (3, "tile"), (13, "tile")])
+def test_rows_know_nothing_of_each_other(num_tokens: int, kind: str) -> None:
+    """The same bits whatever the other rows hold, be it NaN; a token alone in a tile as well."""
+    case = Case(num_tokens, 45, 100, "nb")
+    operands = draw(case)
+    tuning = _tuning(num_tokens, kind)
+    out = compute(case, operands, tuning)
+    others = operands._replace(x=operands.x.clone())
+    others.x[1:] = float("nan")
+    poisoned = compute(case, others, tuning)
+    assert torch.equal(poisoned[:1], out[:1])
+    assert bool(poisoned[1:].isnan().all())
+    alone = compute(case._replace(num_tokens=1), operands._replace(x=operands.x[:1]), tuning)
+    assert torch.equal(alone, out[:1])
+
+
+def test_the_table() -> None:
+    """Every class has a kernel that takes it, within the memory of a small GPU; else torch."""
+    kinds = set()
+    for num_tokens in range(1, MAX_TOKENS + 1):
+        for sizes in ((896, 4864), (6144, 4096), (14336, 4096), (151936, 896)):
+            for gated in (False, True):
+                case = Product(num_tokens, *sizes, torch.bfloat16, gated, norm=gated)
+                tuning = tuning_for(case, 99 * 1024)
+                if tuning is None:
+                    continue
+                kinds.add(tuning.kind)
+                assert tuning.tokens >= num_tokens
+                assert tuning.splits == 1 or not gated
+                rows = tuning.block_out * (2 if gated else 1) + tuning.tokens
+                tile = rows * tuning.block_in * 2 * (tuning.num_stages - 1)
+                assert tuning.kind == "vector" or tile <= 99 * 1024
+    assert kinds == {"vector", "tile"}
+    wide = Product(8, 4096, 4096, torch.float32)
+    assert tuning_for(wide, 99 * 1024) is None
+    assert tuning_for(wide._replace(dtype=torch.float16, norm=True), 99 * 1024) is None
+    assert tuning_for(wide._replace(num_tokens=17, dtype=torch.bfloat16), 99 * 1024) is None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 16, 17])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_operations_are_those_of_torch(num_tokens: int, activation: str) -> None:
+    """A layer's operations with the residual left open and not; 17 tokens take torch's product."""
+    ops, expected = TritonOps(lambda case, _: _tuning(case.num_tokens)), Ops()
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    generator = torch.Generator().manual_seed(0)
+    norm = Norm(normal(40), EPS)
+    linear, head = Affine(normal(24, 40), normal(24)), Affine(normal(70, 40))
+    down = Affine(normal(40, 12), normal(40))
+    x, delta = normal(num_tokens, 40), normal(num_tokens, 40)
+    for residual in (Residual(x), Residual(x, delta)):
+        for ours, theirs in (
+            (ops.norm_linear(residual, norm, linear), expected.norm_linear(residual, norm, linear)),
+            (
+                ops.norm_gated(residual, norm, linear, activation),
+                expected.norm_gated(residual, norm, linear, activation),
+            ),
+        ):
+            torch.testing.assert_close(ours.out, theirs.out, rtol=1e-5, atol=1e-5)
+            assert torch.equal(ours.hidden, theirs.hidden)
+    inner = normal(num_tokens, 12)
+    onto = ops.linear_onto(x, inner, down)
+    torch.testing.assert_close(onto.total(), expected.linear_onto(x, inner, down).total())
+    assert (onto.delta is None) == (num_tokens <= MAX_TOKENS)
+    logits = ops.logits(x, norm, head)
+    assert logits.dtype is torch.float32
+    torch.testing.assert_close(logits, expected.logits(x, norm, head), rtol=1e-5, atol=1e-5)
