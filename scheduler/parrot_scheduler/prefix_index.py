@@ -1,8 +1,9 @@
 """Which engine holds which prefix blocks, as far as the scheduler knows.
 
 Engines are rows of an `EngineTable`; a set of rows is one Python int, bit r for row r. A block's
-key stands for all tokens up to its end, so a prompt is a chain of keys, and who holds how much of
-it follows from and-ing the sets along the chain: one operation a block, however many engines.
+key stands for all tokens up to its end. So a prompt is a chain of keys, none twice, that agrees
+with another chain up to where they part, and who holds how much of it follows from and-ing the
+sets along the chain: one operation a block, however many engines.
 
 Three sources feed the index:
 
@@ -14,6 +15,7 @@ Three sources feed the index:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
@@ -105,56 +107,47 @@ class PrefixIndex:
         """
         if not prefix:
             return _NOTHING
-        held, claimed = self._held.get, self._claimed.get
-        first_held, first_claimed = held(prefix[0], 0), claimed(prefix[0], 0)
-        there = first_held | first_claimed
+        held = map(self._held.get, prefix)
+        claimed = map(self._claimed.get, prefix)
+        last_held, last_claimed = self._held.get(prefix[0]), self._claimed.get(prefix[0])
+        there = (last_held or 0) | (last_claimed or 0)
         if not there:
             return _NOTHING
-        last_held, last_claimed = first_held, first_claimed
         levels: list[tuple[int, int]] = []
-        depth = 0
-        for depth, key in enumerate(prefix):
-            here_held, here_claimed = held(key, 0), claimed(key, 0)
+        for depth, (here_held, here_claimed) in enumerate(zip(held, claimed, strict=True)):
             if here_held is last_held and here_claimed is last_claimed:
                 continue
             last_held, last_claimed = here_held, here_claimed
-            still = there & (here_held | here_claimed)
+            still = there & ((here_held or 0) | (here_claimed or 0))
             if still != there:
-                if depth:
-                    levels.append((there ^ still, depth))
+                levels.append((there ^ still, depth))
                 there = still
                 if not there:
                     break
-        else:
-            depth = len(prefix)
         if there:
-            levels.append((there, depth))
+            levels.append((there, len(prefix)))
         return _as_arrays(levels)
 
     def match_claimed(self, prefix: Sequence[Hashable]) -> Match:
         """Like `match`, but only blocks that placed tasks need: memory that is shared with them."""
         if not prefix:
             return _NOTHING
-        claimed = self._claimed.get
-        there = last = claimed(prefix[0], 0)
+        there = last = self._claimed.get(prefix[0], 0)
+        if not there:
+            return _NOTHING
         levels: list[tuple[int, int]] = []
-        depth = 0
+        for depth, here in enumerate(map(self._claimed.get, prefix)):
+            if here is last:
+                continue
+            last = here or 0
+            still = there & last
+            if still != there:
+                levels.append((there ^ still, depth))
+                there = still
+                if not there:
+                    break
         if there:
-            for depth, key in enumerate(prefix):
-                here = claimed(key, 0)
-                if here is last:
-                    continue
-                last = here
-                still = there & here
-                if still != there:
-                    levels.append((there ^ still, depth))
-                    there = still
-                    if not there:
-                        break
-            else:
-                depth = len(prefix)
-        if there:
-            levels.append((there, depth))
+            levels.append((there, len(prefix)))
         return _as_arrays(levels)
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
@@ -232,30 +225,30 @@ class PrefixIndex:
     # What placed tasks need
 
     def claim(self, row: int, prefix: Sequence[Hashable]) -> Claim:
-        """A task with this prompt has been placed there."""
+        """A task with this prompt has been placed there.
+
+        Costs a look-up for each block that nobody needed there yet, and the logarithm of the rest:
+        whoever needs a block needs all before it, so the claims of a row form a tree of keys.
+        """
         keys = tuple(prefix)
         claims = self._claims.setdefault(row, {})
-        claimed, held, bit = self._claimed, self._held, 1 << row
-        shared, unbroken = 0, True
+        shared = bisect_left(range(len(keys)), True, key=lambda depth: keys[depth] not in claims)
+        # A key counts its successors in the tree, and the claims that end with it.
+        if shared:
+            claims[keys[shared - 1]] += 1
+        fresh = keys[shared:]
+        claims.update(dict.fromkeys(fresh, 1))
+        claimed, bit = self._claimed, 1 << row
         before, after = 0, bit
-        for key in reversed(keys):
-            count = claims.get(key, 0)
-            claims[key] = count + 1
-            if count == 0:
-                rows = claimed.get(key, 0)
-                if rows is not before:
-                    before = rows
-                    joined = rows | bit
-                    after = joined if joined != after else after
-                claimed[key] = after
-            rows = held.pop(key, 0)
-            if rows:
-                held[key] = rows  # used: to the young end
-        for key in keys:
-            unbroken = unbroken and claims[key] > 1
-            if not unbroken:
-                break
-            shared += 1
+        for key in fresh:
+            rows = claimed.get(key, 0)
+            if rows is not before:
+                before = rows
+                joined = rows | bit
+                after = joined if joined != after else after
+            claimed[key] = after
+        if 2 * len(self._held) > self._max_blocks:
+            self._touch(keys)
         return Claim(row, self._tenures.get(row, 0), keys, shared)
 
     def release(self, claim: Claim) -> int:
@@ -267,11 +260,12 @@ class PrefixIndex:
         if claims is None or claim.tenure != self._tenures.get(claim.row, 0):
             return 0
         freed: list[Hashable] = []
-        for key in claim.keys:
+        for key in reversed(claim.keys):
             count = claims.get(key, 0)
             if count > 1:
                 claims[key] = count - 1
-            elif count == 1:
+                break
+            if count:
                 del claims[key]
                 freed.append(key)
         self._unclaim(claim.row, freed)
@@ -290,6 +284,14 @@ class PrefixIndex:
         self.evicted(row, None)
         self._unclaim(row, self._claims.pop(row, {}))
         self._tenures[row] = self._tenures.get(row, 0) + 1
+
+    def _touch(self, keys: Sequence[Hashable]) -> None:
+        """Move what is held of a chain to the young end, its beginning last."""
+        held = self._held
+        for key in reversed(keys):
+            rows = held.pop(key, 0)
+            if rows:
+                held[key] = rows
 
     def _unclaim(self, row: int, keys: Iterable[Hashable]) -> None:
         claimed, bit = self._claimed, 1 << row
