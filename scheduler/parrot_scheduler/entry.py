@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from parrot_scheduler.prefix_index import Claim
 from parrot_scheduler.task import EngineId, GroupRef, Objective, Task
 
-#: `held`: its application is at the door; `queued`: it waits for a place; `placed`: it has one.
-State: TypeAlias = Literal["held", "queued", "placed"]
+#: `new`: it has just come; `held`: its application is at the door; `queued`: it waits for a place;
+#: `placed`: it has one; `ended`: the scheduler has forgotten it.
+State: TypeAlias = Literal["new", "held", "queued", "placed", "ended"]
+
+
+@dataclass(slots=True)
+class Account:
+    """What a placed task adds to the columns of its engine's row, to be taken away again."""
+
+    sequences: int
+    latency_sequences: int
+    pending_prefill: float
+    #: Working set besides the blocks of its claim: the prompt's rest and the output.
+    private_tokens: float
+    #: Seconds a token that are promised to it; inf: nothing is.
+    step_limit_s: float
+    claim: Claim
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +45,7 @@ class Entry:
     groups: tuple[GroupRef, ...]
     priority: int
     successors: int
-    state: State = "queued"
+    state: State = "new"
     #: Seconds spent held, up to now.
     held_s: float = 0.0
     #: Absolute time by which it should be done; None without such an objective.
@@ -44,5 +60,16 @@ class Entry:
     filled_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    #: What this entry adds to the columns of its engine's row, to be taken away again.
-    accounted: dict[str, float] = field(default_factory=dict)
+    account: Account | None = None
+    #: The caller has been told to stop it.
+    is_cancelled: bool = False
+
+    @property
+    def is_fill(self) -> bool:
+        """Whether it is a Fill alone, done ahead of its call."""
+        return self.task.max_tokens == 0
+
+    @property
+    def working_set(self) -> int:
+        """Tokens of KV that it needs by itself, expected output included."""
+        return self.task.prompt_tokens + self.expected_output

@@ -43,6 +43,8 @@ class Application:
     #: When its last task ended; None while one is unfinished.
     idle_since: float | None = None
     admitted: bool = False
+    #: The caller said that no more of its tasks will come.
+    has_finished: bool = False
     #: Order of arrival on its pool: breaks every tie.
     sequence: int = 0
     #: Engine where its last task ran. It may be gone: see `Pool.row_of`.
@@ -89,6 +91,14 @@ class AdmissionPolicy(Protocol):
         """
         ...
 
+    def entered(self, entry: Entry, pool: Pool) -> None:
+        """A task may be placed from now on (Fills done ahead are not told of)."""
+        ...
+
+    def ended(self, entry: Entry, pool: Pool) -> None:
+        """A task that entered has ended, placed or not."""
+        ...
+
 
 class OrderPolicy(Protocol):
     """2. Which queued task is placed next? All calls are O(log n) in queued tasks.
@@ -131,6 +141,10 @@ class OrderPolicy(Protocol):
 
     def finished(self, entry: Entry, application: Application, now: float) -> None:
         """A placed task ended; its counts are final."""
+        ...
+
+    def application_finished(self, application: Application, now: float) -> None:
+        """It has no task left and none will come; or it is forgotten."""
         ...
 
     def __len__(self) -> int:

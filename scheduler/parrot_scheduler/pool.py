@@ -1,21 +1,275 @@
-"""The engines of one model, what they hold, and what waits for them."""
+"""The engines of one model, what they hold, and what is placed on them."""
 
 from __future__ import annotations
 
-from parrot_scheduler.prefix_index import PrefixIndex
+import math
+from collections.abc import Hashable
+
+import numpy as np
+
+from parrot_scheduler.entry import Account, Entry
+from parrot_scheduler.events import EngineReport
+from parrot_scheduler.prefix_index import PrefixIndex, chain_of
 from parrot_scheduler.table import EngineTable
-from parrot_scheduler.task import EngineId
+from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel
+
+#: An output that outgrows what was expected is expected to grow by this factor.
+_GROWTH = 1.5
+#: Templates and applications that an engine without visible blocks is believed to cache.
+_HIDDEN_BLOCKS = 1024
 
 
 class Pool:
     """What policies see of one model's engines; `Scheduler` alone changes it."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, max_blocks: int = 2_000_000) -> None:
         self.model = model
         self.table = EngineTable()
         #: Which engine holds which blocks, by row.
-        self.prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex(max_blocks)
+        #: Tasks placed on each row, in order of placement.
+        self.placed: dict[int, dict[int, Entry]] = {}
+        #: What engines said last, by row.
+        self.reports: dict[int, EngineReport] = {}
+        #: Of the engines that take new work: how many, and the largest capacity.
+        self.num_accepting = 0
+        self.largest_capacity = 0.0
+        self.largest_batch = 0
+        self.largest_block = 0
+        self._draining: dict[int, None] = {}
+        self._reserved = -1
+        # By row: seconds a token that are promised to tasks there, and to how many.
+        self._limits: dict[int, dict[float, int]] = {}
 
     def row_of(self, engine_id: EngineId | None) -> int:
         """The row of an engine that is here; -1 otherwise."""
         return self.table.row_of(engine_id)
+
+    def takes_work(self, row: int) -> bool:
+        """Whether an engine is here and not draining; it may be reserved for a task."""
+        return row >= 0 and row in self.placed and row not in self._draining
+
+    # Engines come and go
+
+    def join(self, engine: EngineDescription) -> int:
+        """A row for an engine that is not here."""
+        row = self.table.add(engine)
+        self.placed[row] = {}
+        self._limits[row] = {}
+        self._recount()
+        return row
+
+    def drain(self, row: int) -> bool:
+        """The engine takes nothing new; False: it did not before either."""
+        if row in self._draining:
+            return False
+        self._draining[row] = None
+        self._recount()
+        return True
+
+    def leave(self, engine_id: EngineId) -> None:
+        """The engine is gone; the tasks that were placed there have been released."""
+        row = self.row_of(engine_id)
+        assert not self.placed[row], f"engine {engine_id} leaves with tasks on it"
+        self.table.remove(engine_id)
+        self.prefixes.drop_row(row)
+        del self.placed[row], self._limits[row]
+        self.reports.pop(row, None)
+        self._draining.pop(row, None)
+        self._recount()
+
+    def reserve(self, row: int) -> None:
+        """Only one task may go to this row from now on; -1: none is reserved."""
+        self._reserved = row
+        self._recount()
+
+    def _recount(self) -> None:
+        table = self.table
+        rows = [row for row in self.placed if row not in self._draining]
+        self.num_accepting = len(rows)
+        self.largest_capacity = float(table.capacity[rows].max()) if rows else 0.0
+        self.largest_batch = int(table.max_batch[rows].max()) if rows else 0
+        self.largest_block = int(table.block_tokens[rows].max()) if rows else 0
+        table.accepts[:] = False
+        table.accepts[rows] = True
+        if self._reserved >= 0:
+            table.accepts[self._reserved] = False
+
+    def report(self, row: int, report: EngineReport) -> bool:
+        """What an engine says of itself; False: it cannot be true, and was not taken."""
+        counts = (report.running, report.waiting, report.used_tokens)
+        if not all(math.isfinite(count) and count >= 0 for count in counts):
+            return False
+        model = report.step_model
+        if model is not None:
+            if not _is_sane(model):
+                return False
+            self.table.set_step_model(row, model)
+        self.reports[row] = report
+        return True
+
+    # Tasks come and go
+
+    def has_room(self, entry: Entry, row: int) -> bool:
+        """Whether an engine has room for a task now, or nothing to do at all."""
+        table = self.table
+        if table.batch[row] == 0:
+            return True
+        sequences = min(entry.task.num_sequences, table.max_batch[row])
+        block = int(table.block_tokens[row])
+        need = entry.working_set
+        if block:
+            rows, blocks = self.prefixes.match_claimed(_chain(entry, block))
+            need -= block * int(blocks[rows == row].sum())
+        return bool(
+            table.batch[row] + sequences <= table.max_batch[row]
+            and table.working_set[row] + need <= table.capacity[row]
+        )
+
+    def may_have_room(self, entry: Entry) -> bool:
+        """False: no engine has room for it, however much of its prompt is shared."""
+        table = self.table
+        sequences = min(entry.task.num_sequences, self.largest_batch)
+        need = entry.working_set - min(
+            entry.task.prompt_tokens, len(entry.task.prefix) * self.largest_block
+        )
+        fits = table.working_set + need <= table.capacity
+        fits &= table.batch + sequences <= table.max_batch
+        fits &= table.accepts
+        return bool(fits.any())
+
+    def idle_row(self, entry: Entry) -> int:
+        """An engine with nothing to do that can hold the task; -1: there is none."""
+        table = self.table
+        idle = table.accepts & (table.batch == 0) & (table.capacity >= entry.working_set)
+        row = int(idle.argmax())
+        return row if idle[row] else -1
+
+    def emptiest_row(self, entry: Entry) -> int:
+        """The engine with the smallest working set that could hold the task; -1: none could."""
+        table = self.table
+        could = table.accepts & (table.capacity >= entry.working_set)
+        row = int(np.where(could, table.working_set, np.inf).argmin())
+        return row if could[row] else -1
+
+    def cached_on(self, entry: Entry, row: int) -> int:
+        """Prompt tokens that an engine is believed to hold; at least one stays to be computed."""
+        block = int(self.table.block_tokens[row])
+        if not block:
+            return 0
+        blocks = self.prefixes.blocks_on(row, _chain(entry, block))
+        return max(0, min(blocks * block, entry.task.prompt_tokens - 1))
+
+    def place(self, entry: Entry, row: int, expected_cached: int, now: float) -> None:
+        """Account for a task that is placed on a row."""
+        table, task = self.table, entry.task
+        block = int(table.block_tokens[row])
+        chain = _chain(entry, block)
+        before = self.prefixes.claimed_blocks(row)
+        claim = self.prefixes.claim(row, chain)
+        shared = (self.prefixes.claimed_blocks(row) - before) * block
+        entry.state = "placed"
+        entry.engine_id = table.ids[row]
+        entry.engine_row = row
+        entry.placed_at = now
+        entry.expected_cached = max(0, min(expected_cached, task.prompt_tokens))
+        account = Account(
+            sequences=task.num_sequences,
+            latency_sequences=task.num_sequences if entry.objective.is_latency else 0,
+            pending_prefill=float(task.prompt_tokens - entry.expected_cached),
+            private_tokens=float(entry.working_set - len(chain) * block),
+            step_limit_s=_step_limit(entry.objective),
+            claim=claim,
+        )
+        entry.account = account
+        table.batch[row] += account.sequences
+        table.latency_batch[row] += account.latency_sequences
+        table.pending_prefill[row] += account.pending_prefill
+        table.working_set[row] += account.private_tokens + shared
+        self._promise(row, account.step_limit_s, 1)
+        self.placed[row][task.id] = entry
+
+    def release(self, entry: Entry) -> None:
+        """A placed task has ended: take away what it added."""
+        account, row = entry.account, entry.engine_row
+        assert account is not None, f"task {entry.task.id} is not placed"
+        table = self.table
+        before = self.prefixes.claimed_blocks(row)
+        self.prefixes.release(account.claim)
+        freed = (before - self.prefixes.claimed_blocks(row)) * table.block_tokens[row]
+        del self.placed[row][entry.task.id]
+        self._promise(row, account.step_limit_s, -1)
+        table.batch[row] -= account.sequences
+        table.latency_batch[row] -= account.latency_sequences
+        table.pending_prefill[row] -= account.pending_prefill
+        table.working_set[row] -= account.private_tokens + freed
+        entry.account = None
+        entry.engine_row = -1
+
+    def progress(self, entry: Entry, filled: int, cached: int, generated: int) -> None:
+        """A placed task got on; all counts are sane, none is smaller than before."""
+        account, row, task = entry.account, entry.engine_row, entry.task
+        assert account is not None, f"task {task.id} is not placed"
+        entry.filled_tokens = filled
+        entry.cached_tokens = cached
+        entry.generated_tokens = generated
+        pending = float(task.prompt_tokens - max(filled, entry.expected_cached))
+        self.table.pending_prefill[row] += pending - account.pending_prefill
+        account.pending_prefill = pending
+        if generated > entry.expected_output:
+            limit = task.max_tokens * task.num_sequences
+            expected = max(generated, min(limit, math.ceil(generated * _GROWTH)))
+            grown = expected - entry.expected_output
+            entry.expected_output = expected
+            account.private_tokens += grown
+            self.table.working_set[row] += grown
+
+    def set_objective(self, entry: Entry, objective: Objective) -> None:
+        """What a placed task is run for has changed."""
+        account, row = entry.account, entry.engine_row
+        assert account is not None, f"task {entry.task.id} is not placed"
+        latency = entry.task.num_sequences if objective.is_latency else 0
+        self.table.latency_batch[row] += latency - account.latency_sequences
+        account.latency_sequences = latency
+        self._promise(row, account.step_limit_s, -1)
+        account.step_limit_s = _step_limit(objective)
+        self._promise(row, account.step_limit_s, 1)
+
+    def computed(self, entry: Entry) -> None:
+        """A task ended well: an engine that does not report is believed to cache its prompt."""
+        row = entry.engine_row
+        description = self.table.descriptions[row]
+        if description is not None and not description.reports_blocks:
+            block = description.block_tokens
+            blocks = description.capacity_tokens // block if block else _HIDDEN_BLOCKS
+            self.prefixes.assume(row, _chain(entry, block), blocks)
+
+    def keep(self, row: int, tokens: float) -> None:
+        """A paused application leaves KV there (more, or less when negative)."""
+        self.table.kept[row] += tokens
+
+    def _promise(self, row: int, limit_s: float, count: int) -> None:
+        if limit_s == math.inf:
+            return
+        limits = self._limits[row]
+        limits[limit_s] = limits.get(limit_s, 0) + count
+        if limits[limit_s] == 0:
+            del limits[limit_s]
+        self.table.step_limit_s[row] = min(limits, default=math.inf)
+
+
+def _chain(entry: Entry, block_tokens: int) -> tuple[Hashable, ...]:
+    """The keys of its prompt; never more than the prompt has full blocks, whatever came in."""
+    chain = chain_of(entry.task, block_tokens)
+    return chain[: entry.task.prompt_tokens // block_tokens] if block_tokens else chain
+
+
+def _step_limit(objective: Objective) -> float:
+    if objective.kind != "tpot" or objective.seconds is None:
+        return math.inf
+    return objective.seconds if objective.seconds > 0 else math.inf
+
+
+def _is_sane(model: StepModel) -> bool:
+    terms = (model.weights_s, model.context_token_s, model.prefill_token_s, model.overhead_s)
+    return bool(np.isfinite(terms).all()) and min(terms) >= 0 and max(terms) > 0

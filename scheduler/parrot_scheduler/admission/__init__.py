@@ -1,0 +1,10 @@
+"""Admission: may an application run now, or does it wait at the door? One file for each policy."""
+
+from __future__ import annotations
+
+from parrot_scheduler.admission.open import Open
+from parrot_scheduler.policy import AdmissionFactory
+
+POLICIES: dict[str, AdmissionFactory] = {
+    "open": lambda config, rng: Open(),
+}

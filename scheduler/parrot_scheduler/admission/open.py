@@ -1,0 +1,29 @@
+"""Everybody enters at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.policy import Application
+from parrot_scheduler.pool import Pool
+
+
+class Open:
+    """No application is ever held."""
+
+    name = "open"
+
+    def may_enter(self, application: Application, first: Entry, pool: Pool, now: float) -> bool:
+        """Always."""
+        return True
+
+    def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
+        """The first one."""
+        return held[0] if held else None
+
+    def entered(self, entry: Entry, pool: Pool) -> None:
+        """Nothing is remembered of tasks."""
+
+    def ended(self, entry: Entry, pool: Pool) -> None:
+        """Nothing is remembered of tasks."""

@@ -1,0 +1,105 @@
+"""How long will an output be? Learned from what calls of the same template generated before."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+#: Bins of a sketch for each doubling: a quantile is right within a factor of 2 ** (1 / 4).
+_PER_OCTAVE = 4
+#: Outputs up to 2 ** 24 tokens.
+_NUM_BINS = 24 * _PER_OCTAVE + 1
+#: Old samples fade: past this weight all are halved.
+_MAX_WEIGHT = 256.0
+#: Samples before a template's own sketch is believed, and before the pool's is.
+_ENOUGH = 8
+_ENOUGH_ALL = 32
+_RATIO_BINS = 20
+
+
+class Sketch:
+    """A histogram with bins of equal ratio, whose old samples fade."""
+
+    __slots__ = ("_bins", "weight")
+
+    def __init__(self) -> None:
+        self._bins: dict[int, float] = {}
+        #: Samples, faded ones counted less.
+        self.weight = 0.0
+
+    def add(self, value: float) -> None:
+        """One sample, at least 0."""
+        index = 0 if value < 1 else 1 + min(int(math.log2(value) * _PER_OCTAVE), _NUM_BINS - 2)
+        self._bins[index] = self._bins.get(index, 0.0) + 1.0
+        self.weight += 1.0
+        if self.weight > _MAX_WEIGHT:
+            faded = {at: count / 2 for at, count in self._bins.items() if count >= 0.5}
+            self._bins = faded
+            self.weight = sum(faded.values())
+
+    def quantile(self, share: float) -> float:
+        """A value that is not exceeded by `share` of the samples: the upper edge of its bin."""
+        wanted, seen, edge = share * self.weight, 0.0, 0.0
+        for index in sorted(self._bins):
+            edge = 2.0 ** (index / _PER_OCTAVE) if index else 0.0
+            seen += self._bins[index]
+            if seen >= wanted:
+                break
+        return edge
+
+
+class Lengths:
+    """Output lengths per sequence by template, and over all as a share of `max_tokens`.
+
+    Templates are forgotten least recently used first.
+    """
+
+    def __init__(self, max_templates: int) -> None:
+        self._max_templates = max_templates
+        self._templates: OrderedDict[tuple[str, str], Sketch] = OrderedDict()
+        self._ratios = [0.0] * _RATIO_BINS
+        self._ratio_weight = 0.0
+
+    def __len__(self) -> int:
+        """Templates that are remembered."""
+        return len(self._templates)
+
+    def observe(self, tenant: str, template: str, generated: float, max_tokens: int) -> None:
+        """A call ended well after `generated` tokens a sequence."""
+        if max_tokens <= 0:
+            return
+        index = min(int(_RATIO_BINS * generated / max_tokens), _RATIO_BINS - 1)
+        self._ratios[index] += 1.0
+        self._ratio_weight += 1.0
+        if self._ratio_weight > _MAX_WEIGHT:
+            self._ratios = [count / 2 for count in self._ratios]
+            self._ratio_weight /= 2
+        if not template:
+            return
+        key = (tenant, template)
+        sketch = self._templates.get(key)
+        if sketch is None:
+            sketch = self._templates[key] = Sketch()
+            if len(self._templates) > self._max_templates:
+                self._templates.popitem(last=False)
+        self._templates.move_to_end(key)
+        sketch.add(generated)
+
+    def predict(self, tenant: str, template: str, max_tokens: int, share: float = 0.9) -> int:
+        """Tokens a sequence that `share` of such calls do not exceed; at most `max_tokens`.
+
+        By the template where enough of its calls have ended, else by what share of its
+        `max_tokens` any call uses, else `max_tokens`.
+        """
+        if max_tokens <= 0:
+            return 0
+        sketch = self._templates.get((tenant, template)) if template else None
+        if sketch is not None and sketch.weight >= _ENOUGH:
+            return max(1, min(max_tokens, math.ceil(sketch.quantile(share))))
+        if self._ratio_weight >= _ENOUGH_ALL:
+            wanted, seen = share * self._ratio_weight, 0.0
+            for index, count in enumerate(self._ratios):
+                seen += count
+                if seen >= wanted:
+                    return max(1, math.ceil(max_tokens * (index + 1) / _RATIO_BINS))
+        return max_tokens

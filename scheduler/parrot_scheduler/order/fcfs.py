@@ -1,0 +1,62 @@
+"""First come, first served: calls in order of submission, whoever's they are."""
+
+from __future__ import annotations
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.lazy_heap import LazyHeap
+from parrot_scheduler.policy import Application
+from parrot_scheduler.task import TenantId
+
+
+class Fcfs:
+    """Calls in order of submission. Knows neither tenants, applications nor priorities."""
+
+    name = "fcfs"
+
+    def __init__(self) -> None:
+        self._queue: LazyHeap[Entry] = LazyHeap()
+        self._aside: dict[Entry, None] = {}
+
+    def push(self, entry: Entry, application: Application, now: float) -> None:
+        """By submission."""
+        self._queue.push(entry, entry.sequence)
+
+    def remove(self, entry: Entry) -> None:
+        """Out of the queue."""
+        self._queue.remove(entry)
+        self._aside.pop(entry, None)
+
+    def update(self, entry: Entry, application: Application, now: float) -> None:
+        """Nothing that can change matters here."""
+
+    def first(self, now: float) -> Entry | None:
+        """The oldest one."""
+        return self._queue.first()
+
+    def set_aside(self, entry: Entry) -> None:
+        """Pass it over until `bring_back`."""
+        if self._queue.remove(entry):
+            self._aside[entry] = None
+
+    def bring_back(self, now: float) -> None:
+        """Nothing is passed over any more."""
+        for entry in self._aside:
+            self._queue.push(entry, entry.sequence)
+        self._aside.clear()
+
+    def pop(self, entry: Entry, application: Application, now: float) -> None:
+        """Out of the queue."""
+        self.remove(entry)
+
+    def finished(self, entry: Entry, application: Application, now: float) -> None:
+        """Ends change nothing here."""
+
+    def application_finished(self, application: Application, now: float) -> None:
+        """Nothing is remembered of applications."""
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._aside)
+
+    def shares(self) -> dict[TenantId, float]:
+        """Tenants are not told apart."""
+        return {}
