@@ -1,0 +1,53 @@
+"""The virtual clock: a heap of things to happen, first in time first out, ties in order of entry.
+
+Entries are plain tuples, because a simulation makes millions of them.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+
+class Due(NamedTuple):
+    """One thing that happens: `kind` says what, `subject` to whom, `argument` with what."""
+
+    time: float
+    sequence: int
+    kind: int
+    subject: Any
+    argument: Any
+
+
+class Clock:
+    """Virtual time in seconds. It only moves forward, to the next thing that is due."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, int, Any, Any]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        """Things that are due."""
+        return len(self._heap)
+
+    def at(self, time: float, kind: int, subject: Any = None, argument: Any = None) -> None:
+        """Let something happen at a time; one that has passed already means now."""
+        self._sequence += 1
+        if time < self.now:
+            time = self.now
+        heappush(self._heap, (time, self._sequence, kind, subject, argument))
+
+    def next_time(self) -> float | None:
+        """When the next thing is due; None: nothing is."""
+        return self._heap[0][0] if self._heap else None
+
+    def advance(self) -> Due:
+        """Move on to the next thing that is due, and take it out.
+
+        Raises:
+            IndexError: nothing is due.
+        """
+        entry = heappop(self._heap)
+        self.now = entry[0]
+        return Due._make(entry)

@@ -1,0 +1,470 @@
+"""The simulated engine against closed forms, and what it must never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parrot_scheduler.simulator.clock import Clock
+from parrot_scheduler.simulator.engine import Sequence, SimulatedEngine
+from parrot_scheduler.simulator.plan import Segment
+from parrot_scheduler.simulator.profiles import EngineProfile
+from parrot_scheduler.simulator.prompt import PromptMaker
+from parrot_scheduler.task import StepModel
+
+BLOCK = 16
+#: Powers of two, so that sums of floats are exact.
+MODEL = StepModel(
+    weights_s=2.0**-8, context_token_s=2.0**-26, prefill_token_s=2.0**-16, overhead_s=2.0**-10
+)
+
+
+def profile(**changes: object) -> EngineProfile:
+    base = EngineProfile(
+        name="test",
+        step_model=MODEL,
+        capacity_tokens=16_384,
+        max_batch=64,
+        max_batch_tokens=2048,
+        block_tokens=BLOCK,
+    )
+    return base.with_(**changes)
+
+
+class Bench:
+    """One engine on a clock of its own."""
+
+    def __init__(self, engine_profile: EngineProfile) -> None:
+        self.clock = Clock()
+        self.engine = SimulatedEngine("e", engine_profile, self)
+        self.maker = PromptMaker(BLOCK)
+        self.ended_at: dict[int, float] = {}
+        self.order: list[int] = []
+        self.wakes = 0
+        self.check = True
+
+    def sequence(
+        self, task_id: int, segments: Iterable[tuple[object, int]], output: int, **more: object
+    ) -> Sequence:
+        prompt = self.maker.make("t", [Segment(*s) for s in segments])
+        part = self.maker.behind(prompt, Segment(("output", task_id), output))
+        return Sequence(task_id, prompt, output, output_part=part, **more)  # type: ignore[arg-type]
+
+    def submit(
+        self,
+        at: float,
+        task_id: int,
+        segments: Iterable[tuple[object, int]],
+        output: int,
+        **more: object,
+    ) -> Sequence:
+        sequence = self.sequence(task_id, segments, output, **more)
+        self.clock.at(at, 0, sequence)
+        return sequence
+
+    def run(self, until: float = float("inf")) -> None:
+        while (time := self.clock.next_time()) is not None and time <= until:
+            due = self.clock.advance()
+            if due.kind == 0:
+                self.engine.submit(due.time, due.subject)
+            elif due.kind == 1:
+                self.wakes += 1
+                self.engine.wake(due.time, due.subject)
+            else:
+                self.engine.finish_loading(due.time, due.subject)
+            if self.check:
+                self.engine.cache.check()
+
+    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
+        self.clock.at(time, 1, version)
+
+    def loaded(self, engine: SimulatedEngine, sequence: Sequence, time: float) -> None:
+        self.clock.at(time, 2, sequence)
+
+    def filled(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+        assert sequence.computed <= sequence.target
+
+    def ended(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+        assert sequence.task_id not in self.ended_at, "a sequence ends once"
+        self.ended_at[sequence.task_id] = now
+        self.order.append(sequence.task_id)
+
+    def stepped(self, engine: SimulatedEngine, now: float) -> None:
+        assert engine.cache.used_tokens <= engine.profile.capacity_tokens
+        assert engine.running <= engine.profile.max_batch
+
+
+def step(prefill: int, context: int) -> float:
+    return MODEL.step_s(prefill_tokens=prefill, context_tokens=context)
+
+
+def test_one_call_takes_exactly_its_steps() -> None:
+    bench = Bench(profile())
+    sequence = bench.submit(1.0, 1, [("a", 1000)], 50)
+    bench.run()
+    filled = 1.0 + step(1000, 0)
+    assert sequence.first_token_at == filled
+    decode = sum(step(0, 1000 + generated) for generated in range(1, 50))
+    assert bench.ended_at[1] == filled + decode
+    assert (sequence.cached, sequence.prefilled, sequence.generated) == (0, 1000, 50)
+    assert bench.engine.used_tokens == 0
+    # Macro-steps: to begin, the prompt's end, the last token's end.
+    assert bench.wakes == 3
+
+
+def test_long_prompt_in_chunks() -> None:
+    bench = Bench(profile())
+    sequence = bench.submit(0.0, 1, [("a", 5000)], 1)
+    bench.run()
+    assert bench.ended_at[1] == 2 * step(2048, 0) + step(5000 - 4096, 0) == sequence.first_token_at
+
+
+def test_chunks_share_their_steps_with_decodes() -> None:
+    bench = Bench(profile())
+    bench.submit(0.0, 1, [("a", 16)], 100)
+    second = bench.submit(step(16, 0) / 2, 2, [("b", 4096)], 1)
+    bench.run()
+    # The second comes during the first's fill; 2,047 tokens of a step are its own.
+    t = step(16, 0)
+    for chunk, context in ((2047, 17), (2047, 18), (2, 19)):
+        t += step(chunk, context)
+    assert second.first_token_at == t
+    t += sum(step(0, context) for context in range(20, 16 + 100))
+    assert bench.ended_at[1] == t
+
+
+def test_two_calls_share_their_steps() -> None:
+    alone, both = Bench(profile()), Bench(profile())
+    alone.submit(0.0, 1, [("a", 512)], 64)
+    alone.run()
+    both.submit(0.0, 1, [("a", 512)], 64)
+    both.submit(0.0, 2, [("b", 512)], 64)
+    both.run()
+    decode = sum(step(0, 2 * (512 + generated)) for generated in range(1, 64))
+    assert both.ended_at[1] == both.ended_at[2] == step(1024, 0) + decode
+    assert both.ended_at[2] < 1.2 * alone.ended_at[1]
+
+
+def test_arrival_is_taken_in_at_the_next_step() -> None:
+    bench = Bench(profile())
+    bench.submit(0.0, 1, [("a", 16)], 1000)
+    start = step(16, 0) + sum(step(0, 16 + g) for g in range(1, 100))
+    second = bench.submit(start - 1e-4, 2, [("b", 16)], 2)
+    bench.run()
+    assert second.admitted_at == pytest.approx(start, abs=1e-12)
+
+
+def test_a_hit_saves_exactly_its_tokens() -> None:
+    bench = Bench(profile())
+    bench.submit(0.0, 1, [("system", 1000), ("x", 10)], 4)
+    hit = bench.submit(5.0, 2, [("system", 1000), ("y", 10)], 4)
+    whole = bench.submit(9.0, 3, [("system", 1000), ("y", 10)], 4)
+    bench.run()
+    # Full blocks of the common 1,000 tokens; and never the last token's block.
+    assert hit.cached == 1000 // BLOCK * BLOCK
+    assert hit.first_token_at == 5.0 + step(1010 - hit.cached, 0)
+    assert whole.cached == (1010 - 1) // BLOCK * BLOCK
+
+
+def test_same_step_sharing() -> None:
+    bench = Bench(profile())
+    first = bench.submit(0.0, 1, [("system", 1024), ("x", 10)], 4)
+    second = bench.submit(0.0, 2, [("system", 1024), ("y", 10)], 4)
+    bench.run()
+    assert (first.cached, second.cached) == (0, 1024)
+    assert first.first_token_at == second.first_token_at == step(1034 + 10, 0)
+
+
+def test_without_prefix_caching_nothing_is_shared() -> None:
+    bench = Bench(profile(prefix_caching=False))
+    bench.submit(0.0, 1, [("system", 1024), ("x", 10)], 4)
+    second = bench.submit(5.0, 2, [("system", 1024), ("x", 10)], 4)
+    bench.run()
+    assert second.cached == 0
+    assert bench.engine.cache.used_tokens == 0
+
+
+def test_an_output_can_be_continued() -> None:
+    bench = Bench(profile())
+    bench.submit(0.0, 1, [("a", 100)], 61)
+    turn = [("a", 100), (("output", 1), 61), ("more", 40)]
+    second = bench.submit(5.0, 2, turn, 4)
+    bench.run()
+    # 161 tokens, of which the last has no KV: ten blocks.
+    assert second.cached == 160
+
+
+def test_other_salts_share_nothing() -> None:
+    maker = PromptMaker(BLOCK)
+    segments = [Segment("a", 64)]
+    one, two = maker.make("tenant 1", segments), maker.make("tenant 2", segments)
+    assert not set(one.hashes()) & set(two.hashes())
+    assert one.hashes() == PromptMaker(BLOCK).make("tenant 1", segments).hashes()
+
+
+def test_hashes_are_the_same_everywhere() -> None:
+    prompt = PromptMaker(4).make("t", [Segment(("a", 1), 6), Segment("b", 1), Segment("c", 5)])
+    assert prompt.tokens == 12
+    assert prompt.hashes() == (
+        0x2863DD7B6E631BA6,
+        0xF648E661E920EDF6,
+        0xF891F67C851BE68F,
+    )
+
+
+def test_least_recently_used_goes_first() -> None:
+    bench = Bench(profile(capacity_tokens=3200))
+    for at, name in ((0.0, "a"), (2.0, "b"), (4.0, "c"), (6.0, "a")):
+        bench.submit(at, int(at), [(name, 1024)], 1)
+    bench.submit(8.0, 8, [("d", 1024)], 1)
+    late = [bench.submit(10.0 + 2 * i, 10 + i, [(n, 1024)], 1) for i, n in enumerate("acb")]
+    bench.run()
+    assert [s.cached > 900 for s in late[:2]] == [True, True]
+    assert late[2].cached < 900
+    assert bench.engine.cache.evicted_tokens > 0
+
+
+@pytest.mark.parametrize("retention", ["keep", "normal", "drop"])
+def test_retention_decides_who_goes(retention: str) -> None:
+    bench = Bench(profile(capacity_tokens=3200))
+    bench.submit(0.0, 1, [("a", 1024)], 1, application="A", retention=retention)
+    bench.submit(2.0, 2, [("b", 1024)], 1, application="B", retention="keep")
+    bench.submit(4.0, 3, [("c", 1024)], 1, application="C")
+    bench.submit(6.0, 4, [("d", 1024)], 1, application="D", retention="drop")
+    bench.run(until=7.0)
+    again = {
+        name: bench.engine.cache.match(bench.maker.make("t", [Segment(name, 1024)]).parts)
+        for name in "abcd"
+    }
+    held = {name for name, match in again.items() if match.device_blocks == 64}
+    assert (
+        held
+        == {"keep": {"a", "b", "d"}, "normal": {"b", "c", "d"}, "drop": {"b", "c", "d"}}[retention]
+    )
+    bench.engine.forget("B")
+    bench.submit(8.0, 5, [("e", 1024)], 1)
+    bench.run()
+    assert (
+        bench.engine.cache.match(bench.maker.make("t", [Segment("b", 1024)]).parts).device_blocks
+        < 64
+    )
+
+
+def test_what_others_use_is_not_dropped_with_an_application() -> None:
+    bench = Bench(profile(capacity_tokens=3200))
+    bench.submit(0.0, 1, [("system", 1024), ("a", 512)], 1, application="A")
+    bench.submit(2.0, 2, [("system", 1024), ("b", 512)], 1, application="B")
+    bench.submit(4.0, 3, [("c", 512)], 1, application="C")
+    bench.run()
+    bench.engine.forget("A")
+    bench.engine.forget("B")
+    bench.submit(6.0, 4, [("d", 1024)], 1)
+    bench.run()
+    held = bench.engine.cache.match(bench.maker.make("t", [Segment("system", 1024)]).parts)
+    assert held.device_blocks == 64
+
+
+def test_memory_runs_out() -> None:
+    bench = Bench(profile(capacity_tokens=2048))
+    first = bench.submit(0.0, 1, [("a", 960)], 200)
+    last = bench.submit(0.0, 2, [("b", 960)], 200)
+    bench.run()
+    assert (first.preemptions, last.preemptions) == (0, 1)
+    assert bench.order == [1, 2]
+    assert last.generated == 200
+    # What it had generated until then was filled again, and what was evicted of its prompt.
+    assert last.prefilled > 960
+    assert bench.engine.counts.preemptions == 1
+
+
+def test_an_urgent_one_is_not_preempted() -> None:
+    bench = Bench(profile(capacity_tokens=2048))
+    bulk = bench.submit(0.0, 1, [("a", 960)], 200, priority=5)
+    urgent = bench.submit(0.001, 2, [("b", 960)], 200, priority=0)
+    bench.run()
+    assert (bulk.preemptions, urgent.preemptions) == (1, 0)
+
+
+def test_queue_is_by_priority() -> None:
+    bench = Bench(profile(max_batch=1))
+    for task, priority in ((1, 0), (2, 3), (3, 1), (4, 1)):
+        bench.submit(0.0, task, [(task, 64)], 4, priority=priority)
+    bench.run()
+    assert bench.order == [1, 3, 4, 2]
+
+
+def test_too_large_fails_at_once() -> None:
+    bench = Bench(profile(capacity_tokens=1024))
+    large = bench.submit(0.0, 1, [("a", 1000)], 26)
+    fits = bench.submit(0.0, 2, [("a", 1000)], 25)
+    bench.run()
+    assert large.failed
+    assert not fits.failed
+    assert fits.generated == 25
+
+
+def test_own_copy_in_the_way() -> None:
+    """The whole prompt is cached, yet its last block must be computed again beside the copy."""
+    bench = Bench(profile(capacity_tokens=1024))
+    bench.submit(0.0, 1, [("a", 1024)], 1)
+    again = bench.submit(5.0, 2, [("a", 1024)], 1)
+    bench.run()
+    assert again.generated == 1
+
+
+def test_host_tier_is_fetched_at_its_speed() -> None:
+    reload_s = 2.0**-19
+    tier = profile(capacity_tokens=2048, host_tokens=4096, reload_token_s=reload_s)
+    bench = Bench(tier)
+    bench.submit(0.0, 1, [("a", 1024)], 1)
+    bench.submit(2.0, 2, [("b", 1536)], 1)
+    again = bench.submit(4.0, 3, [("a", 1024), ("more", 32)], 1)
+    bench.run()
+    assert again.cached == 1024
+    fetched = bench.engine.counts.reloaded_tokens
+    assert 0 < fetched <= 1024
+    assert again.first_token_at == 4.0 + fetched * reload_s + step(32, 0)
+
+
+def test_host_tier_has_its_limit() -> None:
+    bench = Bench(profile(capacity_tokens=1536, host_tokens=1024, reload_token_s=1e-6))
+    for i, name in enumerate("abcabc"):
+        bench.submit(2.0 * i, i, [(name, 1024)], 1)
+    bench.run()
+    assert bench.engine.cache.host_tokens <= 1024
+
+
+def test_shared_prefix_is_read_once() -> None:
+    prompt = [("system", 4096)]
+    times = {}
+    for shared in (False, True):
+        bench = Bench(profile(shared_attention=shared, capacity_tokens=65_536))
+        bench.submit(0.0, 0, prompt, 1)
+        for task in range(1, 9):
+            bench.submit(4.0, task, [*prompt, (task, 16)], 101)
+        bench.run()
+        context = [(4096 if shared else 8 * 4096) + 8 * (16 + g) for g in range(1, 101)]
+        times[shared] = 4.0 + step(8 * 16, 0) + sum(step(0, c) for c in context)
+        assert bench.ended_at[8] == pytest.approx(times[shared], abs=1e-9)
+    assert times[True] < times[False]
+
+
+def test_prefill_first_stops_the_decodes() -> None:
+    bench = Bench(profile(chunked_prefill=False))
+    bench.submit(0.0, 1, [("a", 16)], 3)
+    late = bench.submit(step(16, 0) / 2, 2, [("b", 4096)], 1)
+    bench.run()
+    assert late.first_token_at == step(16, 0) + step(4096, 0)
+    assert bench.ended_at[1] == late.first_token_at + step(0, 17) + step(0, 18)
+
+
+def test_token_cap_bounds_what_runs() -> None:
+    bench = Bench(profile(token_cap=1000))
+    for task in range(4):
+        bench.submit(0.0, task, [(task, 400)], 50)
+    bench.submit(0.0, 9, [("large", 2000)], 50)
+    bench.run(until=step(800, 0))
+    assert (bench.engine.running, bench.engine.waiting) == (2, 3)
+    bench.run()
+    assert sorted(bench.ended_at) == [0, 1, 2, 3, 9]
+
+
+def test_cancel_in_every_state() -> None:
+    bench = Bench(profile(max_batch=2))
+    one = bench.submit(0.0, 1, [("a", 64)], 100)
+    two = bench.submit(0.0, 2, [("b", 64)], 100)
+    three = bench.submit(0.0, 3, [("c", 64)], 100)
+    bench.run(until=0.1)
+    assert [s.state for s in (one, two, three)] == ["decoding", "decoding", "waiting"]
+    bench.engine.cancel(0.1, three)
+    bench.engine.cancel(0.1, one)
+    bench.engine.cancel(0.1, one)
+    bench.run()
+    assert bench.order == [2]
+    assert bench.engine.used_tokens == bench.engine.waiting == bench.engine.running == 0
+
+
+def test_stop_gives_back_what_it_had() -> None:
+    bench = Bench(profile(max_batch=2))
+    for task in (1, 2, 3):
+        bench.submit(0.0, task, [(task, 64)], 100)
+    bench.run(until=0.1)
+    lost = bench.engine.stop(0.1)
+    assert [s.task_id for s in lost] == [1, 2, 3]
+    bench.run()
+    assert not bench.ended_at
+
+
+SEGMENTS = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([3, 16, 40, 128])),
+    min_size=1,
+    max_size=5,
+)
+CALLS = st.lists(
+    st.tuples(
+        st.floats(0, 0.5),
+        SEGMENTS,
+        st.integers(0, 40),
+        st.sampled_from(["keep", "normal", "drop"]),
+        st.sampled_from(["A", "B", "C"]),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    calls=CALLS,
+    capacity=st.sampled_from([512, 1024, 4096]),
+    budget=st.sampled_from([64, 256, 2048]),
+    batch=st.sampled_from([1, 4, 64]),
+    host=st.sampled_from([0, 256, 4096]),
+    chunked=st.booleans(),
+    shared=st.booleans(),
+    caching=st.booleans(),
+    cap=st.sampled_from([None, 300]),
+)
+def test_every_sequence_ends_once_and_memory_holds(
+    calls: list[tuple[float, list[tuple[str, int]], int, str, str, int]],
+    capacity: int,
+    budget: int,
+    batch: int,
+    host: int,
+    chunked: bool,
+    shared: bool,
+    caching: bool,
+    cap: int | None,
+) -> None:
+    bench = Bench(
+        profile(
+            capacity_tokens=capacity,
+            max_batch_tokens=max(budget, batch + 1),
+            max_batch=batch,
+            host_tokens=host,
+            reload_token_s=1e-6,
+            chunked_prefill=chunked,
+            shared_attention=shared,
+            prefix_caching=caching,
+            token_cap=cap,
+        )
+    )
+    sequences = [
+        bench.submit(
+            at, i, segments, output, retention=retention, application=application, priority=priority
+        )
+        for i, (at, segments, output, retention, application, priority) in enumerate(calls)
+    ]
+    bench.run()
+    assert sorted(bench.ended_at) == list(range(len(calls)))
+    engine = bench.engine
+    for s in sequences:
+        assert s.failed or s.generated == s.output_tokens
+        assert s.failed or s.cached + s.prefilled >= s.prompt.tokens
+    assert engine.used_tokens == engine.running == engine.waiting == 0
+    assert engine._context == engine._claimed_tokens == 0
+    assert engine.counts.generated_tokens == sum(s.generated for s in sequences)
+    bench.engine.cache.check()
