@@ -1,0 +1,138 @@
+"""Products of few tokens on the device, at the sizes of real models, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from attention_cases import relative_error
+from parrot_engine.kernels.launch import device_limits
+from parrot_engine.kernels.skinny_tuning import Product, Tuning, tuning_for
+from parrot_engine.models.ops import Affine, Norm, Residual
+from parrot_engine.models.triton_ops import TritonOps
+from skinny_cases import Case, compute, draw, reference
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+#: Outputs, columns, and what is fused where such a weight stands in a model.
+SIZES = [
+    (6144, 4096, "n"),
+    (4096, 4096, "r"),
+    (14_336, 4096, "ng"),
+    (4096, 14_336, "r"),
+    (1152, 896, "nb"),
+    (896, 896, "r"),
+    (4864, 896, "ng"),
+    (896, 4864, "r"),
+    (2050, 1001, "nb"),
+    (77, 130, "ngb"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """New tensors are NaN until they are written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _tuning(case: Case) -> Tuning | None:
+    product = Product(
+        case.num_tokens,
+        case.out_size,
+        case.in_size,
+        case.dtype,
+        gated="g" in case.fused,
+        norm="n" in case.fused,
+    )
+    return tuning_for(product, device_limits(torch.device("cuda")).shared_memory)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_against_float64(sizes: tuple[int, int, str], dtype: torch.dtype) -> None:
+    for num_tokens in (1, 2, 3, 4, 5, 8, 15, 16):
+        case = Case(num_tokens, *sizes, dtype)
+        tuning = _tuning(case)
+        if tuning is None:
+            assert dtype is not torch.bfloat16 or num_tokens > 8
+            continue
+        operands = draw(case, "cuda")
+        out = compute(case, operands, tuning)
+        assert relative_error(out, reference(case, operands)) < BOUNDS[dtype], tuning
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 8, 16])
+def test_a_head_writes_float32(num_tokens: int) -> None:
+    case = Case(num_tokens, 128_256, 1024, "n", torch.bfloat16, torch.float32)
+    tuning = _tuning(case)
+    assert tuning is not None
+    operands = draw(case, "cuda")
+    out = compute(case, operands, tuning)
+    assert out.dtype is torch.float32
+    # x times the norm's weight is rounded for matrix instructions; nothing else is.
+    bound = 1e-6 if tuning.kind == "vector" else 3e-3
+    assert relative_error(out, reference(case, operands)) < bound
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+@pytest.mark.parametrize("num_tokens", [5, 16])
+def test_columns_cut_among_programs(num_tokens: int, splits: int) -> None:
+    case = Case(num_tokens, 896, 4864, "br", torch.bfloat16)
+    operands = draw(case, "cuda")
+    tuning = Tuning("tile", 8 if num_tokens <= 8 else 16, 16, 256, 4, 3, splits)
+    out = compute(case, operands, tuning)
+    assert relative_error(out, reference(case, operands)) < BOUNDS[torch.bfloat16]
+
+
+@pytest.mark.parametrize("sizes", SIZES[:4])
+@pytest.mark.parametrize("num_tokens", [4, 8, 16])
+def test_rows_know_nothing_of_each_other(num_tokens: int, sizes: tuple[int, int, str]) -> None:
+    """The same bits in every run, and whatever the other rows hold, be it NaN."""
+    case = Case(num_tokens, *sizes, torch.bfloat16)
+    tuning = _tuning(case)
+    if tuning is None:
+        return
+    operands = draw(case, "cuda")
+    out = compute(case, operands, tuning)
+    for _ in range(5):
+        assert torch.equal(compute(case, operands, tuning), out)
+    others = operands._replace(x=operands.x.clone())
+    others.x[1:] = float("nan")
+    poisoned = compute(case, others, tuning)
+    assert torch.equal(poisoned[:1], out[:1])
+    assert bool(poisoned[1:].isnan().all())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 8, 16])
+def test_replayed_from_a_graph(num_tokens: int) -> None:
+    """A captured layer sees what its inputs hold when it is replayed."""
+    ops = TritonOps()
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    norm = Norm(normal(896), 1e-6)
+    gate_up, down = Affine(normal(2 * 4864, 896) / 30), Affine(normal(896, 4864) / 70)
+    x = normal(num_tokens, 896)
+
+    def layer() -> Tensor:
+        inner, hidden = ops.norm_gated(Residual(x), norm, gate_up, "silu")
+        return ops.linear_onto(hidden, inner, down).total()
+
+    layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer()
+    for _ in range(3):
+        x.copy_(normal(num_tokens, 896))
+        graph.replay()
+        assert torch.equal(captured, layer())
