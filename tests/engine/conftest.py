@@ -7,8 +7,18 @@ import on, and transformers imports it too.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(params=["off", "on"], scope="module")
+def overlap(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Everything once with each step waited for, once with the next one launched before."""
+    from doubles import run_both_ways
+
+    yield from run_both_ways(request.param)

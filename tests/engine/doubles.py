@@ -9,7 +9,7 @@ tokens are simply known.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
@@ -31,6 +31,9 @@ from parrot_engine.protocol import (
     TokenLogprobs,
 )
 from torch import Tensor
+
+#: How engines run, see `run_both_ways`.
+_overlap = "auto"
 
 E = TypeVar("E", Filled, Generated, Failed)
 
@@ -193,17 +196,25 @@ def scripted_engine(
     block_size: int = 4,
     max_position: int = 256,
     batcher: type[Batcher] = Batcher,
-    **settings: int | bool | None,
+    **settings: int | bool | str | None,
 ) -> tuple[BuiltinEngine, ScriptedRunner]:
-    """An engine on a scripted runner."""
+    """An engine on a scripted runner; `overlap` is what `run_both_ways` says."""
     runner = ScriptedRunner(num_blocks=num_blocks, block_size=block_size, max_position=max_position)
 
     class Engine(BuiltinEngine):
         def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
             return batcher(self._store, self._pool, settings)
 
-    values = BuiltinSettings(block_size=block_size, **settings)  # type: ignore[arg-type]
+    values = BuiltinSettings(block_size=block_size, **{"overlap": _overlap, **settings})  # type: ignore[arg-type]
     return Engine(runner, values, model="scripted"), runner
+
+
+def run_both_ways(overlap: str) -> Iterator[str]:
+    """For fixtures: scripted engines overlap their steps, or do not, as long as this lasts."""
+    global _overlap
+    before, _overlap = _overlap, overlap
+    yield overlap
+    _overlap = before
 
 
 class Trace:

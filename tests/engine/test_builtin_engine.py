@@ -14,9 +14,9 @@ from checkpoints import CONFIGS, make_checkpoint
 from doubles import EOS, POISON, VOCAB_SIZE, Trace, prompt, reference_generate, scripted_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_engine.block_hash import block_hash
 from parrot_engine.builtin import contexts
 from parrot_engine.builtin.batcher import Batcher
-from parrot_engine.block_hash import block_hash
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context
 from parrot_engine.builtin.engine import BuiltinEngine
@@ -33,6 +33,8 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.testing import check_engine
 from programs import check_program, random_program
+
+pytestmark = pytest.mark.usefixtures("overlap")
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 

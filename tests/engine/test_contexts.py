@@ -21,6 +21,8 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 
+pytestmark = pytest.mark.usefixtures("overlap")
+
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 

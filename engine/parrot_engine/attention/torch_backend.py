@@ -101,6 +101,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
 
     def plan(self, rows: Sequence[BatchRow]) -> TorchPlan:
         """See the interface; work in Python is linear in tokens and blocks."""
+        rows = [row._replace(block_table=_ids_of(row)) for row in rows]
         offsets: list[int] = []
         decodes: list[int] = []
         prefills: list[int] = []
@@ -228,7 +229,7 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         for index in group:
             position = rows[index].start
             first = self._first_block(position, window)
-            tables.append(list(rows[index].block_table[first : position // block_size + 1]))
+            tables.append(_ids_of(rows[index])[first : position // block_size + 1])
             ends.append(position - first * block_size)
             starts.append(
                 0 if window is None else max(0, position - window + 1 - first * block_size)
@@ -341,3 +342,9 @@ class TorchAttention(AttentionBackend[TorchPlan]):
             scale=scale,
         )
         return attended.permute(2, 0, 1, 3).reshape(-1, num_heads, head_dim)
+
+
+def _ids_of(row: BatchRow) -> list[int]:
+    """The block table as Python's own integers, with which lists are quicker."""
+    table = row.block_table
+    return table if isinstance(table, list) else table.tolist()

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from parrot_engine.protocol import SamplingParams, TokenLogprobs
 
 #: Of which tokens of a row the logits are needed.
@@ -30,18 +33,17 @@ class BlockCopy(NamedTuple):
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """Consecutive tokens of one context, computed in this step."""
 
     #: The tokens to compute; at least one. With `pending`: `[UNKNOWN_TOKEN]`.
-    token_ids: Sequence[int]
+    token_ids: list[int]
     #: Position of the first of them; KV of positions 0 … start-1 is already in the blocks, or
     #: written by the step launched before.
     start: int
-    #: Physical block ids covering positions 0 … start + len(token_ids) - 1: a list, or a numpy
-    #: array of int32 that nobody changes any more.
-    block_table: Sequence[int]
+    #: Physical block ids covering positions 0 … start + len(token_ids) - 1. The batcher gives a
+    #: view of its own table, which may change once `launch` has returned.
+    block_table: list[int] | npt.NDArray[np.int32]
     logits: LogitsNeed = "none"
     #: The row is one token, the one sampled for the row of this index in the step launched just
     #: before.

@@ -12,18 +12,46 @@ lower rank, the lowest first; pinned contexts after all others. A context whose 
 its tokens and computes them again, with the same outcome. As the walk goes down the ranks, nothing
 is ever taken from a context that already has its place in the step, and the first always gets all
 it needs: the oldest work makes progress in every step, so everything ends.
+
+A step may be planned while the one before it is *in flight*: launched, but its outcome not applied.
+A context with a row in flight goes on behind that row, with known tokens or with the one token that
+the row samples (`BatchRow.pending`). It takes no part in the step when what it does next depends on
+the outcome: a fill that is scored or complete, a draw that looks at the tokens before it, a
+generation that has all its tokens. Why this is right although blocks change hands meanwhile:
+
+- Steps run in the order of their launches. A block that is released and used again, by a context
+  freed, preempted or ended while its row is in flight, is written by a later launch only, after
+  that row read it. A copy planned now sees what the step in flight writes.
+- `num_computed`, and with it what a fork inherits and which blocks can be found by their tokens,
+  grows only when an outcome is applied: hashes are made of known tokens, of KV that was computed
+  without a failure.
+- A context whose KV is taken has another `epoch` from then on; rows of an earlier one do not count
+  as computed when they are applied. Of those only the sampled token is kept.
+- A fork may share a block into which its parent's row in flight writes behind the fork's end. It
+  copies the block before it writes there itself, as with every shared block.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, ScoringRow, StepBatch
+from parrot_engine.builtin.batch import (
+    UNKNOWN_TOKEN,
+    BatchRow,
+    BlockCopy,
+    LogitsNeed,
+    ScoringRow,
+    StepBatch,
+)
+from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.builtin.blocks import BlockPool
-from parrot_engine.builtin.contexts import Context, PendingGenerate
+from parrot_engine.builtin.contexts import Context, Flight, PendingGenerate, Rank
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.exceptions import ContextStateError
+
+#: What every row with a pending token computes.
+_UNKNOWN = [UNKNOWN_TOKEN]
 
 
 class PlannedRow(NamedTuple):
@@ -35,20 +63,23 @@ class PlannedRow(NamedTuple):
     generate: PendingGenerate | None
     #: The following tokens of a Fill that the row's leading logits score.
     scoring: ScoringRow | None
-
-    @property
-    def end(self) -> int:
-        """Position behind the row's last token."""
-        return self.row.start + len(self.row.token_ids)
+    #: Position behind the row's last token.
+    end: int
+    #: The index of the row in its step.
+    number: int
+    #: The context's epoch when it was planned.
+    epoch: int
 
 
 class StepPlan(NamedTuple):
-    """A planned step; `Batcher.finish` it once it has been executed, or failed."""
+    """A planned step; `Batcher.finish` it once it has been launched, or failed to be."""
 
     rows: list[PlannedRow]
     batch: StepBatch
-    #: Sources of copies, kept from being used again until the step is over.
+    #: Sources of copies, kept from being used again until the step is launched.
     held: list[int]
+    #: Hashes of the blocks of prefill that become full in this step.
+    coming: set[bytes]
 
 
 class Batcher:
@@ -65,13 +96,16 @@ class Batcher:
         #: Contexts whose KV was taken while they were running.
         self.preemptions = 0
 
-    def plan(self) -> StepPlan:
+    def plan(self, before: StepPlan | None = None) -> StepPlan:
         """Choose what runs next, and give it blocks.
 
         Contexts whose Fill turns out to be wholly cached are completed on the way, so events may
         arise even when the plan has no rows.
+
+        Args:
+            before: the step in flight, whose outcome has not been applied.
         """
-        step = _Step(self, self._store, self._pool)
+        step = _Step(self, self._store, self._pool, before)
         step.walk()
         batch = StepBatch(
             [planned.row for planned in step.rows],
@@ -79,19 +113,23 @@ class Batcher:
             [None if planned.generate is None else planned.generate.row for planned in step.rows],
             [planned.scoring for planned in step.rows],
         )
-        return StepPlan(step.rows, batch, step.held)
+        return StepPlan(step.rows, batch, step.held, step.coming)
 
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
-        context, start = planned.context, planned.row.start
+        context, size = planned.context, self._block_size
         context.note_computed(planned.end)
-        if self._prefix_caching:
-            for index in range(start // self._block_size, planned.end // self._block_size):
-                table = context.block_table
-                table[index] = self._pool.register(table[index], context.digest(index))
+        first, last = planned.row.start // size, planned.end // size
+        if first < last and self._prefix_caching:
+            table = context.block_table
+            for index in range(first, last):
+                block = table.ids[index]
+                found = self._pool.register(block, context.digest(index))
+                if found != block:
+                    table.replace(index, found)
 
     def finish(self, plan: StepPlan) -> None:
-        """The step is over, well or not."""
+        """The step was launched, or failed to be: what runs later may use its sources again."""
         self._pool.release_table(plan.held)
 
     # The parts of a step that a subclass may want to change
@@ -101,7 +139,7 @@ class Batcher:
 
         Args:
             block: the block.
-            num_held: references that only keep it from reuse until the end of the step.
+            num_held: references that only keep it from reuse until the step is launched.
         """
         return self._pool.references(block) - num_held > 1
 
@@ -109,7 +147,9 @@ class Batcher:
 class _Step:
     """One walk over the ranks."""
 
-    def __init__(self, batcher: Batcher, store: ContextStore, pool: BlockPool) -> None:
+    def __init__(
+        self, batcher: Batcher, store: ContextStore, pool: BlockPool, before: StepPlan | None
+    ) -> None:
         self._batcher = batcher
         self._store = store
         self._states = store.states
@@ -117,15 +157,18 @@ class _Step:
         self._budget = batcher._max_tokens
         self._logprob_budget = batcher._max_logprob_tokens
         #: Running contexts by rank; those before `_index` have had their turn.
-        self._running = sorted(self._states.running, key=lambda context: context.rank)
+        self._running = sorted(self._states.running, key=_rank)
         self._index = 0
-        #: Running contexts, not yet planned, that want a single token.
-        self._decodes = {context for context in self._running if context.num_remaining == 1}
+        #: Running contexts, not yet planned, that want a single token; None until it is asked for.
+        self._decodes: set[Context] | None = None
         self._may_admit = True
-        #: Blocks that the running contexts which had their turn still need for known tokens.
-        self._num_missing_blocks = 0
-        #: Hashes of the blocks that become full in this step.
-        self._coming: set[bytes] = set()
+        #: Blocks that the running contexts which had their turn still need for known tokens; None
+        #: until it is asked for.
+        self._num_missing_blocks: int | None = None
+        #: Whether a step is in flight, and the hashes of the blocks that become full in it.
+        self._is_behind = before is not None
+        self._coming_before: set[bytes] = set() if before is None else before.coming
+        self.coming: set[bytes] = set()
         self.rows: list[PlannedRow] = []
         self.copies: list[BlockCopy] = []
         self.held: list[int] = []
@@ -147,9 +190,10 @@ class _Step:
                     put_back.append(waiting)
             elif running is not None:
                 self._index += 1
-                self._decodes.discard(running)
+                if self._decodes is not None:
+                    self._decodes.discard(running)
                 self._plan(running)
-                if running.state == "running":
+                if self._num_missing_blocks is not None and running.state == "running":
                     self._num_missing_blocks += running.num_missing_blocks
             else:
                 break
@@ -159,10 +203,14 @@ class _Step:
     # Places in the batch
 
     def _admit(self, context: Context) -> bool:
+        if context.in_flight is not None:
+            # It lost its place in this very step; what it does next is known after the other.
+            return False
         self._match(context)
         if self._comes_anyway(context):
             return False
-        if self.rows and self._index == len(self._running) and not self._fits(context):
+        others = bool(self.rows) or self._is_behind
+        if others and self._index == len(self._running) and not self._fits(context):
             # Nobody overtakes it: what gets free is for the first in the line.
             self._may_admit = False
             return False
@@ -171,7 +219,8 @@ class _Step:
         return True
 
     def _pause(self, context: Context) -> None:
-        self._decodes.discard(context)
+        if self._decodes is not None:
+            self._decodes.discard(context)
         self._states.pause(context)
 
     def _fits(self, context: Context) -> bool:
@@ -179,6 +228,10 @@ class _Step:
 
         All of these must have had their turn.
         """
+        if self._num_missing_blocks is None:
+            self._num_missing_blocks = sum(
+                other.num_missing_blocks for other in self._states.running
+            )
         wanted = self._num_missing_blocks + context.num_missing_blocks
         # One more for a shared block that has to be copied.
         wanted += 1 if context.block_table else 0
@@ -186,16 +239,22 @@ class _Step:
         return self._pool.num_free >= wanted
 
     def _comes_anyway(self, context: Context) -> bool:
-        """Whether another row of this step computes the next block that this context needs."""
-        if not self._coming:
+        """Whether a row of this step, or of the one in flight, computes the next block it needs."""
+        if not self.coming and not self._coming_before:
             return False
         index = context.num_computed // context.block_size
-        return self._gain(context, index) > 0 and context.digest(index) in self._coming
+        if self._gain(context, index) <= 0:
+            return False
+        digest = context.digest(index)
+        return digest in self.coming or digest in self._coming_before
 
     # Tokens
 
     def _plan(self, context: Context) -> None:
         """Give a running context its row, if there are tokens to compute and blocks for them."""
+        if context.in_flight is not None:
+            self._plan_behind(context, context.in_flight)
+            return
         self._match(context)
         while context.num_remaining == 0:
             self._store.settle(context)
@@ -208,12 +267,32 @@ class _Step:
                     list(context.story),
                 )
             self._match(context)
-        start, end = context.num_computed, len(context.token_ids)
+        self._plan_known(context, context.num_computed)
+
+    def _plan_behind(self, context: Context, flight: Flight) -> None:
+        """Go on behind a row in flight, if its outcome does not matter."""
+        if flight.epoch != context.epoch:
+            return
+        start, generate = flight.end, flight.generate
+        if generate is None:
+            fill = context.fill
+            if start < len(context.token_ids) and (fill is None or not fill.needs_scores):
+                self._plan_known(context, start)
+        elif context.goes_on_unseen(generate) and self._make_room(context, start, 1):
+            assert generate.row is not None
+            generate.row.num_pending = 1
+            table = context.block_table.array()
+            row = BatchRow(_UNKNOWN, start, table, "last", flight.number)
+            self._add(context, row, start + 1, generate, None)
+
+    def _plan_known(self, context: Context, start: int) -> None:
+        """A row of tokens that are known, from `start` on."""
+        end = len(context.token_ids)
         wanted = end - start
         if wanted > 1:
             # NOTE: at least one token for the first, or many generations under a small budget
             # would keep it from ever starting.
-            wanted = min(wanted, max(self._budget - len(self._decodes), 0 if self.rows else 1))
+            wanted = min(wanted, max(self._budget - self._num_decodes(), 0 if self.rows else 1))
         fill = context.fill
         scored = False
         if fill is not None and fill.needs_scores:
@@ -228,25 +307,44 @@ class _Step:
             return
         generate = context.generate if start + count == end else None
         if generate is not None:
-            generate.begin(context.token_ids)
+            generate.begin(context.token_ids).num_pending = 0
         need: LogitsNeed = "all" if scored else "last" if generate is not None else "none"
-        self._budget -= count
         if scored:
             self._logprob_budget -= count
         self._note_coming(context, start, start + count)
-        row = BatchRow(
-            context.token_ids[start : start + count], start, list(context.block_table), need
-        )
+        tokens = context.token_ids[start : start + count]
+        row = BatchRow(tokens, start, context.block_table.array(), need)
         scoring = None
         if scored and fill is not None and fill.prompt_logprobs is not None:
             # The last known token has nothing behind it to score.
             targets = context.token_ids[start + 1 : start + 1 + count]
             scoring = ScoringRow(targets, fill.prompt_logprobs)
-        self.rows.append(PlannedRow(context, row, generate, scoring))
+        self._add(context, row, start + count, generate, scoring)
+
+    def _add(
+        self,
+        context: Context,
+        row: BatchRow,
+        end: int,
+        generate: PendingGenerate | None,
+        scoring: ScoringRow | None,
+    ) -> None:
+        planned = PlannedRow(context, row, generate, scoring, end, len(self.rows), context.epoch)
+        context.in_flight = planned
+        self.rows.append(planned)
+        self._budget -= end - row.start
+
+    def _num_decodes(self) -> int:
+        """Running contexts, not yet planned, that want a single token."""
+        if self._decodes is None:
+            self._decodes = {
+                context for context in self._running[self._index :] if _wants_one(context)
+            }
+        return len(self._decodes)
 
     def _match(self, context: Context) -> None:
         """Take over cached blocks that hold what the context would compute next."""
-        if not self._batcher._prefix_caching:
+        if not self._batcher._prefix_caching or context.num_remaining == 1:
             return
         table = context.block_table
         while True:
@@ -257,8 +355,8 @@ class _Step:
                 return
             self._pool.retain(block)
             if index < len(table):
-                self._pool.release_table(table[index:])
-                del table[index:]
+                self._pool.release_table(table.ids[index:])
+                table.truncate(index)
             table.append(block)
             context.note_found(context.num_computed, context.num_computed + gain)
             context.num_computed += gain
@@ -273,7 +371,7 @@ class _Step:
     def _note_coming(self, context: Context, start: int, end: int) -> None:
         if self._batcher._prefix_caching and end - start > 1:
             size = context.block_size
-            self._coming.update(map(context.digest, range(start // size, end // size)))
+            self.coming.update(map(context.digest, range(start // size, end // size)))
 
     # Blocks
 
@@ -281,6 +379,8 @@ class _Step:
         """Blocks of its own for tokens from `start` on; returns for how many of them."""
         table, size = context.block_table, context.block_size
         tail = start // size
+        if wanted == 1 and tail < len(table.ids) and self._pool.is_private(table.ids[tail]):
+            return 1
         copy = self._must_copy(table, tail)
         missing = context.blocks_for(start + wanted) - len(table) + copy
         if missing > self._pool.num_free:
@@ -291,20 +391,22 @@ class _Step:
         if count <= 0:
             return 0
         if copy:
-            source, table[tail] = table[tail], self._pool.allocate()
-            # The reference is kept until the step is over.
-            self.copies.append(BlockCopy(source, table[tail]))
+            source, target = table.ids[tail], self._pool.allocate()
+            table.replace(tail, target)
+            # The reference is kept until the step is launched.
+            self.copies.append(BlockCopy(source, target))
             self.held.append(source)
         elif tail < len(table):
-            self._pool.withdraw(table[tail])
+            self._pool.withdraw(table.ids[tail])
         for _ in range(context.blocks_for(start + count) - len(table)):
             table.append(self._pool.allocate())
         return count
 
-    def _must_copy(self, table: list[int], tail: int) -> bool:
+    def _must_copy(self, table: BlockTable, tail: int) -> bool:
         if tail >= len(table):
             return False
-        return self._batcher.must_copy(table[tail], self.held.count(table[tail]))
+        block = table.ids[tail]
+        return self._batcher.must_copy(block, self.held.count(block))
 
     def _reclaim(self, wanted: int, context: Context, *, preempt: bool) -> None:
         """Take KV from others until `wanted` blocks are free, or nobody is left to take from."""
@@ -338,3 +440,18 @@ class _Step:
         self._batcher.preemptions += 1
         # Whoever gave way does not come back within the step.
         self._may_admit = False
+
+
+def _rank(context: Context) -> Rank:
+    return context.rank
+
+
+def _wants_one(context: Context) -> bool:
+    flight = context.in_flight
+    if flight is None:
+        return context.num_remaining == 1
+    if flight.epoch != context.epoch:
+        return False
+    if flight.generate is not None:
+        return context.goes_on_unseen(flight.generate)
+    return len(context.token_ids) - flight.end == 1

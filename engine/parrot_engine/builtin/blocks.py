@@ -59,6 +59,10 @@ class BlockPool:
         """How many tables hold this block."""
         return self._references[block]
 
+    def is_private(self, block: int) -> bool:
+        """Whether one table alone holds this block, and nobody can find it: it may be written."""
+        return self._references[block] == 1 and self._hashes[block] is None
+
     def find(self, digest: bytes) -> int | None:
         """The block registered under a hash, used or cached. `retain` it to use it."""
         return self._by_hash.get(digest)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
 from operator import is_not
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from parrot_engine.block_hash import block_hash, root_hash
 from parrot_engine.builtin.batch import SamplingRow
+from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
 
@@ -65,12 +66,13 @@ class PendingGenerate:
     #: Made when its first token is about to be sampled; its lists grow with the generation.
     row: SamplingRow | None = None
 
-    def begin(self, token_ids: list[int]) -> None:
-        """Make the one sampling row, if there is none: the first token follows these."""
+    def begin(self, token_ids: list[int]) -> SamplingRow:
+        """The one sampling row, made if there is none: the first token follows these."""
         if self.row is None:
             self.row = SamplingRow(
                 self.sampling, list(token_ids), [], self.seed, self.end_token_ids
             )
+        return self.row
 
     def no_logprobs(self) -> list[TokenLogprobs] | None:
         """The log-probabilities of no tokens: a list only if they were asked for."""
@@ -90,6 +92,30 @@ class PendingFork:
 Pending: TypeAlias = PendingFill | PendingGenerate | PendingFork
 
 
+class Flight(Protocol):
+    """What a context has to know of a row that was launched for it."""
+
+    @property
+    def end(self) -> int:
+        """Position behind the row's last token."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """The index of the row in its step."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The context's epoch when the row was planned."""
+        ...
+
+    @property
+    def generate(self) -> PendingGenerate | None:
+        """The Generate that a token is sampled for."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Context:
     """One context. Positions 0 … num_computed-1 have KV in the blocks of `block_table`."""
@@ -107,8 +133,13 @@ class Context:
     #: Freed by the caller, but still computing what a waiting fork depends on.
     freed: bool = False
     token_ids: list[int] = field(default_factory=list)
-    block_table: list[int] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
     num_computed: int = 0
+    #: The row launched last, until its outcome has been applied; None also for one whose outcome
+    #: does not matter any more.
+    in_flight: Flight | None = None
+    #: Grows whenever a row in flight must not count as computed: KV dropped, generation over.
+    epoch: int = 0
     pending: deque[Pending] = field(default_factory=deque)
     #: Hashes of the full blocks of `token_ids`, as far as they were asked for.
     hashes: list[bytes] = field(default_factory=list)
@@ -149,16 +180,42 @@ class Context:
                 return None
         return None
 
+    def is_at(self, generate: PendingGenerate | None) -> bool:
+        """Whether this Generate is at the head of the queue."""
+        return bool(self.pending) and self.pending[0] is generate
+
     def has_room_for(self, generate: PendingGenerate) -> bool:
         """Whether a Generate that begins now yields any token."""
         return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
+
+    def goes_on_unseen(self, generate: PendingGenerate) -> bool:
+        """Whether a Generate draws another token after the one in flight, unless that ends it.
+
+        Known by counting. False as well when the next draw depends on which token it is, or when
+        a fork stands in front: what it shares should not grow meanwhile.
+        """
+        pending, row = self.pending, generate.row
+        if row is None or row.needs_history:
+            return False
+        if pending[0] is not generate and (len(pending) < 2 or pending[1] is not generate):
+            return False
+        return (
+            len(row.generated_token_ids) + 1 < row.params.max_tokens
+            and len(self.token_ids) + 1 < self.max_tokens
+        )
+
+    def abandon_flight(self) -> None:
+        """What is still in flight is of no use any more: its generation is over."""
+        if self.in_flight is not None:
+            self.in_flight = None
+            self.epoch += 1
 
     def begin_as(self, parent: Context) -> None:
         """Be born, with all of the parent; the caller retains the blocks."""
         self.fork = None
         self.token_ids = list(parent.token_ids)
         self.hashes = list(parent.hashes)
-        self.block_table = list(parent.block_table)
+        self.block_table = BlockTable(parent.block_table.ids)
         self.num_computed = parent.num_computed
 
     def lift(self, priority: int) -> Context | None:

@@ -1,8 +1,13 @@
 """The builtin engine: takes primitives, runs steps, gives events.
 
 Brings the parts together and holds no decision of its own: the store knows the contexts, the
-batcher chooses what runs, the runner computes, the sampler draws. A step is: take what was
-submitted, plan, execute, sample, apply.
+batcher chooses what runs, the runner computes and samples. A step is: take what was submitted,
+plan, launch, wait for the outcome, apply it.
+
+On a device that computes by itself the outcome waited for is that of the step before (`overlap`):
+while a step is computed the host plans and launches the next, and applies the one before. At most
+two steps are launched and not applied, and between calls of `step` at most one. What this asks of
+planning stands in `parrot_engine.builtin.batcher`.
 
 No tokenizer, no text, no thread, no network.
 """
@@ -14,9 +19,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from parrot_engine.builtin.batch import Launch, RowOutcome, StepBatch
+import torch
+
+from parrot_engine.builtin.batch import Launch, RowOutcome, SampledToken, StepBatch
 from parrot_engine.builtin.batcher import Batcher, PlannedRow, StepPlan
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.settings import BuiltinSettings
@@ -35,6 +42,31 @@ from parrot_engine.protocol import (
 )
 
 _log = logging.getLogger(__name__)
+
+#: In place of a token behind scores that are not finite.
+_UNSOUND = SampledToken(None, None)
+
+
+class _InFlight(NamedTuple):
+    """A step that was launched and whose outcome was not applied yet."""
+
+    plan: StepPlan
+    launch: Launch
+
+
+class _FailedLaunch:
+    """Stands for a step that could not be launched; implements `Launch`."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def ready(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def outcome(self) -> list[RowOutcome]:
+        """Raise what went wrong."""
+        raise self._error
 
 
 class Runner(Protocol):
@@ -96,6 +128,13 @@ class BuiltinEngine:
             max_contexts=settings.max_contexts,
         )
         self._batcher = self._make_batcher(settings)
+        #: Whether the outcome of a step is waited for in the next one …
+        self._overlaps = settings.overlap == "on"
+        #: … and whether that depends on what the device has done by then.
+        self._looks_first = False
+        if settings.overlap == "auto":
+            self._overlaps = self._looks_first = runner.device.startswith("cuda")
+        self._in_flight: _InFlight | None = None
         self._info = EngineInfo(
             model=model,
             kind="builtin",
@@ -151,19 +190,32 @@ class BuiltinEngine:
         self._inbox.extend(primitives)
 
     def step(self) -> StepResult:
-        """Run one batch; returns at once with no events when there is nothing to do."""
+        """Launch one batch, and apply the outcome of the one before, or of this one.
+
+        Returns at once with no events when there is nothing to do. While a step is in flight there
+        is work: further calls bring its events.
+        """
         self._take_inbox()
+        before = self._in_flight
+        if before is not None and self._looks_first and before.launch.ready():
+            # The device waits for us: a plan that knows the tokens costs nothing more.
+            self._land(before)
+            before = None
+        launched = None
         if self._store.states.has_work:
-            plan = self._batcher.plan()
-            try:
-                if plan.rows:
-                    self._steps += 1
-                    self._execute(plan)
-                elif self._store.states.has_work and not self._store.events:
-                    raise EngineStateError("batcher", "there is work, but nothing was planned")
-            finally:
-                self._batcher.finish(plan)
-        return StepResult(self._store.take_events(), self._store.states.has_work)
+            plan = self._batcher.plan(None if before is None else before.plan)
+            if plan.rows:
+                launched = self._launch(plan)
+            elif before is None and self._store.states.has_work and not self._store.events:
+                raise EngineStateError("batcher", "there is work, but nothing was planned")
+        if before is not None:
+            self._land(before)
+        if launched is not None and not self._may_wait(launched):
+            self._land(launched)
+            launched = None
+        self._in_flight = launched
+        has_work = self._store.states.has_work or self._in_flight is not None
+        return StepResult(self._store.take_events(), has_work)
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
@@ -188,6 +240,7 @@ class BuiltinEngine:
     def close(self) -> None:
         """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""
         self._runner = None
+        self._in_flight = None
         self._inbox.clear()
 
     def check_integrity(self) -> None:
@@ -224,34 +277,76 @@ class BuiltinEngine:
                 ends |= self._eos
             self._store.submit_generate(primitive, seed=seed, end_token_ids=ends)
 
-    def _execute(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan) -> _InFlight:
         if self._runner is None:
             raise EngineStateError("engine", "step after close")
+        self._steps += 1
+        launch: Launch
         try:
-            outcomes = self._runner.launch(plan.batch).outcome()
+            launch = self._runner.launch(plan.batch)
+        except Exception as error:
+            launch = _FailedLaunch(error)
+        self._batcher.finish(plan)
+        return _InFlight(plan, launch)
+
+    def _may_wait(self, step: _InFlight) -> bool:
+        """Whether the outcome of a step may be left for the next call.
+
+        The first tokens of an idle engine may not: they come without the time of a second launch.
+        """
+        if not self._overlaps or isinstance(step.launch, _FailedLaunch):
+            return False
+        states, rows = self._store.states, step.plan.rows
+        is_all_there_is = states.num_waiting == 0 and len(states.running) == len(rows)
+        return not (is_all_there_is and all(map(_is_first_token, rows)))
+
+    def _land(self, step: _InFlight) -> None:
+        """Wait for the outcome of a step, and let it count."""
+        plan = step.plan
+        try:
+            outcomes = step.launch.outcome()
+        except torch.cuda.OutOfMemoryError:
+            _log.exception("No memory for a step of %d tokens", plan.batch.num_tokens)
+            self._fail(
+                plan,
+                f"the device has no memory left for a step of {plan.batch.num_tokens} tokens; "
+                "a smaller max_batch_tokens or KV cache leaves more",
+            )
         except Exception:
             _log.exception("A step of %d contexts failed", len(plan.rows))
-            for planned in plan.rows:
-                self._store.fail(
-                    planned.context,
-                    "engine_error",
-                    "the engine failed while computing this context; its log has the details",
-                )
-            return
-        for planned, outcome in zip(plan.rows, outcomes, strict=True):
-            self._apply(planned, outcome)
+            self._fail(
+                plan, "the engine failed while computing this context; its log has the details"
+            )
+        else:
+            for planned, outcome in zip(plan.rows, outcomes, strict=True):
+                self._apply(planned, outcome)
+
+    def _fail(self, plan: StepPlan, problem: str) -> None:
+        """Give up what a step was to compute, except for rows that are of no use any more."""
+        for planned in plan.rows:
+            context = planned.context
+            if context.state != "gone" and planned.epoch == context.epoch:
+                self._store.fail(context, "engine_error", problem)
 
     def _apply(self, planned: PlannedRow, outcome: RowOutcome) -> None:
-        """Let the outcome of a row count."""
-        context, token = planned.context, outcome.token
-        if outcome.is_sound:
-            if context.fill is not None:
-                context.fill.scores.extend(outcome.scores)
-            self._batcher.computed(planned)
-            self._store.complete_fill(context)
-            # Forks in front of a Generate are of the context without its tokens, or its failure.
-            self._store.bear_forks(context)
-        if not outcome.is_sound or (token is not None and token.token_id is None):
+        """Let the outcome of a row count, as far as it still matters.
+
+        Meanwhile the context may have been freed or have failed; it may have lost its KV: then only
+        its token counts; and its generation may be over.
+        """
+        context, token, generate = planned.context, outcome.token, planned.generate
+        if context.in_flight is planned:
+            context.in_flight = None
+        if context.state == "gone":
+            return
+        if planned.epoch == context.epoch:
+            if outcome.is_sound:
+                self._count_computed(planned, outcome)
+            else:
+                token = _UNSOUND
+        elif not context.is_at(generate):
+            return
+        if token is not None and token.token_id is None:
             self._store.fail(
                 context,
                 "numerical_error",
@@ -260,7 +355,25 @@ class BuiltinEngine:
             )
             return
         goes_on = False
-        if planned.generate is not None and token is not None:
-            goes_on = self._store.add_token(context, planned.generate, token)
-        if not goes_on:
+        if generate is not None and token is not None and context.is_at(generate):
+            goes_on = self._store.add_token(context, generate, token)
+            if not goes_on:
+                context.abandon_flight()
+        if not goes_on or context.state != "running":
             self._store.settle(context)
+
+    def _count_computed(self, planned: PlannedRow, outcome: RowOutcome) -> None:
+        context = planned.context
+        fill = context.fill
+        if fill is not None:
+            fill.scores.extend(outcome.scores)
+        self._batcher.computed(planned)
+        if fill is not None:
+            self._store.complete_fill(context)
+            # Forks in front of a Generate are of the context without its tokens, or its failure.
+            self._store.bear_forks(context)
+
+
+def _is_first_token(planned: PlannedRow) -> bool:
+    generate = planned.generate
+    return generate is not None and generate.row is not None and generate.row.index == 0

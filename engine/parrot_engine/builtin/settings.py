@@ -52,6 +52,9 @@ class BuiltinSettings:
     kernels: str = "auto"
     #: Seeds generations that give no seed of their own; None: from the system.
     seed: int | None = None
+    #: Plan and launch the next step while the device computes this one: `on`, `off`; `auto` does
+    #: so on a GPU. Outputs are the same.
+    overlap: str = "auto"
     #: CPU threads of the runner.
     num_threads: int = 1
 
@@ -67,6 +70,8 @@ class BuiltinSettings:
         ):
             if getattr(self, name) < 1:
                 raise SettingsError(name, f"must be at least 1, not {getattr(self, name)}")
+        if self.overlap not in ("auto", "on", "off"):
+            raise SettingsError("overlap", f"must be auto, on or off, not {self.overlap!r}")
         for name in ("num_blocks", "kv_cache_bytes", "max_context_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -104,8 +104,9 @@ class ContextStates:
 
     def drop_blocks(self, context: Context) -> None:
         """Give up a context's KV; its tokens stay and are computed again when needed."""
-        self.pool.release_table(context.block_table)
-        context.block_table = []
+        self.pool.release_table(context.block_table.ids)
+        context.block_table.truncate(0)
+        context.epoch += 1
         context.num_computed = 0
         self._displace_idle(context)
         context.story.append("KV dropped")
@@ -140,14 +141,17 @@ class ContextStates:
         Raises:
             EngineStateError: something does not fit; the message tells what and its story.
         """
-        self.pool.check_integrity(context.block_table for context in self._all)
+        self.pool.check_integrity(context.block_table.ids for context in self._all)
         counted: Counter[ContextState] = Counter(context.state for context in self._all)
         line = set(self.line)
         for context in self._all:
             if not 0 <= context.num_computed <= len(context.token_ids):
                 raise self.illegal(context, "computed more than it has")
             held, least = len(context.block_table), context.blocks_for(context.num_computed)
-            if not least <= held <= context.num_computed // context.block_size + 1:
+            end, flight = context.num_computed, context.in_flight
+            if flight is not None and flight.epoch == context.epoch:
+                end = max(end, flight.end)
+            if not least <= held <= end // context.block_size + 1:
                 raise self.illegal(context, f"holds {held} blocks, needs {least}")
             if (context.state in ("running", "waiting")) != bool(
                 context.pending and context.state != "unborn"

@@ -300,7 +300,7 @@ class ContextStore:
         assert isinstance(fork, PendingFork)
         child = fork.child
         child.begin_as(parent)
-        for block in child.block_table:
+        for block in child.block_table.ids:
             self._pool.retain(block)
         self.states.move(child, "idle")
         child.story.append(f"forked from {parent.id} at {len(parent.token_ids)} tokens")
@@ -317,7 +317,7 @@ class ContextStore:
             distrust: its KV may be wrong: nobody shall find its blocks again.
         """
         if distrust:
-            for block in context.block_table:
+            for block in context.block_table.ids:
                 self._pool.withdraw(block)
         todo = deque([(context, message)])
         while todo:
