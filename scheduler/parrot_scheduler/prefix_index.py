@@ -26,6 +26,7 @@ import numpy.typing as npt
 from parrot_scheduler.task import Task
 
 Rows = npt.NDArray[np.intp]
+Depths = npt.NDArray[np.float64]
 
 #: Sets of up to so many rows are taken apart bit by bit, larger ones by numpy.
 _FEW_ROWS = 8
@@ -38,6 +39,13 @@ class Match(NamedTuple):
     rows: Rows
     #: Leading blocks of the prompt that it holds, at least one.
     blocks: Rows
+
+
+class _Level(NamedTuple):
+    """Rows that hold a chain up to one depth and no further."""
+
+    rows: int
+    depth: int
 
 
 class Claim(NamedTuple):
@@ -105,50 +113,61 @@ class PrefixIndex:
 
         Costs two look-ups a block and one numpy operation for each distinct depth.
         """
-        if not prefix:
-            return _NOTHING
-        held = map(self._held.get, prefix)
-        claimed = map(self._claimed.get, prefix)
-        last_held, last_claimed = self._held.get(prefix[0]), self._claimed.get(prefix[0])
-        there = (last_held or 0) | (last_claimed or 0)
-        if not there:
-            return _NOTHING
-        levels: list[tuple[int, int]] = []
-        for depth, (here_held, here_claimed) in enumerate(zip(held, claimed, strict=True)):
-            if here_held is last_held and here_claimed is last_claimed:
-                continue
-            last_held, last_claimed = here_held, here_claimed
-            still = there & ((here_held or 0) | (here_claimed or 0))
-            if still != there:
-                levels.append((there ^ still, depth))
-                there = still
-                if not there:
-                    break
-        if there:
-            levels.append((there, len(prefix)))
-        return _as_arrays(levels)
+        return _as_arrays(self._levels(prefix))
+
+    def depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
+        """The same as one value for each of the first `num_rows` rows; None: nobody holds any."""
+        return _as_column(self._levels(prefix), num_rows)
 
     def match_claimed(self, prefix: Sequence[Hashable]) -> Match:
         """Like `match`, but only blocks that placed tasks need: memory that is shared with them."""
+        return _as_arrays(self._claimed_levels(prefix))
+
+    def claimed_depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
+        """Like `depths`, but only blocks that placed tasks need."""
+        return _as_column(self._claimed_levels(prefix), num_rows)
+
+    def _levels(self, prefix: Sequence[Hashable]) -> list[_Level]:
+        levels: list[_Level] = []
         if not prefix:
-            return _NOTHING
-        there = last = self._claimed.get(prefix[0], 0)
+            return levels
+        last_held, last_claimed = self._held.get(prefix[0]), self._claimed.get(prefix[0])
+        there = (last_held or 0) | (last_claimed or 0)
         if not there:
-            return _NOTHING
-        levels: list[tuple[int, int]] = []
-        for depth, here in enumerate(map(self._claimed.get, prefix)):
-            if here is last:
-                continue
-            last = here or 0
-            still = there & last
-            if still != there:
-                levels.append((there ^ still, depth))
-                there = still
-                if not there:
-                    break
-        if there:
-            levels.append((there, len(prefix)))
-        return _as_arrays(levels)
+            return levels
+        held, claimed = map(self._held.get, prefix), map(self._claimed.get, prefix)
+        depth = 0
+        for here_held, here_claimed in zip(held, claimed, strict=True):
+            if here_held is not last_held or here_claimed is not last_claimed:
+                last_held, last_claimed = here_held, here_claimed
+                still = there & ((here_held or 0) | (here_claimed or 0))
+                if still != there:
+                    levels.append(_Level(there ^ still, depth))
+                    there = still
+                    if not there:
+                        return levels
+            depth += 1
+        levels.append(_Level(there, depth))
+        return levels
+
+    def _claimed_levels(self, prefix: Sequence[Hashable]) -> list[_Level]:
+        levels: list[_Level] = []
+        last = self._claimed.get(prefix[0]) if prefix else None
+        if last is None:
+            return levels
+        there, depth = last, 0
+        for here in map(self._claimed.get, prefix):
+            if here is not last:
+                last = here
+                still = there & (here or 0)
+                if still != there:
+                    levels.append(_Level(there ^ still, depth))
+                    there = still
+                    if not there:
+                        return levels
+            depth += 1
+        levels.append(_Level(there, depth))
+        return levels
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one engine holds or is about to hold."""
@@ -306,31 +325,37 @@ class PrefixIndex:
                 del claimed[key]
 
 
-def _as_arrays(levels: list[tuple[int, int]]) -> Match:
-    """Sets of rows with their depth, as two arrays."""
+def _as_arrays(levels: list[_Level]) -> Match:
     if not levels:
         return _NOTHING
-    few_rows: list[int] = []
-    few_blocks: list[int] = []
-    rows: list[Rows] = []
-    blocks: list[Rows] = []
+    rows = [np.flatnonzero(_unpack(bits, bits.bit_length())) for bits, _ in levels]
+    blocks = [depth for _, depth in levels]
+    return Match(np.concatenate(rows), np.repeat(blocks, [len(some) for some in rows]))
+
+
+def _as_column(levels: list[_Level], num_rows: int) -> Depths | None:
+    if not levels:
+        return None
+    column: Depths | None = None
+    few: list[tuple[int, int]] = []
     for bits, depth in levels:
         if bits.bit_count() <= _FEW_ROWS:
             while bits:
                 row = bits.bit_length() - 1
-                few_rows.append(row)
-                few_blocks.append(depth)
+                few.append((row, depth))
                 bits ^= 1 << row
-            continue
-        raw = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-        some = np.flatnonzero(np.unpackbits(raw, bitorder="little"))
-        rows.append(some)
-        blocks.append(np.full(len(some), depth, dtype=np.intp))
-    if not rows:
-        return Match(np.array(few_rows, dtype=np.intp), np.array(few_blocks, dtype=np.intp))
-    if few_rows:
-        rows.append(np.array(few_rows, dtype=np.intp))
-        blocks.append(np.array(few_blocks, dtype=np.intp))
-    if len(rows) == 1:
-        return Match(rows[0], blocks[0])
-    return Match(np.concatenate(rows), np.concatenate(blocks))
+        elif column is None:
+            column = _unpack(bits, num_rows) * float(depth)
+        else:
+            column += _unpack(bits, num_rows) * float(depth)
+    if column is None:
+        column = np.zeros(num_rows)
+    for row, depth in few:
+        column[row] = depth
+    return column
+
+
+def _unpack(bits: int, num_rows: int) -> npt.NDArray[np.uint8]:
+    """One 0 or 1 for each row."""
+    raw = np.frombuffer(bits.to_bytes((num_rows + 7) // 8, "little"), dtype=np.uint8)
+    return np.unpackbits(raw, count=num_rows, bitorder="little")

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import TypeAlias
-
-from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.keep.hazard import KeepHazard
 from parrot_scheduler.keep.none import KeepNone
-from parrot_scheduler.policy import KeepPolicy
+from parrot_scheduler.policy import KeepFactory
 
-#: Makes a policy for one pool.
-Factory: TypeAlias = Callable[[SchedulerConfig, random.Random], KeepPolicy]
-
-POLICIES: dict[str, Factory] = {
+POLICIES: dict[str, KeepFactory] = {
+    "hazard": lambda config, rng: KeepHazard(config),
     "none": lambda config, rng: KeepNone(),
 }

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import TypeAlias
-
-from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.placement.least_loaded import LeastLoaded
 from parrot_scheduler.placement.lmetric import LMetric
+from parrot_scheduler.placement.paper import Paper
+from parrot_scheduler.placement.parrot import Parrot
+from parrot_scheduler.placement.prefix_linear import PrefixLinear
 from parrot_scheduler.placement.round_robin import RoundRobin
-from parrot_scheduler.policy import PlacePolicy
+from parrot_scheduler.placement.session_affinity import SessionAffinity
+from parrot_scheduler.policy import PlaceFactory
 
-#: Makes a policy for one pool.
-Factory: TypeAlias = Callable[[SchedulerConfig, random.Random], PlacePolicy]
-
-POLICIES: dict[str, Factory] = {
+POLICIES: dict[str, PlaceFactory] = {
+    "parrot": lambda config, rng: Parrot(config),
+    "paper": lambda config, rng: Paper(config),
     "round-robin": lambda config, rng: RoundRobin(),
     "least-loaded": lambda config, rng: LeastLoaded(),
+    "session-affinity": lambda config, rng: SessionAffinity(),
+    "prefix-linear": lambda config, rng: PrefixLinear(),
     "lmetric": lambda config, rng: LMetric(),
 }

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.policy import Application, Choice
 from parrot_scheduler.pool import Pool
-from parrot_scheduler.prefix_index import Match, chain_of
+from parrot_scheduler.prefix_index import chain_of
 from parrot_scheduler.table import Column
 
 Mask = npt.NDArray[np.bool_]
@@ -27,19 +27,24 @@ def candidates(entry: Entry, pool: Pool) -> Mask:
 
 
 def cached_tokens(entry: Entry, application: Application, pool: Pool) -> Column:
-    """Prompt tokens that each row holds or is about to hold; at least one stays to be computed."""
-    task, table = entry.task, pool.table
-    tokens = np.zeros(len(table.accepts))
-    rows, blocks = pool.prefixes.match(task.prefix)
-    tokens[rows] = blocks * table.block_tokens[rows]
-    rows, blocks = _match_hidden(entry, pool)
-    if len(rows):
-        tokens[rows] = np.where(
-            blocks == _hidden_blocks(entry),
-            max(application.context_tokens, task.template_tokens),
-            task.template_tokens,
-        )
-    return np.minimum(tokens, max(task.prompt_tokens - 1, 0))
+    """Prompt tokens that each row holds or is about to hold; at least one stays to be computed.
+
+    0 for rows that take no work.
+    """
+    task, table, num_rows = entry.task, pool.table, len(pool.table.accepts)
+    tokens: Column | None = None
+    blocks = pool.prefixes.depths(task.prefix, num_rows)
+    if blocks is not None:
+        tokens = blocks * table.block_tokens
+    hidden = pool.prefixes.depths(chain_of(task, 0), num_rows)
+    if hidden is not None:
+        whole, beginning = _hidden_tokens(entry, application)
+        seen = np.where(hidden == _hidden_blocks(entry), whole, beginning) * (hidden > 0)
+        tokens = seen if tokens is None else np.maximum(tokens, seen)
+    if tokens is None:
+        return np.zeros(num_rows)
+    capped: Column = np.minimum(tokens, max(task.prompt_tokens - 1, 0)) * table.accepts
+    return capped
 
 
 def cached_on(entry: Entry, application: Application, pool: Pool, row: int) -> int:
@@ -49,10 +54,9 @@ def cached_on(entry: Entry, application: Application, pool: Pool, row: int) -> i
     blocks = pool.prefixes.blocks_on(row, chain_of(task, block_tokens))
     if block_tokens:
         tokens = blocks * block_tokens
-    elif blocks == _hidden_blocks(entry):
-        tokens = max(application.context_tokens, task.template_tokens)
     else:
-        tokens = task.template_tokens if blocks else 0
+        whole, beginning = _hidden_tokens(entry, application)
+        tokens = (whole if blocks == _hidden_blocks(entry) else beginning) if blocks else 0
     return min(tokens, max(task.prompt_tokens - 1, 0))
 
 
@@ -76,9 +80,11 @@ def choice(
     )
 
 
-def _match_hidden(entry: Entry, pool: Pool) -> Match:
-    return pool.prefixes.match(chain_of(entry.task, 0))
-
-
 def _hidden_blocks(entry: Entry) -> int:
     return 2 if entry.task.template else 1
+
+
+def _hidden_tokens(entry: Entry, application: Application) -> tuple[int, int]:
+    """Tokens behind both keys of a hidden chain, and behind its first."""
+    beginning = entry.task.template_tokens
+    return max(application.context_tokens, beginning), beginning

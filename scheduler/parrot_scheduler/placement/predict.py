@@ -1,0 +1,71 @@
+"""What would become of a task on an engine, in seconds, by the engine's step model."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.table import Column, EngineTable
+
+#: One row, or all of them.
+T = TypeVar("T", float, Column)
+
+
+class Prediction(NamedTuple, Generic[T]):
+    """Each assumes that the task is placed there now."""
+
+    #: Computing what is not cached of its prompt.
+    fill_s: T
+    #: Up to its first token: what is queued there, its own prompt, one step.
+    ttft_s: T
+    #: One decode step, all that is placed there decoding.
+    step_s: T
+    #: Up to its end.
+    finish_s: T
+    #: `finish_s`, and what computing its prompt takes from others there.
+    toll_s: T
+
+
+def predict_row(entry: Entry, new_tokens: float, table: EngineTable, row: int) -> Prediction[float]:
+    """For one row, where `new_tokens` of the prompt are not cached."""
+    return _predict(
+        entry,
+        new_tokens,
+        table.pending_prefill.item(row),
+        table.working_set.item(row),
+        table.weights_s.item(row) + table.overhead_s.item(row),
+        table.context_token_s.item(row),
+        table.prefill_token_s.item(row),
+    )
+
+
+def predict_all(entry: Entry, new_tokens: Column, table: EngineTable) -> Prediction[Column]:
+    """For every row; rows without an engine get figures without meaning."""
+    return _predict(
+        entry,
+        new_tokens,
+        table.pending_prefill,
+        table.working_set,
+        table.weights_s + table.overhead_s,
+        table.context_token_s,
+        table.prefill_token_s,
+    )
+
+
+def _predict(
+    entry: Entry,
+    new: T,
+    pending: T,
+    working_set: T,
+    fixed_s: T,
+    context_token_s: T,
+    prefill_token_s: T,
+) -> Prediction[T]:
+    task = entry.task
+    steps = max(entry.expected_output / max(task.num_sequences, 1) - 1, 0.0)
+    context = working_set + float(task.prompt_tokens + entry.expected_output)
+    fill_s = new * prefill_token_s
+    step_s = context * context_token_s + fixed_s
+    ttft_s = pending * prefill_token_s + fill_s + step_s
+    finish_s = ttft_s + step_s * steps
+    return Prediction(fill_s, ttft_s, step_s, finish_s, finish_s + fill_s)
