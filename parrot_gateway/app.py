@@ -15,6 +15,7 @@ from parrot_gateway.api.openapi import describe_own_routes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.quiet import create_quiet_app, knows_path
 from parrot_gateway.api.route_table import RouteTable
+from parrot_gateway.api.semantic.beginning import fill_ahead_of
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
 from parrot_gateway.gateway import Gateway
@@ -50,6 +51,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         await endpoint(websocket)
 
     routes = CallRoutes(gateway)
+    gateway.semantic.fill_ahead = fill_ahead_of(gateway)
     own = RouteTable()
     VariableRoutes(gateway).register(own)
     SessionRoutes(gateway).register(own)

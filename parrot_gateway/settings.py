@@ -216,6 +216,9 @@ class SessionSettings(_Section):
     #: Calls of all sessions that wait or run, and what their bodies come to.
     max_waiting_calls: int = Field(default=100_000, gt=0)
     max_waiting_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+    #: While a call waits for inputs, the beginning of its prompt that they cannot change is filled
+    #: ahead if it has so many tokens, on builtin engines with nothing better to do; 0: never.
+    fill_ahead_tokens: int = Field(default=64, ge=0)
 
 
 class ResponseSettings(_Section):

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from parrot_gateway.core.graph import TransformNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.memo import Memo
 from parrot_gateway.core.variable import Failure
@@ -79,6 +78,7 @@ class Executor:
         limits: how much may wait.
         run_timeout_s: how long a call may run, and an attended one wait and run together.
         clock: the time, in seconds; for the graph's times only.
+        on_wait: is told of a call that waits for inputs, anew with each that arrives.
         on_start: is told of a call that is about to run, so that its objective is up to date.
         on_end: is told of a call that has ended.
     """
@@ -89,12 +89,14 @@ class Executor:
         *,
         run_timeout_s: float,
         clock: Callable[[], float],
+        on_wait: Callable[[Job], None] = lambda job: None,
         on_start: Callable[[Job], None] = lambda job: None,
         on_end: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self._limits = limits
         self._run_timeout_s = run_timeout_s
         self._clock = clock
+        self._on_wait = on_wait
         self._on_start = on_start
         self._on_end = on_end
         #: Answers deferred calls; set before the first is submitted.
@@ -242,6 +244,8 @@ class Executor:
                 job.tell()
             else:
                 heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job))
+        else:
+            self._on_wait(job)
 
     # -- running ----------------------------------------------------------------------------
 
@@ -276,7 +280,7 @@ class Executor:
     async def _run(self, job: Job) -> None:
         try:
             async with asyncio.timeout(self._run_timeout_s):
-                if isinstance(job.node, TransformNode):
+                if job.is_transform:
                     job.take_input(self._clock())
                 else:
                     await self._answer(job)

@@ -65,6 +65,8 @@ class Job:
         self.has_text = False
         #: Why it has failed or was cancelled.
         self.failure: Failure | None = None
+        #: Name of an engine that holds the beginning of its prompt already.
+        self.preferred_engine: str | None = None
         #: What an attended call's client is told of it.
         self.error: GatewayError | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -90,6 +92,11 @@ class Job:
         """Its node; only of a call, not of a transform."""
         assert isinstance(self.node, CallNode)
         return self.node
+
+    @property
+    def is_transform(self) -> bool:
+        """Whether it is no call to a model."""
+        return isinstance(self.node, TransformNode)
 
     @property
     def output_name(self) -> str | None:
@@ -143,6 +150,19 @@ class Job:
         values = {key: variable.value or "" for key, variable in self.inputs.items()}
         body = self._template.render(values)
         return body if self.context is None else self.context.compose(body)
+
+    def render_known(self, marker: str) -> bytes:
+        """The body with the values that are there, and `marker` in place of each that is not.
+
+        Raises:
+            RequestTooLargeError: they come to too much.
+        """
+        assert self._template is not None
+        values = {
+            key: marker if variable.value is None else variable.value
+            for key, variable in self.inputs.items()
+        }
+        return self._template.render(values)
 
     # -- an attended call's client ----------------------------------------------------------
 

@@ -30,6 +30,7 @@ import msgspec
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import enter, free_all_contexts
 from parrot_gateway.core.executor import CallRunner, Executor
+from parrot_gateway.core.fill_ahead import FillAhead
 from parrot_gateway.core.graph import CallNode, TransformNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
@@ -95,15 +96,20 @@ class SemanticService:
             mint_variable_id=mint_variable_id,
             on_close=self._session_closed,
         )
+        #: Told of a session that is gone.
+        self.on_session_closed: Callable[[str], None] = lambda session_id: None
         #: What calls are run for.
         self.urgency = Urgency(self.sessions.owner_of)
         self.executor = Executor(
             limits,
             run_timeout_s=call_timeout_s,
             clock=clock,
-            on_start=self.urgency.update,
+            on_wait=self._waits,
+            on_start=self._starts,
             on_end=self._has_ended,
         )
+        #: Fills the beginnings of waiting calls; set by whoever can read prompts.
+        self.fill_ahead: FillAhead | None = None
         self._readers = 0
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -134,6 +140,8 @@ class SemanticService:
             await asyncio.gather(self._sweeper, return_exceptions=True)
             self._sweeper = None
         await self.executor.close()
+        if self.fill_ahead is not None:
+            await self.fill_ahead.close()
         self.sessions.close_all()
 
     # -- sessions ---------------------------------------------------------------------------
@@ -161,6 +169,7 @@ class SemanticService:
         self.executor.forget_session(session.id)
         free_all_contexts(session)
         self.urgency.forget(session)
+        self.on_session_closed(session.id)
 
     # -- variables --------------------------------------------------------------------------
 
@@ -420,7 +429,18 @@ class SemanticService:
             f"Call '{call_id}' is unknown or no longer kept.", param="call", code="call_not_found"
         )
 
+    def _waits(self, job: Job) -> None:
+        if self.fill_ahead is not None:
+            self.fill_ahead.consider(job)
+
+    def _starts(self, job: Job) -> None:
+        if self.fill_ahead is not None:
+            self.fill_ahead.stop(job)
+        self.urgency.update(job)
+
     def _has_ended(self, job: Job) -> None:
+        if self.fill_ahead is not None:
+            self.fill_ahead.stop(job)
         # What it wrote can be read for as long as if its client had come by just now.
         self.sessions.touch(job.session, self.clock())
 
@@ -431,6 +451,7 @@ class SemanticService:
         return {
             "sessions": self.sessions.statistics()._asdict(),
             "calls": self.executor.statistics()._asdict(),
+            "fill_ahead": {} if self.fill_ahead is None else self.fill_ahead.statistics()._asdict(),
             "readers": self._readers,
         }
 

@@ -101,6 +101,8 @@ class RemoteEngine:
         self._outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
         self._lost: str | None = None
+        #: Those who wait until there is less to do, and whether it must be nothing at all.
+        self._quiet_waiters: dict[asyncio.Future[None], bool] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -133,6 +135,22 @@ class RemoteEngine:
         channel = EngineChannel(self, salt)
         self._add_contexts(channel, count)
         return channel
+
+    async def wait_quiet(self, *, idle: bool) -> None:
+        """Return once no prompt waits to be filled; with `idle` once nothing at all is in work.
+
+        Raises:
+            EngineLostError: the link is gone.
+            OverloadedError: the engine is leaving, or too much waits to be sent to it.
+        """
+        while not self._is_quiet(idle):
+            told = asyncio.get_running_loop().create_future()
+            self._quiet_waiters[told] = idle
+            try:
+                await told
+            finally:
+                del self._quiet_waiters[told]
+        self._check_open()
 
     def describe(self) -> dict[str, Any]:
         """This engine as plain types, for `/health`."""
@@ -173,6 +191,7 @@ class RemoteEngine:
                 continue
             self._note_progress(event)
             channel._push(event)
+        self._tell_quiet()
 
     def take_outgoing(self) -> bytes | None:
         """The next message to send; None, and `has_outgoing` cleared, when there is none."""
@@ -195,6 +214,7 @@ class RemoteEngine:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             channel._wake()
+        self._tell_quiet()
 
     # --- the channels' side ---
 
@@ -211,6 +231,14 @@ class RemoteEngine:
             raise OverloadedError(
                 f"The engine of model '{self.info.model}' does not take work as fast as it comes."
             )
+
+    def _is_quiet(self, idle: bool) -> bool:
+        return self.lost or not (self.queued_tokens or (idle and self.running))
+
+    def _tell_quiet(self) -> None:
+        for told, idle in self._quiet_waiters.items():
+            if not told.done() and self._is_quiet(idle):
+                told.set_result(None)
 
     def _add_contexts(self, channel: EngineChannel, count: int) -> list[int]:
         added = [next(self._context_ids) for _ in range(count)]
@@ -260,6 +288,7 @@ class RemoteEngine:
             self._channels.pop(context_id, None)
         if self._lost is None:
             self._submit(tuple(FreeContext(i) for i in context_ids if i in submitted))
+        self._tell_quiet()
 
     def _note_submitted(self, primitive: Primitive) -> None:
         context_id = primitive.context_id

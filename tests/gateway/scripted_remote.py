@@ -131,7 +131,8 @@ class ScriptedRemoteEngine:
         for primitive in primitives:
             self.submitted.append(primitive)
             if isinstance(primitive, Fill):
-                self.contexts[primitive.context_id] = list(primitive.token_ids)
+                known = self.contexts.get(primitive.context_id, [])
+                self.contexts[primitive.context_id] = [*known, *primitive.token_ids]
                 self._fills.append((primitive, primitive.token_ids))
             elif isinstance(primitive, Generate):
                 parent = primitive.parent_context_id
