@@ -23,7 +23,7 @@ from parrot_engine.attention.work_list import WorkList
 ALIGN = 32
 
 #: Integers of an entry of each part of a work list, in the order of `Capacity`.
-_WIDTHS = (8, 8, 1, 3, 8)
+_WIDTHS = (8, 8, 1, 3, 8, 0)
 
 
 class Capacity(NamedTuple):
@@ -34,6 +34,8 @@ class Capacity(NamedTuple):
     members: int
     merges: int
     tiles: int
+    #: Of partial results; they are not in the buffer.
+    slots: int
 
     def holds(self, other: Capacity) -> bool:
         """Whether nothing of `other` is larger."""
@@ -48,6 +50,7 @@ def sizes_of(work: WorkList) -> Capacity:
         len(work.member_tokens),
         len(work.merges),
         len(work.tiles),
+        work.num_slots,
     )
 
 
@@ -84,7 +87,7 @@ class PlanLayout:
         self.slots = self._take(num_tokens)
         self.lists: dict[int | None, ListPlaces] = {}
         for window in windows:
-            narrow, wide, members, merges, tiles = (
+            narrow, wide, members, merges, tiles, _ = (
                 self._take(width * count) for width, count in zip(_WIDTHS, capacity, strict=True)
             )
             self.lists[window] = ListPlaces(
@@ -111,6 +114,14 @@ class PlanLayout:
             and len(tables.block_ids) <= self.num_block_ids
             and all(self.capacity.holds(sizes_of(work)) for work in lists.values())
         )
+
+    def write_nothing(self, buffer: Ints) -> int:
+        """Write a step without tokens; returns how many of the buffer's integers have a meaning."""
+        buffer[self.slots : self.slots + self.num_tokens] = -1
+        for places in self.lists.values():
+            for place in places.counts:
+                buffer[place] = 0
+        return self.block_ids
 
     def write(self, buffer: Ints, tables: Tables, lists: Mapping[int | None, WorkList]) -> int:
         """Write a step that fits; returns how many of the buffer's integers have a meaning.

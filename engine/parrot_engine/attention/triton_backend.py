@@ -46,7 +46,7 @@ class HostPlan(NamedTuple):
 
     @property
     def parts(self) -> Parts:
-        """What a captured graph needs for it."""
+        """What a plan of fixed capacity needs for it."""
         lists = self.lists.values()
         return Parts(any(len(w.tiles) for w in lists), any(len(w.wide) for w in lists))
 
@@ -56,6 +56,10 @@ class Parts(NamedTuple):
 
     tiles: bool
     wide: bool
+
+    def cover(self, other: Parts) -> bool:
+        """Whether `other` has nothing that is not here."""
+        return self.tiles >= other.tiles and self.wide >= other.wide
 
 
 class Partials(NamedTuple):
@@ -171,10 +175,17 @@ class TritonAttention(FusedAttention[TritonPlan]):
         # copy from it is over.
         packed = torch.empty(layout.size, dtype=torch.int32, pin_memory=self._on_cuda)
         layout.write(packed.numpy(), tables, lists)
-        self._reserve(max(work.num_slots for work in lists.values()))
+        self._reserve(capacity.slots)
         programs = {window: self._programs(size) for window, size in zip(lists, sizes, strict=True)}
         buffer = packed.to(self._device, non_blocking=True)
         return self._views(buffer, layout, programs, self._partials)
+
+    def min_tokens(self, parts: Parts) -> int:
+        """The least tokens of a step that has need of any of these parts."""
+        policy = self._policy
+        for_tiles = policy.split_tokens + 1 if parts.tiles else None
+        for_wide = -(-policy.wide_min_rows // policy.group) if parts.wide else None
+        return min((least for least in (for_tiles, for_wide) if least is not None), default=1)
 
     def fixed_layout(
         self, num_tokens: int, max_rows: int, max_context: int, max_slots: int, start: int
@@ -196,6 +207,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
             members=readings,
             merges=num_tokens,
             tiles=tiles,
+            slots=slots,
         )
         blocks = min(num_tokens, max_rows) * -(-max_context // self._shape.block_size)
         return PlanLayout(self._windows, num_tokens, capacity, blocks, start=start)

@@ -10,8 +10,7 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,11 +19,15 @@ from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
 from parrot_engine.builtin.launched import LaunchedStep, StepInputs
+from parrot_engine.builtin.step_tokens import Computed, StepTokens, gather_tokens
 from parrot_engine.builtin.upload import Upload
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.generation_defaults import GenerationDefaults
+
+if TYPE_CHECKING:
+    from parrot_engine.builtin.graphs import Capture, StepGraphs
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -94,6 +97,7 @@ class ModelRunner:
 
         #: The tokens sampled in the step launched last, by row.
         self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
+        self._graphs: StepGraphs | None = None
 
     @property
     def kv_cache(self) -> Tensor:
@@ -118,6 +122,30 @@ class ModelRunner:
         self._sampled = step.sampled
         return step
 
+    def use_graphs(
+        self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
+    ) -> StepGraphs | None:
+        """From now on launch steps through graphs made by `capture` where one holds them.
+
+        The limits are those of a step. None, and nothing changes, without Triton's attention.
+        """
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.attention.triton_backend import TritonAttention
+        from parrot_engine.builtin.graphs import StepGraphs
+
+        if not isinstance(self._attention, TritonAttention):
+            return None
+        self._graphs = StepGraphs(
+            self._model,
+            self._kv_cache,
+            self._attention,
+            capture,
+            max_rows=max_rows,
+            max_context=max_context,
+            max_tokens=max_tokens,
+        )
+        return self._graphs
+
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> Tensor:
         """The logits of one step, for who wants to look at them; samples and scores nothing.
@@ -125,46 +153,54 @@ class ModelRunner:
         Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
         batch in order, none, the last token's, or all tokens'.
         """
-        return self._forward(batch)
+        return self._forward(batch).clone()
 
     def _forward(self, batch: StepBatch) -> Tensor:
+        """The logits of one step; valid until the next one is launched."""
         self._copy_blocks(batch.copies)
         rows = batch.rows
         if not rows:
             return torch.empty((0, self.vocab_size), device=self._device)
-        token_ids, positions, wanted = self._indices(rows)
-        plan = self._attention.plan(rows)
-        hidden = self._model(token_ids, positions, self._kv_cache, self._attention, plan)
-        if len(wanted) == 0:
+        tokens = gather_tokens(rows)
+        hidden, logits = self._compute(rows, tokens)
+        if tokens.wanted is None:
+            return self._model.logits(hidden) if logits is None else logits
+        if len(tokens.wanted) == 0:
             return torch.empty((0, self.vocab_size), device=self._device)
-        if len(wanted) < len(hidden):
-            hidden = hidden[wanted]
-        return self._model.logits(hidden)
-
-    def _indices(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, their positions, and which of them need logits; one transfer for all."""
-        positions: list[int] = []
-        wanted: list[int] = []
-        waiting: list[int] = []
-        sampled: list[int] = []
-        for row in rows:
-            offset = len(positions)
-            positions.extend(range(row.start, row.start + len(row.token_ids)))
-            if row.pending is not None:
-                waiting.append(offset)
-                sampled.append(row.pending)
-            if row.logits == "last":
-                wanted.append(len(positions) - 1)
-            elif row.logits == "all":
-                wanted.extend(range(offset, len(positions)))
         upload = Upload()
-        tokens = upload.integers(list(chain.from_iterable(row.token_ids for row in rows)))
-        parts = [upload.integers(values) for values in (positions, wanted, waiting, sampled)]
+        wanted = upload.array(tokens.wanted)
         upload.send(self._device)
-        if waiting:
+        if logits is not None:
+            return logits[wanted.tensor]
+        return self._model.logits(hidden[wanted.tensor])
+
+    def _compute(self, rows: Sequence[BatchRow], tokens: StepTokens) -> Computed:
+        if self._graphs is None:
+            plan = self._attention.plan(rows)
+        else:
+            host = self._graphs.attention.lay_out(rows)
+            computed = self._graphs.run(tokens, host, self._sampled)
+            if computed is not None:
+                return computed
+            plan = self._graphs.attention.send(host)
+        upload = Upload()
+        token_ids, positions, at, pending = (
+            upload.array(array)
+            for array in (
+                tokens.token_ids,
+                tokens.positions,
+                tokens.pending_at,
+                tokens.pending_rows,
+            )
+        )
+        upload.send(self._device)
+        if len(tokens.pending_at):
             # The tokens that only the device knows.
-            tokens.tensor[parts[2].tensor] = self._sampled[parts[3].tensor]
-        return tokens.tensor, parts[0].tensor, parts[1].tensor
+            token_ids.tensor[at.tensor] = self._sampled[pending.tensor]
+        return Computed(
+            self._model(token_ids.tensor, positions.tensor, self._kv_cache, self._attention, plan),
+            None,
+        )
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer, as if one after the other."""

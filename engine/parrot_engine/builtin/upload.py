@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,10 @@ class Upload:
     def integers(self, values: Sequence[int]) -> Part:
         """Add integers."""
         return self._add(Part(np.array(values, dtype=np.int64), is_real=False))
+
+    def array(self, values: npt.NDArray[np.integer[Any]]) -> Part:
+        """Add an array of integers."""
+        return self._add(Part(values.astype(np.int64), is_real=False))
 
     def reals(self, values: Sequence[float]) -> Part:
         """Add real numbers."""
