@@ -13,6 +13,8 @@ from parrot_scheduler.policy import Choice
 KEEP_CHECK_S = 1.0
 #: Held applications of each kind that admission chooses from, and lets in at one step.
 _HELD_SHOWN = 64
+#: Rounds of admission and placement in one step.
+_ROUNDS = 4
 #: Members of a group that follow the first one at once.
 _MAX_FOLLOWERS = 256
 #: Fills that are stopped at once for a task without room.
@@ -36,6 +38,7 @@ class Dispatcher:
         # The last search ended before all tasks were looked at.
         self._gave_up = False
         self._num_aside = 0
+        self._has_placed = False
         self._kept_checked = 0.0
 
     def run(self, now: float) -> None:
@@ -50,12 +53,19 @@ class Dispatcher:
             for application in queue.keep.expired(paused, self.pool, now):
                 if application.kept_tokens:
                     queue.drop_kept(application)
-        if queue.held:
-            self._let_in(now)
-        if self.pool.num_accepting and (queue.has_room or queue.fresh_from is not None):
+        self._has_placed = False
+        for _ in range(_ROUNDS):
+            if queue.held:
+                self._let_in(now)
+            if not self.pool.num_accepting or not (queue.has_room or queue.fresh_from is not None):
+                break
+            # What has been placed may share its prompt with what is held.
+            self._has_placed = False
             self._search(now)
-            if queue.fills and not len(queue.order):
-                self._start_fills(now)
+            if not (self._has_placed and queue.held):
+                break
+        if queue.fills and self.pool.num_accepting and not len(queue.order):
+            self._start_fills(now)
 
     def next_bound(self, now: float) -> float | None:
         """When something is due although nothing happens; None: never."""
@@ -106,7 +116,7 @@ class Dispatcher:
             if self.pool.num_accepting and now < oldest.since + self.config.max_hold_s:
                 break
             self._release(oldest, now)
-        if not queue.has_room:
+        if not (queue.has_room or self._has_placed):
             return
         for _ in range(_HELD_SHOWN):
             if not queue.held:
@@ -196,8 +206,8 @@ class Dispatcher:
             return self._only(entry, row, "only") if row >= 0 else None
         choice = queue.place.place(entry, queue.application_of(entry), pool, now)
         if choice is None:
-            # An idle engine takes whatever it can hold, so that no task waits for nothing.
-            row = pool.idle_row(entry)
+            # A policy may wait for something to end; where nothing runs, nothing will.
+            row = pool.idle_row(entry) if pool.is_idle else -1
             return self._only(entry, row, "only") if row >= 0 else None
         return choice if pool.table.accepts[choice.row] else None
 
@@ -230,7 +240,10 @@ class Dispatcher:
             queue.applications.let_go(application)
         application.num_queued -= 1
         application.num_placed += 1
+        self._has_placed = True
         pool.place(entry, choice.row, choice.expected_cached_tokens, now)
+        if not entry.is_fill:
+            queue.admission.placed(entry, application, pool)
         queue.place.placed(entry, choice, pool, now)
         retention = queue.keep.retention(entry, application, pool, now)
         queue.will_keep(application, keep=retention == "keep")

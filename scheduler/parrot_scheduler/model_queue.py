@@ -127,7 +127,7 @@ class ModelQueue:
         entry.state = "queued"
         application.num_queued += 1
         self._join_groups(entry)
-        self.admission.entered(entry, self.pool)
+        self.admission.entered(entry, application, self.pool)
         self.order.push(entry, application, self.now)
         if self.fresh_from is None or entry.sequence < self.fresh_from:
             self.fresh_from = entry.sequence
@@ -179,7 +179,7 @@ class ModelQueue:
         self.applications.served(entry, application)
         if not entry.is_fill:
             self.order.finished(entry, application, now)
-            self.admission.ended(entry, self.pool)
+            self.admission.ended(entry, application, self.pool)
         self.place.ended(entry, self.pool, now)
         self.has_room = True
         self._forget(entry, application)
@@ -213,7 +213,7 @@ class ModelQueue:
                 del self.fills[entry.task.id]
             else:
                 self.order.remove(entry)
-                self.admission.ended(entry, self.pool)
+                self.admission.ended(entry, application, self.pool)
                 self.leave_groups(entry)
             self.place.ended(entry, self.pool, self.now)
             self.has_room = True

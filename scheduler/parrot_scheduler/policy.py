@@ -91,11 +91,15 @@ class AdmissionPolicy(Protocol):
         """
         ...
 
-    def entered(self, entry: Entry, pool: Pool) -> None:
+    def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
         """A task may be placed from now on (Fills done ahead are not told of)."""
         ...
 
-    def ended(self, entry: Entry, pool: Pool) -> None:
+    def placed(self, entry: Entry, application: Application, pool: Pool) -> None:
+        """A task that entered has been placed; the columns of its engine count it already."""
+        ...
+
+    def ended(self, entry: Entry, application: Application, pool: Pool) -> None:
         """A task that entered has ended, placed or not."""
         ...
 

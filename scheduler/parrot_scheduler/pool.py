@@ -31,8 +31,9 @@ class Pool:
         self.placed: dict[int, dict[int, Entry]] = {}
         #: What engines said last, by row.
         self.reports: dict[int, EngineReport] = {}
-        #: Of the engines that take new work: how many, and the largest capacity.
+        #: Of the engines that take new work: how many, tokens of KV in all, and the largest.
         self.num_accepting = 0
+        self.capacity = 0.0
         self.largest_capacity = 0.0
         self.largest_batch = 0
         self.largest_block = 0
@@ -48,6 +49,11 @@ class Pool:
     def takes_work(self, row: int) -> bool:
         """Whether an engine is here and not draining; it may be reserved for a task."""
         return row >= 0 and row in self.placed and row not in self._draining
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task is placed anywhere."""
+        return not any(self.placed.values())
 
     # Engines come and go
 
@@ -87,6 +93,7 @@ class Pool:
         table = self.table
         rows = [row for row in self.placed if row not in self._draining]
         self.num_accepting = len(rows)
+        self.capacity = float(table.capacity[rows].sum())
         self.largest_capacity = float(table.capacity[rows].max()) if rows else 0.0
         self.largest_batch = int(table.max_batch[rows].max()) if rows else 0
         self.largest_block = int(table.block_tokens[rows].max()) if rows else 0

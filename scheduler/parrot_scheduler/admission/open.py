@@ -22,8 +22,11 @@ class Open:
         """The first one."""
         return held[0] if held else None
 
-    def entered(self, entry: Entry, pool: Pool) -> None:
+    def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
         """Nothing is remembered of tasks."""
 
-    def ended(self, entry: Entry, pool: Pool) -> None:
+    def placed(self, entry: Entry, application: Application, pool: Pool) -> None:
+        """Nothing is remembered of tasks."""
+
+    def ended(self, entry: Entry, application: Application, pool: Pool) -> None:
         """Nothing is remembered of tasks."""

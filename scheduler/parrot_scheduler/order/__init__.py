@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from parrot_scheduler.order.application_fifo import ApplicationFifo
+from parrot_scheduler.order.fair import Fair
 from parrot_scheduler.order.fcfs import Fcfs
+from parrot_scheduler.order.plas import Atlas, Plas
 from parrot_scheduler.policy import OrderFactory
 
 POLICIES: dict[str, OrderFactory] = {
     "fcfs": lambda config, rng: Fcfs(),
+    "plas": lambda config, rng: Plas(config),
+    "atlas": lambda config, rng: Atlas(config),
+    "application-fifo": lambda config, rng: ApplicationFifo(),
+    "fair": lambda config, rng: Fair(config),
 }

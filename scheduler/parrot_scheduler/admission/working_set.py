@@ -1,0 +1,177 @@
+"""No more applications than engines can hold the contexts of.
+
+Once the contexts of running applications outgrow the engines' memory, each turn finds that the
+others have pushed its context out, and nearly all work is done again: hit rates fall from 0.7 to
+near nothing between 0.75 and 1.2 times the capacity, and throughput with them. So whole
+applications wait at the door, and those inside run on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.policy import Application
+from parrot_scheduler.pool import Pool
+from parrot_scheduler.task import ApplicationId, TaskId
+
+#: Returning applications may fill this share of the capacity: their contexts are there already.
+_RETURNING_TARGET = 1.0
+
+
+class SharedTokens:
+    """Tokens of distinct prompts: what several have in common counts once.
+
+    Compares prompts at a few blocks each, every one at the beginning and fewer further on, so that
+    a prompt of n blocks costs some `8 x log2(n)` look-ups. What two prompts share is thus taken
+    too small by an eighth at most.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[Hashable, int] = {}
+        self._blocks = 0
+
+    @property
+    def blocks(self) -> int:
+        """Distinct blocks."""
+        return self._blocks
+
+    def new_blocks(self, prefix: Sequence[Hashable]) -> int:
+        """Blocks that nobody else has."""
+        new = 0
+        for key, width in _anchors(prefix):
+            if key not in self._counts:
+                new += width
+        return new
+
+    def add(self, prefix: Sequence[Hashable]) -> None:
+        """One more prompt."""
+        counts = self._counts
+        for key, width in _anchors(prefix):
+            count = counts.get(key, 0)
+            counts[key] = count + 1
+            if count == 0:
+                self._blocks += width
+
+    def remove(self, prefix: Sequence[Hashable]) -> None:
+        """A prompt that was added is gone."""
+        counts = self._counts
+        for key, width in _anchors(prefix):
+            if counts[key] == 1:
+                del counts[key]
+                self._blocks -= width
+            else:
+                counts[key] -= 1
+
+
+def _anchors(prefix: Sequence[Hashable]) -> list[tuple[Hashable, int]]:
+    """The blocks at which prompts are compared, each with the blocks up to the one before it."""
+    found: list[tuple[Hashable, int]] = []
+    end, stride, length = 0, 1, len(prefix)
+    while end < length:
+        if end >= 16 * stride:
+            stride *= 2
+        # The last block of a prompt stands for its end, wherever that is, only with its own width.
+        width = stride if end + stride <= length else 1
+        end += width
+        found.append(((width, prefix[end - 1]), width))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Entering:
+    """An application inside that has no task placed yet."""
+
+    task_id: TaskId
+    prefix: tuple[Hashable, ...]
+    #: What it needs besides the blocks of `prefix`.
+    private_tokens: float
+
+
+class WorkingSet:
+    """Holds applications while the contexts inside would outgrow a share of all engines' memory.
+
+    Counted inside: what placed tasks need; what paused applications keep; and of applications that
+    have nothing placed yet, the first task that entered, common beginnings once. Further queued
+    tasks of an application do not count: they wait for a place, and nothing of theirs is lost. A
+    single short call finds room where a long one does not, so chats enter while agents wait.
+    """
+
+    name = "working-set"
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._target = config.working_set_target
+        self._entering: dict[ApplicationId, _Entering] = {}
+        self._shared = SharedTokens()
+        self._private_tokens = 0.0
+        self._block_tokens = 0
+
+    def inside(self, pool: Pool) -> float:
+        """Tokens of KV that everything inside needs."""
+        table = pool.table
+        here = float(table.working_set.sum() + table.kept.sum())
+        return here + self._private_tokens + self._shared.blocks * self._block_tokens
+
+    def may_enter(self, application: Application, first: Entry, pool: Pool, now: float) -> bool:
+        """Whether its first waiting task fits besides everything inside."""
+        inside = self.inside(pool)
+        if inside <= 0:
+            return True
+        is_returning = application.context_tokens > 0
+        target = _RETURNING_TARGET if is_returning else self._target
+        if inside + first.working_set <= target * pool.capacity:
+            return True
+        need = first.working_set - self._tokens_inside(first, pool) - application.kept_tokens
+        return inside + max(0.0, need) <= target * pool.capacity
+
+    def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
+        """The first one: those that return come before new ones."""
+        return held[0] if held else None
+
+    def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
+        """Its application counts from now on, if nothing of it does yet."""
+        if application.num_placed or application.id in self._entering:
+            return
+        if not self._entering:
+            # NOTE: constant while anything is entering, so that what is added can be taken away.
+            self._block_tokens = pool.largest_block
+        prefix = self._prefix(entry)
+        private = entry.working_set - len(prefix) * self._block_tokens - application.kept_tokens
+        entering = _Entering(entry.task.id, prefix, private)
+        self._entering[application.id] = entering
+        self._shared.add(prefix)
+        self._private_tokens += private
+
+    def placed(self, entry: Entry, application: Application, pool: Pool) -> None:
+        """Its engine's columns count it from now on."""
+        self._inside(application.id)
+
+    def ended(self, entry: Entry, application: Application, pool: Pool) -> None:
+        """It counts no more, if it did."""
+        entering = self._entering.get(application.id)
+        if entering is not None and entering.task_id == entry.task.id:
+            self._inside(application.id)
+
+    def _inside(self, application: ApplicationId) -> None:
+        entering = self._entering.pop(application, None)
+        if entering is not None:
+            self._shared.remove(entering.prefix)
+            self._private_tokens = (
+                self._private_tokens - entering.private_tokens if self._entering else 0.0
+            )
+
+    def _tokens_inside(self, entry: Entry, pool: Pool) -> float:
+        """Tokens of its prompt that something inside needs as well."""
+        prefix = self._prefix(entry)
+        if not prefix:
+            return 0.0
+        entering = len(prefix) - self._shared.new_blocks(prefix)
+        placed = int(pool.prefixes.match_claimed(prefix).blocks.max(initial=0))
+        return float(max(entering, placed) * self._block_tokens)
+
+    def _prefix(self, entry: Entry) -> tuple[Hashable, ...]:
+        """Its blocks; none where engines' blocks have no size that is known."""
+        block, task = self._block_tokens, entry.task
+        return task.prefix[: task.prompt_tokens // block] if block else ()

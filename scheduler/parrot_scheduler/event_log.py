@@ -1,0 +1,186 @@
+"""Events and actions as lines of JSON, and a log's replay to the same decisions.
+
+A log is one line with the configuration, then one line for each step. Floats are written so that
+they read back exactly. Everything that decides is in the log: replaying it on any machine gives
+the same actions, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
+
+from parrot_scheduler import events as event_module
+from parrot_scheduler.actions import Action
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.events import (
+    BlocksEvicted,
+    BlocksStored,
+    EngineJoined,
+    EngineReport,
+    Event,
+    TaskSubmitted,
+    TaskUpdated,
+)
+from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepModel, Task
+
+Json = dict[str, Any]
+
+
+class Step(NamedTuple):
+    """One step of a log."""
+
+    now: float
+    events: tuple[Event, ...]
+
+
+def write_config(config: SchedulerConfig) -> str:
+    """A log's first line."""
+    return _dump({"config": asdict(config)})
+
+
+def write_step(now: float, events: Iterable[Event]) -> str:
+    """The line of one step."""
+    return _dump({"now": now, "events": [event_to_json(event) for event in events]})
+
+
+def write_actions(actions: Iterable[Action]) -> str:
+    """The line of what one step decided."""
+    return _dump({"actions": [_with_kind(action) for action in actions]})
+
+
+def read_config(line: str) -> SchedulerConfig:
+    """The configuration in a log's first line.
+
+    Raises:
+        ValueError: It is no such line, or names settings that are not known.
+    """
+    data = json.loads(line)
+    if not isinstance(data, dict) or not isinstance(data.get("config"), dict):
+        raise ValueError("the first line of an event log holds the configuration")
+    unknown = data["config"].keys() - {field.name for field in fields(SchedulerConfig)}
+    if unknown:
+        raise ValueError(f"unknown settings: {', '.join(sorted(unknown))}")
+    return SchedulerConfig(**data["config"])
+
+
+def read_step(line: str) -> Step:
+    """The step in a line.
+
+    Raises:
+        ValueError: It is no such line.
+    """
+    data = json.loads(line)
+    if not isinstance(data, dict) or "now" not in data or "events" not in data:
+        raise ValueError("a line of an event log has `now` and `events`")
+    return Step(float(data["now"]), tuple(event_from_json(event) for event in data["events"]))
+
+
+def replay(lines: Iterable[str]) -> Iterator[str]:
+    """What a scheduler decides at each step of a log, as lines.
+
+    Raises:
+        ValueError: A line does not belong in an event log; says which one.
+    """
+    scheduler: Scheduler | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if scheduler is None:
+                scheduler = Scheduler(read_config(line))
+                continue
+            step = read_step(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number}: {error}") from error
+        yield write_actions(scheduler.step(step.now, step.events))
+
+
+def event_to_json(event: Event) -> Json:
+    """An event as plain data; its kind is under `kind`."""
+    return _with_kind(event)
+
+
+def event_from_json(data: Json) -> Event:
+    """The event again.
+
+    Raises:
+        ValueError: There is no event of this kind.
+        TypeError: It lacks a field, or has one too many.
+    """
+    rest = dict(data)
+    kind = rest.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"there is no event of kind {kind!r}")
+    read = _READERS.get(kind)
+    if read is not None:
+        read(rest)
+    event: Event = _KINDS[kind](**rest)
+    return event
+
+
+def _with_kind(value: Any) -> Json:
+    return {"kind": type(value).__name__, **asdict(value)}
+
+
+def _dump(data: Json) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in vars(event_module).values()
+    if isinstance(kind, type) and kind.__module__ == event_module.__name__
+}
+
+
+def _objective(data: Any) -> Objective | None:
+    return None if data is None else Objective(*data)
+
+
+def _groups(data: Any) -> tuple[GroupRef, ...] | None:
+    if data is None:
+        return None
+    return tuple(GroupRef(name, size, Objective(*objective)) for name, size, objective in data)
+
+
+def _read_task(rest: Json) -> None:
+    task = dict(rest["task"])
+    task["prefix"] = tuple(task["prefix"])
+    task["objective"] = _objective(task["objective"])
+    task["groups"] = _groups(task["groups"])
+    rest["task"] = Task(**task)
+
+
+def _read_update(rest: Json) -> None:
+    rest["objective"] = _objective(rest["objective"])
+    rest["groups"] = _groups(rest["groups"])
+
+
+def _read_engine(rest: Json) -> None:
+    engine = dict(rest["engine"])
+    engine["step_model"] = StepModel(**engine["step_model"])
+    rest["engine"] = EngineDescription(**engine)
+
+
+def _read_report(rest: Json) -> None:
+    if rest["step_model"] is not None:
+        rest["step_model"] = StepModel(**rest["step_model"])
+
+
+def _read_hashes(rest: Json) -> None:
+    if rest["hashes"] is not None:
+        rest["hashes"] = tuple(rest["hashes"])
+
+
+_READERS: dict[str, Callable[[Json], None]] = {
+    TaskSubmitted.__name__: _read_task,
+    TaskUpdated.__name__: _read_update,
+    EngineJoined.__name__: _read_engine,
+    EngineReport.__name__: _read_report,
+    BlocksStored.__name__: _read_hashes,
+    BlocksEvicted.__name__: _read_hashes,
+}

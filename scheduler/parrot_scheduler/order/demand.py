@@ -1,0 +1,76 @@
+"""What applications of one kind need in all, learned from those that have ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.policy import Application
+
+#: Ended applications of a kind before a prediction is made.
+_ENOUGH = 3
+#: Weight of the newest one in the running means.
+_GAIN = 0.2
+#: How the speed of calls is followed.
+_SPEED_GAIN = 0.05
+#: Seconds for a token, until some calls have ended.
+_FIRST_TOKEN_S = 0.02
+
+
+class Demand:
+    """Running means of applications' total work, by tenant and template of the first call.
+
+    Work is in KV-token-steps, `p x d + d^2 / 2` for a call with p prompt and d output tokens: what
+    it takes of an engine's memory over time (Justitia, arXiv 2510.17015).
+    """
+
+    def __init__(self, max_templates: int) -> None:
+        self._max = max_templates
+        # Mean work, and how many applications were seen.
+        self._kinds: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._token_s = _FIRST_TOKEN_S
+
+    def ended(self, application: Application, work: float) -> None:
+        """An application has ended, having done this work."""
+        key = _kind(application)
+        if key is None or work <= 0:
+            return
+        mean, count = self._kinds.pop(key, (work, 0))
+        mean += max(_GAIN, 1 / (count + 1)) * (work - mean)
+        self._kinds[key] = (mean, count + 1)
+        if len(self._kinds) > self._max:
+            self._kinds.popitem(last=False)
+
+    def work(self, application: Application) -> float | None:
+        """Total work to expect; None: too little is known of its kind."""
+        key = _kind(application)
+        known = self._kinds.get(key) if key is not None else None
+        return known[0] if known is not None and known[1] >= _ENOUGH else None
+
+    def observe(self, entry: Entry, now: float) -> None:
+        """A call has ended: how fast are tokens at the moment?"""
+        output = entry.generated_tokens / max(1, entry.task.num_sequences)
+        took = now - entry.placed_at
+        if output >= 1 and took > 0:
+            self._token_s += _SPEED_GAIN * (took / output - self._token_s)
+
+    def path_s(self, entry: Entry) -> float:
+        """Seconds of the longest chain from this call on, itself included.
+
+        Its successors are expected to be as long as it is.
+        """
+        output = entry.expected_output / max(1, entry.task.num_sequences)
+        return (1 + entry.successors) * max(output, 1.0) * self._token_s
+
+
+def work_of(entry: Entry, output: float) -> float:
+    """KV-token-steps of a call that generates `output` tokens over all its sequences."""
+    sequences = max(1, entry.task.num_sequences)
+    each = output / sequences
+    return sequences * (entry.task.prompt_tokens * each + each * each / 2)
+
+
+def _kind(application: Application) -> tuple[str, str] | None:
+    if not application.templates:
+        return None
+    return (application.tenant, application.templates[0])
