@@ -108,6 +108,10 @@ class ScriptedRunner:
         self.error: Exception | None = None
         self.late_error: Exception | None = None
         self._sampled: list[int] = []
+        #: What the launches say when asked whether they are over.
+        self.is_ready = True
+        #: ("launch", "outcome", or "ready", number of the step) in order.
+        self.log: list[tuple[str, int]] = []
 
     @property
     def num_tokens(self) -> int:
@@ -117,13 +121,14 @@ class ScriptedRunner:
     def launch(self, batch: StepBatch) -> ScriptedLaunch:
         """Copy, write, read; refuses batches that break the contract."""
         self.batches.append(batch)
+        self.log.append(("launch", len(self.batches)))
         if self.error is not None:
             error, self.error = self.error, None
             raise error
         late_error, self.late_error = self.late_error, None
         outcomes = self._outcomes(batch, self._compute(batch))
         self._sampled = [0 if o.token is None else o.token.token_id or 0 for o in outcomes]
-        return ScriptedLaunch(outcomes, late_error)
+        return ScriptedLaunch(self, len(self.batches), outcomes, late_error)
 
     def _compute(self, batch: StepBatch) -> list[Tensor]:
         """The logits of each row."""
@@ -173,16 +178,26 @@ class ScriptedRunner:
 class ScriptedLaunch:
     """Implements `Launch`; what it holds is not looked at before `outcome` is called."""
 
-    def __init__(self, outcomes: list[RowOutcome], error: Exception | None) -> None:
+    def __init__(
+        self,
+        runner: ScriptedRunner,
+        number: int,
+        outcomes: list[RowOutcome],
+        error: Exception | None,
+    ) -> None:
+        self._runner = runner
+        self._number = number
         self._outcomes: list[RowOutcome] | None = outcomes
         self._error = error
 
     def ready(self) -> bool:
-        """A step of this runner is over once it is launched."""
-        return True
+        """What the runner says."""
+        self._runner.log.append(("ready", self._number))
+        return self._runner.is_ready
 
     def outcome(self) -> list[RowOutcome]:
         """The outcomes, once."""
+        self._runner.log.append(("outcome", self._number))
         outcomes, self._outcomes = self._outcomes, None
         assert outcomes is not None, "asked twice"
         if self._error is not None:
@@ -196,10 +211,12 @@ def scripted_engine(
     block_size: int = 4,
     max_position: int = 256,
     batcher: type[Batcher] = Batcher,
+    device: str = "cpu",
     **settings: int | bool | str | None,
 ) -> tuple[BuiltinEngine, ScriptedRunner]:
     """An engine on a scripted runner; `overlap` is what `run_both_ways` says."""
     runner = ScriptedRunner(num_blocks=num_blocks, block_size=block_size, max_position=max_position)
+    runner.device = device
 
     class Engine(BuiltinEngine):
         def _make_batcher(self, settings: BuiltinSettings) -> Batcher:

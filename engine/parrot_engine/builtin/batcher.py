@@ -204,7 +204,8 @@ class _Step:
 
     def _admit(self, context: Context) -> bool:
         if context.in_flight is not None:
-            # It lost its place in this very step; what it does next is known after the other.
+            # It lost its place in this very step, maybe its KV too: rows in flight of a running
+            # context always count.
             return False
         self._match(context)
         if self._comes_anyway(context):
@@ -271,8 +272,6 @@ class _Step:
 
     def _plan_behind(self, context: Context, flight: Flight) -> None:
         """Go on behind a row in flight, if its outcome does not matter."""
-        if flight.epoch != context.epoch:
-            return
         start, generate = flight.end, flight.generate
         if generate is None:
             fill = context.fill
@@ -450,8 +449,6 @@ def _wants_one(context: Context) -> bool:
     flight = context.in_flight
     if flight is None:
         return context.num_remaining == 1
-    if flight.epoch != context.epoch:
-        return False
     if flight.generate is not None:
         return context.goes_on_unseen(flight.generate)
     return len(context.token_ids) - flight.end == 1

@@ -151,6 +151,8 @@ class ContextStates:
             end, flight = context.num_computed, context.in_flight
             if flight is not None and flight.epoch == context.epoch:
                 end = max(end, flight.end)
+            elif flight is not None and context.state == "running":
+                raise self.illegal(context, "runs behind a row that does not count")
             if not least <= held <= end // context.block_size + 1:
                 raise self.illegal(context, f"holds {held} blocks, needs {least}")
             if (context.state in ("running", "waiting")) != bool(
