@@ -4,8 +4,8 @@ For each weight of two models and 1 to 16 tokens: torch's product alone; the sam
 activation and residual around it as kernels of their own; and what the table in
 `kernels/skinny_tuning.py` chooses. Weights are random, in bf16, and used in turn so that none is
 found in the L2 cache. Then all products of a decode step, every layer with weights of its own.
-`--sweep` times other kernels and tiles too, prints the best ones as a line of JSON for each
-product, and is how that table was found.
+`--sweep` times other kernels and tiles instead; besides a line of JSON for each product it prints
+the rows of that table.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _compile(case: Case, tokens: int, tuning: Tuning) -> None:
 
 
 def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) -> None:
-    """Time all candidates, the best five a line."""
+    """Time all candidates: a line for each product, and a row of the table for each weight."""
     memory = device_limits(torch.device("cuda")).shared_memory
     jobs = [
         (case, tokens, tuning)
@@ -300,29 +300,54 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
     _print({"candidates": len(jobs)})
     for case, of_case in itertools.groupby(jobs, key=lambda job: job[0]):
         weights = [_affine(case) for _ in range(_turns(case))]
+        chosen = []
         for tokens, of_tokens in itertools.groupby(of_case, key=lambda job: job[1]):
-            operands = _operands(case, tokens, weights)
-            timed = [(_try(case, operands, tuning), tuning) for _, _, tuning in of_tokens]
-            timed.sort(key=lambda entry: entry[0])
-            best = timed[0][0]
+            tunings = [tuning for _, _, tuning in of_tokens]
+            entry = _best(case, _operands(case, tokens, weights), tunings)
+            seconds = entry["us"] / 1e6
+            of_copy = round(case.weight_bytes / seconds / limits.bytes_per_s, 3)
             _print(
-                {
-                    "case": f"{case.model} {case.name}",
-                    "tokens": tokens,
-                    "torch_us": round(1e6 * _time_alone(operands), 2),
-                    "us": round(best * 1e6, 2),
-                    "of_copy": round(case.weight_bytes / best / limits.bytes_per_s, 3),
-                    "best": [[round(s * 1e6, 2), *tuning] for s, tuning in timed[:5]],
-                    "best_of_kind": {
-                        kind: [round(s * 1e6, 2), *tuning]
-                        for s, tuning in reversed(timed)
-                        for kind in [tuning.kind + (" cut" if tuning.splits > 1 else "")]
-                    },
-                }
+                {"case": f"{case.model} {case.name}", "tokens": tokens, "of_copy": of_copy, **entry}
             )
+            won = entry["us"] < entry["unfused_us"]
+            chosen.append(_as_row(Tuning(*entry["best"][0][1:])) if won else "None")
+        key = (case.kind == "gated", case.out_size, case.in_size)
+        print(f"    {key}: ({', '.join(chosen)}),", flush=True)
 
 
-def _try(case: Case, operands: Operands, tuning: Tuning) -> float:
+def _best(case: Case, operands: Operands, tunings: Sequence[Tuning]) -> dict[str, Any]:
+    """The fastest of `tunings`, the first few timed again, beside torch."""
+
+    def ranked(tunings: Sequence[Tuning], repeats: int) -> list[tuple[float, Tuning]]:
+        timed = [(_try(case, operands, tuning, repeats), tuning) for tuning in tunings]
+        return sorted(timed, key=lambda entry: entry[0])
+
+    first = ranked(tunings, 5)
+    again = ranked([tuning for _, tuning in first[:4]], 25)
+    kinds = {}
+    for seconds, tuning in reversed(first):
+        kinds[tuning.kind + (" cut" if tuning.splits > 1 else "")] = (seconds, tuning)
+    return {
+        "torch_us": round(1e6 * _time_alone(operands), 2),
+        "unfused_us": round(1e6 * _time_case(UNFUSED, case, operands), 2),
+        "us": round(1e6 * again[0][0], 2),
+        "best": [[round(seconds * 1e6, 2), *tuning] for seconds, tuning in again],
+        "by_kind": {kind: [round(s * 1e6, 2), *tuning] for kind, (s, tuning) in kinds.items()},
+    }
+
+
+def _as_row(tuning: Tuning) -> str:
+    """As it stands in `skinny_tuning.MEASURED`."""
+    if tuning.kind == "vector":
+        return f"Vector({tuning.block_out}, {tuning.num_warps}, {tuning.num_stages})"
+    splits = f", {tuning.splits}" if tuning.splits > 1 else ""
+    return (
+        f"Tile({tuning.block_out}, {tuning.block_in}, {tuning.num_warps}, "
+        f"{tuning.num_stages}{splits})"
+    )
+
+
+def _try(case: Case, operands: Operands, tuning: Tuning, repeats: int) -> float:
     """Seconds of a candidate; infinite when it does not run, or is wrong."""
     ops, linear = _fixed(tuning), operands.weights[0]
     try:
@@ -334,7 +359,7 @@ def _try(case: Case, operands: Operands, tuning: Tuning) -> float:
         if not error < 0.01:
             print(case.name, tuple(tuning), "wrong by", error, flush=True)
             return float("inf")
-        return _time_case(ops, case, operands, repeats=5)
+        return _time_case(ops, case, operands, repeats=repeats)
     except Exception as error:
         print(case.name, tuple(tuning), type(error).__name__, flush=True)
         return float("inf")

@@ -8,6 +8,7 @@ on timing. Does not import triton.
 from __future__ import annotations
 
 from functools import cache
+from math import log2
 from typing import Literal, NamedTuple
 
 import torch
@@ -46,44 +47,99 @@ class Product(NamedTuple):
     norm: bool = False
 
 
+#: Largest number of tokens of each class.
+CLASSES = (1, 2, 4, 8, 16)
+
+
+class Vector(NamedTuple):
+    """`vector_product`, a step having 256 columns a warp."""
+
+    block_out: int
+    num_warps: int
+    num_stages: int
+
+
+class Tile(NamedTuple):
+    """`tile_product`."""
+
+    block_out: int
+    block_in: int
+    num_warps: int
+    num_stages: int
+    splits: int = 1
+
+
+#: Best of the sweep for (gated, outputs, columns) and each of `CLASSES`; None: torch's is faster.
+MEASURED: dict[tuple[bool, int, int], tuple[Vector | Tile | None, ...]] = {
+    (False, 6144, 4096): (
+        Vector(2, 4, 1),
+        Vector(2, 4, 1),
+        Vector(2, 4, 1),
+        Tile(16, 256, 4, 5),
+        Tile(32, 256, 4, 5),
+    ),
+    (False, 4096, 14336): (
+        Vector(2, 4, 1),
+        Vector(2, 4, 1),
+        Vector(2, 4, 1),
+        Tile(16, 256, 4, 5),
+        Tile(32, 256, 4, 5),
+    ),
+    (False, 896, 4864): (
+        Vector(1, 4, 1),
+        Vector(1, 4, 1),
+        Vector(1, 4, 1),
+        Tile(16, 256, 4, 5),
+        Tile(16, 256, 4, 5),
+    ),
+}
+
+
 @cache
 def tuning_for(product: Product, shared_memory: int) -> Tuning | None:
     """The kernel for `product` where `shared_memory` bytes can be had; None: torch's own.
 
-    float32 beyond four tokens has no matrix instructions of full precision to gain from. Nor is
-    a norm fused in float16 there: the scaled row is rounded before it is divided by its root
-    mean square, and could overflow.
+    A size that was not measured gets what the nearest one got. float32 beyond four tokens has no
+    matrix instructions of full precision to gain from. Nor is a norm fused in float16 there: the
+    scaled row is rounded before it is divided by its root mean square, and could overflow.
     """
-    tokens = next((size for size in (1, 2, 4, 8, 16) if product.num_tokens <= size), None)
+    tokens = next((size for size in CLASSES if product.num_tokens <= size), None)
     if tokens is None:
         return None
-    if tokens <= 4:
-        return _vector(product, tokens)
+    nearest = min(MEASURED, key=lambda size: _distance(product, *size))
+    choice = MEASURED[nearest][CLASSES.index(tokens)]
+    if choice is None:
+        return None
+    if isinstance(choice, Vector):
+        block_in = 256 * choice.num_warps
+        return Tuning(
+            "vector", tokens, choice.block_out, block_in, choice.num_warps, choice.num_stages
+        )
     if product.dtype is torch.float32 or (product.norm and product.dtype is torch.float16):
         return None
-    return _fit(_tile(product, tokens), product, shared_memory)
+    tuning = Tuning("tile", max(tokens, 8), *choice)
+    if product.norm or product.gated:
+        tuning = tuning._replace(splits=1)
+    return _fit(tuning, product, shared_memory)
 
 
-def _vector(product: Product, tokens: int) -> Tuning:
-    num_warps = 4 if product.in_size >= 1024 else 2
-    block_out = 4 if product.out_size >= 16_384 else 2 if product.out_size >= 2048 else 1
-    # Each token and each output of a tile holds eight sums a lane in registers.
-    while block_out * tokens * (2 if product.gated else 1) > 8:
-        block_out //= 2
-    return Tuning("vector", tokens, max(1, block_out), 256 * num_warps, num_warps, 1)
-
-
-def _tile(product: Product, tokens: int) -> Tuning:
-    block_out = 16 if product.out_size < 4096 else 32
-    # A narrow weight has too few tiles for the device, unless its columns are cut as well.
-    fused = product.norm or product.gated
-    splits = 4 if product.out_size < 2048 and product.in_size > 2048 and not fused else 1
-    return Tuning("tile", tokens, block_out, 256, 4, 4, splits)
+def _distance(product: Product, gated: bool, out_size: int, in_size: int) -> float:
+    """How far a product is from a measured size: factors of two, and as much for the gate."""
+    return (
+        abs(log2(product.out_size / out_size))
+        + abs(log2(product.in_size / in_size))
+        + (product.gated != gated)
+    )
 
 
 def _fit(tuning: Tuning, product: Product, shared_memory: int) -> Tuning:
-    """The same with as many stages as fit the shared memory of a program."""
+    """The same with as many columns, and then as many stages, as fit a program's memory."""
     rows = tuning.block_out * (2 if product.gated else 1) + tuning.tokens
-    stage = rows * tuning.block_in * product.dtype.itemsize
-    stages = max(1, min(tuning.num_stages, (shared_memory - 4096) // stage))
-    return tuning._replace(num_stages=stages)
+    column = rows * product.dtype.itemsize
+    budget = shared_memory - 4096
+    block_in = tuning.block_in
+    while block_in > 64 and 2 * block_in * column > budget:
+        block_in //= 2
+    # The last stage multiplies what the others have fetched: it has no buffer.
+    stages = min(tuning.num_stages, 1 + budget // (block_in * column))
+    return tuning._replace(block_in=block_in, num_stages=stages)
