@@ -86,9 +86,9 @@ class Cache:
         self.host_tokens = 0
         #: In all, so far.
         self.evicted_tokens = 0
-        #: Hashes since they were last taken away; stays empty unless they are recorded.
-        self.stored: list[BlockHash] = []
-        self.evicted: list[BlockHash] = []
+        #: Blocks that were stored (True) or can be found no more, in order, until somebody takes
+        #: them away; stays empty unless they are recorded.
+        self.changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
         self._records = records
         self._nodes: dict[int, Node] = {}
         #: Unpinned leaves, those to go first first; entries may be out of date.
@@ -241,7 +241,7 @@ class Cache:
             # What the host tier holds was never told to be gone.
             start = max(node.resident, node.host)
             if blocks > start:
-                self.stored.extend(block_hashes(node.key, start, blocks))
+                self.changes.append((True, block_hashes(node.key, start, blocks)))
         new = (blocks - node.resident) * size
         node.resident = blocks
         self.found_tokens += new
@@ -258,7 +258,7 @@ class Cache:
         self.evicted_tokens += blocks * size
         gone = max(node.resident, node.host)
         if self._records and gone < end:
-            self.evicted.extend(block_hashes(node.key, gone, end))
+            self.changes.append((False, block_hashes(node.key, gone, end)))
 
     def _offload(self, node: Node) -> None:
         size = self.block_tokens
@@ -280,7 +280,8 @@ class Cache:
         del self._host[node]
         self.host_tokens -= node.host * self.block_tokens
         if self._records and node.host > node.resident:
-            self.evicted.extend(block_hashes(node.key, node.resident, node.host))
+            gone = block_hashes(node.key, node.resident, node.host)
+            self.changes.append((False, gone))
         node.host = 0
         self._clean(node)
 

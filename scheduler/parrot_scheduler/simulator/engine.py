@@ -127,7 +127,7 @@ class Listener(Protocol):
         ...
 
 
-class Timeline(Protocol):
+class Recorder(Protocol):
     """Where an engine's course is recorded."""
 
     def add(self, start: float, end: float, batch: int, kv_tokens: int, filled: int) -> None:
@@ -199,7 +199,7 @@ class SimulatedEngine:
         self._batch_seconds = 0.0
         self._kv_seconds = 0.0
         #: Set this to have its course recorded.
-        self.timeline: Timeline | None = None
+        self.timeline: Recorder | None = None
 
     # What it looks like
 
