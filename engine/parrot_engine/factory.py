@@ -45,6 +45,9 @@ class EngineOptions:
     block_size: int | None = None
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    cuda_graphs: str | None = None
+    overlap: str | None = None
     max_batch_size: int | None = None
     max_batch_tokens: int | None = None
     max_context_tokens: int | None = None
@@ -120,7 +123,10 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
 
 
 def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
-    return BuiltinSettings(**_chosen(options, fields(BuiltinSettings)))
+    from parrot_engine.models.loader import resolve_device
+
+    device = resolve_device(options.device)
+    return BuiltinSettings.for_device(device.type, **_chosen(options, fields(BuiltinSettings)))
 
 
 def _load_builtin(folder: Path, settings: BuiltinSettings, name: str) -> Engine:
@@ -150,4 +156,6 @@ def _chosen(options: EngineOptions, known: tuple[Field[Any], ...]) -> dict[str, 
 def _fits(value: Any, hint: Any) -> bool:
     if isinstance(value, bool):
         return hint in (bool, bool | None)
+    if isinstance(value, int) and hint == float | None:
+        return True
     return isinstance(value, hint)

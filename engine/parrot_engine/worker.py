@@ -85,6 +85,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kv-cache-bytes", type=int, help="memory for the KV cache, instead of --num-blocks"
     )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of a GPU's memory, where the cache's size is not given (default: 0.9)",
+    )
+    parser.add_argument(
+        "--cuda-graphs",
+        choices=("auto", "lazy", "off"),
+        help="capture them at the start, when first needed, or never",
+    )
     parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
     parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")
     parser.add_argument("--max-context-tokens", type=int, help="longest context served")

@@ -9,6 +9,7 @@ import torch
 from checkpoints import CONFIGS, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
+from parrot_engine.builtin.profiling import largest_step
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.models.loader import load_runner
@@ -51,6 +52,15 @@ def test_no_logits_wanted(runner: ModelRunner) -> None:
     row = harness.row(PagedSequence(), [1, 2], "none")
     assert runner.execute(StepBatch([row])).shape == (0, runner.vocab_size)
     assert not runner.kv_cache[:, :, row.block_table[0], :, :2].isnan().any()
+
+
+def test_the_largest_step_runs(runner: ModelRunner) -> None:
+    settings = BuiltinSettings(max_batch_tokens=100, max_batch_size=5, max_logprob_tokens=20)
+    batch = largest_step(settings, 60)
+    assert [len(row.token_ids) for row in batch.rows] == [20, 1, 1, 60, 18]
+    outcome = runner.launch(batch).outcome()
+    assert all(row.token is not None for row in outcome)
+    assert len(outcome[0].scores) == 20
 
 
 def test_copies_without_rows(runner: ModelRunner) -> None:

@@ -277,18 +277,17 @@ def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:
     return sorted(keys)
 
 
-def graph_bytes(
-    num_keys: int, max_tokens: int, vocab_size: int, step_bytes: int, slot_bytes: int
-) -> int:
+def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes: int) -> int:
     """Rough memory of all graphs, to be set aside before the cache takes the rest.
 
-    `step_bytes` is what the largest step of `max_tokens` tokens takes besides the cache, and
+    `step_bytes` is what the largest step, of `max_tokens` tokens, takes besides the cache, and
     `slot_bytes` one partial result of attention.
     """
-    share = min(1.0, _MAX_MIXED_TOKENS / max_tokens)
-    activations = int(step_bytes * share)
+    activations = int(step_bytes * min(1.0, _MAX_MIXED_TOKENS / max_tokens))
+    # In the model's dtype, in float32, and where all graphs leave them.
     logits = 3 * _MAX_HEAD_TOKENS * vocab_size * 4
-    return activations + logits + MAX_SLOTS * slot_bytes + num_keys * _BYTES_PER_GRAPH
+    num_graphs = 2 * len(_decode_buckets()) + len(_mixed_buckets())
+    return activations + logits + MAX_SLOTS * slot_bytes + num_graphs * _BYTES_PER_GRAPH
 
 
 def _decode_buckets() -> list[int]:

@@ -1,4 +1,4 @@
-"""How much memory a device has left, for sizing the KV cache."""
+"""How much memory a device has left, and what of it the KV cache gets on a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import torch
+
+from parrot_engine.exceptions import SettingsError
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -19,6 +21,41 @@ def free_memory_bytes(device: torch.device) -> int:
         return int(free)
     limits = [_host_available(), _container_available()]
     return min(limit for limit in limits if limit is not None)
+
+
+def gpu_cache_blocks(
+    *,
+    bytes_per_block: int,
+    total_bytes: int,
+    free_bytes: int,
+    step_bytes: int,
+    graph_bytes: int,
+    utilization: float,
+) -> int:
+    """Blocks of the KV cache on a GPU: what is left of the share that may be used.
+
+    Args:
+        bytes_per_block: of all layers, keys and values.
+        total_bytes: memory of the GPU.
+        free_bytes: what of it is free with the weights loaded; others may use it as well.
+        step_bytes: what the largest step takes besides weights and cache.
+        graph_bytes: to be set aside for CUDA graphs.
+        utilization: share of the GPU's memory that may be used in all.
+
+    Raises:
+        SettingsError: there is no room for a single block.
+    """
+    usable = free_bytes - int((1 - utilization) * total_bytes) - step_bytes - graph_bytes
+    blocks = usable // bytes_per_block
+    if blocks < 1:
+        raise SettingsError(
+            "gpu_memory_utilization",
+            f"{utilization} leaves nothing for the KV cache: of {total_bytes} bytes {free_bytes} "
+            f"are free beside the weights, the largest step takes {step_bytes}, CUDA graphs "
+            f"{graph_bytes}, and one block {bytes_per_block}; raise it, lower max_batch_tokens, "
+            "or take a smaller model",
+        )
+    return blocks
 
 
 def _host_available() -> int:

@@ -7,6 +7,8 @@ what the machine offers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from parrot_engine.exceptions import SettingsError
 
@@ -14,6 +16,12 @@ from parrot_engine.exceptions import SettingsError
 DEFAULT_CACHED_CONTEXTS = 16
 #: … but takes at most this share of the memory that is free once the weights are loaded.
 DEFAULT_MEMORY_SHARE = 0.4
+
+#: What is another default on a GPU: blocks that its copy engine fetches whole, and steps large
+#: enough to keep it busy.
+CUDA_DEFAULTS = MappingProxyType(
+    {"block_size": 64, "max_batch_size": 256, "max_batch_tokens": 8192}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +36,16 @@ class BuiltinSettings:
     block_size: int = 16
     #: Blocks of the KV cache; None: from `kv_cache_bytes`, else sized by `kv_blocks`.
     num_blocks: int | None = None
-    #: Memory for the KV cache, all layers together; None: sized by `kv_blocks`.
+    #: Memory for the KV cache, all layers together; None: sized by `kv_blocks`, on a GPU from
+    #: `gpu_memory_utilization`.
     kv_cache_bytes: int | None = None
+    #: Share of a GPU's memory that may be used: for weights, the largest step, graphs, and what
+    #: then remains for the KV cache.
+    gpu_memory_utilization: float = 0.9
     #: Contexts that compute in the same step.
     max_batch_size: int = 64
     #: Tokens computed per step, decodes and chunks of prefill together.
-    max_batch_tokens: int = 2048
+    max_batch_tokens: int = 512
     #: Longest context; None: what the model allows (and the cache holds).
     max_context_tokens: int | None = None
     #: Rows of logits per step for `prompt_logprobs`, which need one per token.
@@ -55,6 +67,9 @@ class BuiltinSettings:
     #: Plan and launch the next step while the device computes this one: `on`, `off`; `auto` does
     #: so on a GPU. Outputs are the same.
     overlap: str = "auto"
+    #: Launch steps as CUDA graphs: `auto` captures them before the engine is ready, `lazy` when
+    #: one is first needed, `off` not at all. Without effect on a CPU.
+    cuda_graphs: str = "auto"
     #: CPU threads of the runner.
     num_threads: int = 1
 
@@ -72,10 +87,29 @@ class BuiltinSettings:
                 raise SettingsError(name, f"must be at least 1, not {getattr(self, name)}")
         if self.overlap not in ("auto", "on", "off"):
             raise SettingsError("overlap", f"must be auto, on or off, not {self.overlap!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SettingsError(
+                "gpu_memory_utilization",
+                f"must be above 0 and at most 1, not {self.gpu_memory_utilization}",
+            )
+        if self.cuda_graphs not in ("auto", "lazy", "off"):
+            raise SettingsError(
+                "cuda_graphs", f"must be auto, lazy or off, not {self.cuda_graphs!r}"
+            )
         for name in ("num_blocks", "kv_cache_bytes", "max_context_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(name, f"must be at least 1 or left out, not {value}")
+
+    @classmethod
+    def for_device(cls, device_type: str, **given: Any) -> BuiltinSettings:
+        """Settings with the defaults of a kind of device, `cpu` or `cuda`.
+
+        Raises:
+            SettingsError: a value is out of its range.
+        """
+        defaults = CUDA_DEFAULTS if device_type == "cuda" else {}
+        return cls(**{**defaults, **given})
 
 
 def kv_blocks(

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from parrot_engine.builtin.memory import free_memory_bytes
+from parrot_engine.builtin.memory import free_memory_bytes, gpu_cache_blocks
+from parrot_engine.builtin.profiling import step_bytes
 from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
 from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
@@ -25,6 +26,7 @@ from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
+from parrot_engine.progress import ProgressLines
 
 #: Called after each tensor with (tensors loaded, tensors in all).
 Progress: TypeAlias = Callable[[int, int], None]
@@ -60,22 +62,84 @@ def load_runner(
     if device.type == "cpu":
         torch.set_num_threads(settings.num_threads)
     kernels = resolve_kernels(settings.kernels, device)
-    model, defaults, spec = load_model(path, device, settings.dtype, progress, kernels=kernels)
-    per_block = kv_bytes_per_block(model.config, settings.block_size, spec.dtype)
-    return ModelRunner(
-        model,
-        defaults,
-        num_blocks=kv_blocks(
+    try:
+        model, defaults, spec = load_model(path, device, settings.dtype, progress, kernels=kernels)
+    except torch.cuda.OutOfMemoryError as error:
+        raise SettingsError(
+            "device", f"the weights do not fit into the memory of {device}: {error}"
+        ) from error
+
+    def make_runner(num_blocks: int) -> ModelRunner:
+        return ModelRunner(
+            model,
+            defaults,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            device=device,
+            dtype=spec.dtype,
+            kernels=kernels,
+        )
+
+    config = model.config
+    longest = min(config.max_position, settings.max_context_tokens or config.max_position)
+    with_graphs = device.type == "cuda" and kernels == "triton" and settings.cuda_graphs != "off"
+    per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype)
+    if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
+        in_step = step_bytes(make_runner, settings, longest, device)
+        free, total = torch.cuda.mem_get_info(device)
+        num_blocks = gpu_cache_blocks(
+            bytes_per_block=per_block,
+            total_bytes=total,
+            free_bytes=free,
+            step_bytes=in_step,
+            graph_bytes=_graph_bytes(config, settings, in_step) if with_graphs else 0,
+            utilization=settings.gpu_memory_utilization,
+        )
+    else:
+        num_blocks = kv_blocks(
             settings,
             bytes_per_block=per_block,
-            max_position=model.config.max_position,
+            max_position=config.max_position,
             free_bytes=free_memory_bytes(device),
-        ),
-        block_size=settings.block_size,
-        device=device,
-        dtype=spec.dtype,
-        kernels=kernels,
+        )
+    try:
+        runner = make_runner(num_blocks)
+    except torch.cuda.OutOfMemoryError as error:
+        free = free_memory_bytes(device)
+        raise SettingsError(
+            "num_blocks",
+            f"{num_blocks} blocks of {per_block} bytes do not fit into the {free} bytes that are "
+            f"free beside the weights; {free // per_block} would",
+        ) from error
+    if with_graphs:
+        _use_graphs(runner, settings, min(longest, num_blocks * settings.block_size), device)
+    return runner
+
+
+def _graph_bytes(config: ModelConfig, settings: BuiltinSettings, in_step: int) -> int:
+    from parrot_engine.builtin.graphs import graph_bytes
+
+    return graph_bytes(
+        settings.max_batch_tokens,
+        vocab_size=config.vocab_size,
+        step_bytes=in_step,
+        slot_bytes=4 * config.num_heads * (config.head_dim + 1),
     )
+
+
+def _use_graphs(
+    runner: ModelRunner, settings: BuiltinSettings, longest: int, device: torch.device
+) -> None:
+    from parrot_engine.builtin.graphs import CudaCapture
+
+    graphs = runner.use_graphs(
+        CudaCapture(device),
+        max_rows=settings.max_batch_size,
+        max_context=longest,
+        max_tokens=settings.max_batch_tokens,
+    )
+    if graphs is not None and settings.cuda_graphs == "auto":
+        graphs.capture_all(ProgressLines("capturing CUDA graphs"))
 
 
 def read_model_config(path: Path) -> ModelConfig:
