@@ -86,15 +86,30 @@ PROFILES: dict[str, EngineProfile] = {
                 kv_bytes_per_token=819_200,
                 bandwidth=1.5e12,
                 flops=170e12,
-                overhead_s=7e-3,
+                overhead_s=4e-3,
             ),
             capacity_tokens=4000 * 16,
             max_batch_tokens=8000,
             source="Engine: the Parrot paper's setup (4,000 blocks of 16 tokens, batch 256, 8,000 "
             "batched tokens). Step: estimated from the data sheet (A100-80GB: 2.0 TB/s and "
-            "312 TFLOP/s, of which 75 % and 55 %) and 7 ms of CPU work per step, chosen so that "
-            "a small batch takes some 26 ms per token as in the paper's figure 11 (34.6 s more "
-            "for 25 more tokens of 53 calls or so).",
+            "312 TFLOP/s, of which 75 % and 55 %) and 4 ms of CPU work per step, chosen so that "
+            "a lone decode takes 21.3 ms as in the paper's figure 11 (34.6 s more for 25 more "
+            "tokens in each of 65 calls; see simulator/workloads/documents.py for the 65).",
+        ),
+        EngineProfile(
+            name="A100-7B-2024",
+            # 6.74e9 weights; keys and values of 32 layers x 4,096 x 2 x 2 bytes.
+            step_model=roofline(
+                parameters=6.74e9,
+                kv_bytes_per_token=524_288,
+                bandwidth=1.5e12,
+                flops=170e12,
+                overhead_s=4e-3,
+            ),
+            capacity_tokens=6800 * 16,
+            max_batch_tokens=8192,
+            source="Engine: the Parrot paper's setup for its figures 14 and 15 (6,800 blocks of 16 "
+            "tokens). Step: as A100-13B-2024.",
         ),
         EngineProfile(
             name="A6000-7B-2024",
@@ -118,6 +133,8 @@ PROFILES: dict[str, EngineProfile] = {
             step_model=DEFAULT_STEP_MODEL,
             # (139 GiB x 0.9 - 16 GB of weights) / 131,072 bytes per token, rounded down.
             capacity_tokens=900_000,
+            # As fast here as any; smaller ones make long prompts slow to simulate.
+            block_tokens=64,
             reload_token_s=131_072 / 50e9,
             source="Step: docs/engine-performance.md (batch 1: 4.9 ms, 64 x 576: 6.5 ms, 8,192 "
             "tokens filled in 199 ms). KV: arithmetic. Host: PCIe 5.0 at 50 GB/s, estimated.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Prompt:
         """Of all its full blocks, in order."""
         if len(self.parts) == 1:
             return self.parts[0].hashes
-        return tuple(h for part in self.parts for h in part.hashes)
+        return tuple(chain.from_iterable(part.hashes for part in self.parts))
 
 
 class PromptMaker:
