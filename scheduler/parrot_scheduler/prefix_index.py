@@ -3,7 +3,7 @@
 Engines are rows of an `EngineTable`; a set of rows is one Python int, bit r for row r. A block's
 key stands for all tokens up to its end. So a prompt is a chain of keys, none twice, that agrees
 with another chain up to where they part, and who holds how much of it follows from and-ing the
-sets along the chain: one operation a block, however many engines.
+sets along the chain: some operations a block, however many engines.
 
 Three sources feed the index:
 
@@ -18,6 +18,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import groupby, repeat
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -87,7 +89,7 @@ class PrefixIndex:
             raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
         self._max_blocks = max_blocks
         # Key -> rows, least recently used first. Neighbours of a chain share one int object as
-        # far as possible: `match` compares by identity first, and memory stays small.
+        # far as possible: they compare by identity first, and memory stays small.
         self._held: dict[Hashable, int] = {}
         # Key -> rows where a placed task needs it, and how many tasks do, by row.
         self._claimed: dict[Hashable, int] = {}
@@ -128,46 +130,17 @@ class PrefixIndex:
         return _as_column(self._claimed_levels(prefix), num_rows)
 
     def _levels(self, prefix: Sequence[Hashable]) -> list[_Level]:
-        levels: list[_Level] = []
-        if not prefix:
-            return levels
-        last_held, last_claimed = self._held.get(prefix[0]), self._claimed.get(prefix[0])
-        there = (last_held or 0) | (last_claimed or 0)
-        if not there:
-            return levels
-        held, claimed = map(self._held.get, prefix), map(self._claimed.get, prefix)
-        depth = 0
-        for here_held, here_claimed in zip(held, claimed, strict=True):
-            if here_held is not last_held or here_claimed is not last_claimed:
-                last_held, last_claimed = here_held, here_claimed
-                still = there & ((here_held or 0) | (here_claimed or 0))
-                if still != there:
-                    levels.append(_Level(there ^ still, depth))
-                    there = still
-                    if not there:
-                        return levels
-            depth += 1
-        levels.append(_Level(there, depth))
-        return levels
+        if not prefix or (prefix[0] not in self._held and prefix[0] not in self._claimed):
+            return []
+        rows = map(self._held.get, prefix, repeat(0))
+        if prefix[0] in self._claimed:
+            rows = map(or_, rows, map(self._claimed.get, prefix, repeat(0)))
+        return _levels_of(rows)
 
     def _claimed_levels(self, prefix: Sequence[Hashable]) -> list[_Level]:
-        levels: list[_Level] = []
-        last = self._claimed.get(prefix[0]) if prefix else None
-        if last is None:
-            return levels
-        there, depth = last, 0
-        for here in map(self._claimed.get, prefix):
-            if here is not last:
-                last = here
-                still = there & (here or 0)
-                if still != there:
-                    levels.append(_Level(there ^ still, depth))
-                    there = still
-                    if not there:
-                        return levels
-            depth += 1
-        levels.append(_Level(there, depth))
-        return levels
+        if not prefix or prefix[0] not in self._claimed:
+            return []
+        return _levels_of(map(self._claimed.get, prefix, repeat(0)))
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one engine holds or is about to hold."""
@@ -325,6 +298,23 @@ class PrefixIndex:
                 del claimed[key]
 
 
+def _levels_of(rows: Iterable[int]) -> list[_Level]:
+    """Who holds how much of a chain, from the rows that hold each of its keys."""
+    levels: list[_Level] = []
+    there, depth = -1, 0
+    # Runs of equal sets come and go without a step of Python for each key.
+    for here, run in groupby(rows):
+        still = there & here
+        if depth and still != there:
+            levels.append(_Level(there ^ still, depth))
+        there = still
+        if not there:
+            return levels
+        depth += len(list(run))
+    levels.append(_Level(there, depth))
+    return levels
+
+
 def _as_arrays(levels: list[_Level]) -> Match:
     if not levels:
         return _NOTHING
@@ -345,9 +335,9 @@ def _as_column(levels: list[_Level], num_rows: int) -> Depths | None:
                 few.append((row, depth))
                 bits ^= 1 << row
         elif column is None:
-            column = _unpack(bits, num_rows) * float(depth)
+            column = np.multiply(_unpack(bits, num_rows), depth, dtype=np.float64)
         else:
-            column += _unpack(bits, num_rows) * float(depth)
+            column += np.multiply(_unpack(bits, num_rows), depth, dtype=np.float64)
     if column is None:
         column = np.zeros(num_rows)
     for row, depth in few:

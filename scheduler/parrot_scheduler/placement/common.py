@@ -14,6 +14,11 @@ from parrot_scheduler.table import Column
 Mask = npt.NDArray[np.bool_]
 
 
+def any_of(mask: Mask) -> bool:
+    """Whether any row is set; faster than `mask.any()` for tables of engines."""
+    return bool(mask.item(mask.argmax())) if len(mask) else False
+
+
 def candidates(entry: Entry, pool: Pool) -> Mask:
     """Rows that take work and could hold the task if they were empty.
 
@@ -23,7 +28,7 @@ def candidates(entry: Entry, pool: Pool) -> Mask:
     large_enough = table.accepts & (
         table.capacity >= entry.task.prompt_tokens + entry.expected_output
     )
-    return large_enough if large_enough.any() else table.accepts
+    return large_enough if any_of(large_enough) else table.accepts
 
 
 def cached_tokens(entry: Entry, application: Application, pool: Pool) -> Column:

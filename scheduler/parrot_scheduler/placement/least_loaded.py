@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.placement.common import Mask, candidates, choice
+from parrot_scheduler.placement.common import Mask, any_of, candidates, choice
 from parrot_scheduler.policy import Application, Choice
 from parrot_scheduler.pool import Pool
 
 
 def least_loaded_row(mask: Mask, pool: Pool) -> int:
     """Fewest sequences, then fewest prompt tokens to prefill, then the first; -1 without any."""
-    if not mask.any():
+    if not any_of(mask):
         return -1
     batch = np.where(mask, pool.table.batch, np.inf)
     tied = batch == batch.min()

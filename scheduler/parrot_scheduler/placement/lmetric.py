@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.placement.common import cached_tokens, candidates
+from parrot_scheduler.placement.common import any_of, cached_tokens, candidates
 from parrot_scheduler.policy import Application, Choice
 from parrot_scheduler.pool import Pool
 
@@ -25,7 +25,7 @@ class LMetric:
     ) -> Choice | None:
         """The engine with the smallest product, ties to the fewest sequences."""
         mask = candidates(entry, pool)
-        if not mask.any():
+        if not any_of(mask):
             return None
         table = pool.table
         cached = cached_tokens(entry, application, pool)

@@ -30,7 +30,7 @@ import numpy as np
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.placement.common import Mask, cached_tokens, candidates
+from parrot_scheduler.placement.common import Mask, any_of, cached_tokens, candidates
 from parrot_scheduler.placement.groups import GroupHomes, group_size
 from parrot_scheduler.placement.predict import Prediction, predict_all, predict_row
 from parrot_scheduler.policy import Application, Choice
@@ -80,9 +80,10 @@ class Parrot:
         if mask is None:
             return None
         mask = _meeting_objective(entry, mask, new, pool, now)
-        cost = np.where(mask, (table.pending_prefill + new) * (table.batch + 1.0), np.inf)
+        cost: Column = (table.pending_prefill + new) * (table.batch + 1.0)
+        np.putmask(cost, ~mask, np.inf)
         options = _Options(entry, pool, mask, cost, new)
-        best = float(cached.max())
+        best = cached.item(cached.argmax())
         if best > 0:
             holders = cached >= best * _HOLDER_SHARE
             pick = options.best_of_classes(holders)
@@ -131,18 +132,18 @@ class Parrot:
         free = table.accepts & (table.batch + task.num_sequences <= table.max_batch)
         # What paused applications left yields to running work, but only where it must.
         room: Mask = free & (used + table.kept <= target)
-        if room.any():
+        if any_of(room):
             return room
         room = free & (used <= target)
-        if room.any():
+        if any_of(room):
             return room
         room = candidates(entry, pool) & (table.batch == 0)
-        return room if room.any() else None
+        return room if any_of(room) else None
 
     def _keeping_promises(self, entry: Entry, room: Mask, pool: Pool, now: float) -> Mask | None:
         """Those of them where no step gets longer than was promised to others."""
         table = pool.table
-        if table.step_limit_s.min() == np.inf:
+        if table.step_limit_s.item(table.step_limit_s.argmin()) == np.inf:
             return room
         fixed_s = table.weights_s + table.overhead_s
         context = table.working_set + float(entry.task.prompt_tokens + entry.expected_output)
@@ -151,7 +152,7 @@ class Parrot:
             (fixed_s + context * table.context_token_s <= table.step_limit_s)
             | (fixed_s > table.step_limit_s)
         )
-        if keeping.any():
+        if any_of(keeping):
             return keeping
         may_wait = not entry.objective.is_latency and now - entry.submitted_at < self._patience_s
         return None if may_wait else room
@@ -165,7 +166,7 @@ class Parrot:
         """
         entry, table = options.entry, options.pool.table
         full = np.flatnonzero(holders & ~options.mask & table.accepts)
-        if not len(full) or (table.accepts & (table.batch == 0)).any():
+        if not len(full) or any_of(table.accepts & (table.batch == 0)):
             return False
         there = options.predict(row)
         waited_s = now - self._waiting.get(entry.task.id, now)
@@ -223,12 +224,14 @@ class _Options(NamedTuple):
 
     def best_of_classes(self, holders: Mask) -> _Pick:
         """The cheapest holder or the cheapest other row, whichever is better for all."""
-        holder = int(np.where(holders, self.cost, np.inf).argmin())
-        other = int(np.where(holders, np.inf, self.cost).argmin())
-        if not (holders[holder] and self.mask[holder]):
-            return _Pick(other, "load")
-        if holders[other] or not self.mask[other]:
-            return _Pick(holder, "prefix")
+        cheapest = int(self.cost.argmin())
+        in_class = bool(holders[cheapest])
+        rest = self.cost.copy()
+        np.putmask(rest, holders if in_class else ~holders, np.inf)
+        second = int(rest.argmin())
+        if rest.item(second) == np.inf:
+            return _Pick(cheapest, "prefix" if in_class else "load")
+        holder, other = (cheapest, second) if in_class else (second, cheapest)
         if self.predict(holder).toll_s <= self.predict(other).toll_s:
             return _Pick(holder, "prefix")
         return _Pick(other, "replicate")
@@ -255,4 +258,4 @@ def _meeting_objective(entry: Entry, mask: Mask, new: Column, pool: Pool, now: f
         meeting = mask & (predict_all(entry, new, pool.table).step_s <= seconds)
     else:
         return mask
-    return meeting if meeting.any() else mask
+    return meeting if any_of(meeting) else mask
