@@ -1,0 +1,127 @@
+"""What the engine's loop costs and hides: `python -m parrot_engine.bench.loop`.
+
+`host`: CPU time of one `BuiltinEngine.step` of n decodes, with a runner that has every token at
+once and computes nothing: what planning and applying take in Python. `device` (with a GPU): wall
+clock of a step of a whole model with random weights, with and without overlapping steps; the
+prompts stand in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from parrot_engine.builtin.batch import RowOutcome, SampledToken, StepBatch
+from parrot_engine.builtin.engine import BuiltinEngine, Runner
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.protocol import Fill, Generate, SamplingParams
+
+_TOKEN = RowOutcome(SampledToken(5, None))
+_NO_TOKEN = RowOutcome()
+
+
+class InstantRunner:
+    """Implements `Runner`; every draw yields the same token."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 32_000
+        self.eos_token_ids: list[int] = []
+        self.max_position = 100_000
+        self.architecture = "InstantForCausalLM"
+        self.dtype = "bfloat16"
+        self.device = "cpu"
+        self.num_blocks = 100_000
+        self.block_size = 16
+        self.default_sampling: dict[str, float] = {}
+
+    def launch(self, batch: StepBatch) -> InstantLaunch:
+        """A step that is over at once."""
+        return InstantLaunch(batch)
+
+
+class InstantLaunch:
+    """Implements `Launch`."""
+
+    def __init__(self, batch: StepBatch) -> None:
+        self._batch = batch
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def outcome(self) -> list[RowOutcome]:
+        """A token for every row that samples."""
+        return [_NO_TOKEN if wish is None else _TOKEN for wish in self._batch.sampling]
+
+
+def start(engine: BuiltinEngine, rows: int, prompt_tokens: int, max_tokens: int) -> None:
+    """Bring `rows` greedy generations to where each step is one token of each."""
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    for index in range(rows):
+        tokens = [
+            1 + index % 1000,
+            *((7 * index + 13 * at) % 30_000 for at in range(1, prompt_tokens)),
+        ]
+        engine.submit([Fill(index, tokens), Generate(index, sampling)])
+    while engine.stats().generated_tokens < 3 * rows or engine.stats().waiting:
+        engine.step()
+
+
+def host_ms(rows: int, *, steps: int) -> dict[str, float]:
+    """Median and smallest CPU time of a step in milliseconds."""
+    values = BuiltinSettings(max_batch_size=rows, max_batch_tokens=8192, overlap="on")
+    engine = BuiltinEngine(InstantRunner(), values, model="instant")
+    start(engine, rows, 512, 10_000)
+    times = []
+    for _ in range(steps):
+        begin = time.thread_time()
+        engine.step()
+        times.append(1000 * (time.thread_time() - begin))
+    return {"median_ms": round(statistics.median(times), 3), "min_ms": round(min(times), 3)}
+
+
+def device_ms(runner: Runner, rows: int, overlap: str, *, steps: int) -> float:
+    """Median wall clock of a step in milliseconds."""
+    values = BuiltinSettings(
+        max_batch_size=rows, max_batch_tokens=8192, block_size=runner.block_size, overlap=overlap
+    )
+    engine = BuiltinEngine(runner, values, model="dummy")
+    start(engine, rows, 512, steps + 50)
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        engine.step()
+        times.append(1000 * (time.perf_counter() - begin))
+    return round(statistics.median(times), 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--layers", type=int, default=32)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    for rows in options.rows:
+        entry = {"case": "host", "rows": rows, **host_ms(rows, steps=options.steps)}
+        print(json.dumps(entry), flush=True)
+    if not torch.cuda.is_available():
+        return
+    from parrot_engine.bench.steps import dummy_runner
+
+    runner = dummy_runner(16, 20_000, options.layers)
+    for rows in options.rows:
+        for overlap in ("off", "auto", "on"):
+            median = device_ms(runner, rows, overlap, steps=options.steps)
+            entry = {"case": "device", "rows": rows, "overlap": overlap, "median_ms": median}
+            print(json.dumps(entry), flush=True)
+
+
+if __name__ == "__main__":
+    main()
