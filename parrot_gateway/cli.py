@@ -1,4 +1,4 @@
-"""The command line: `parrot-gateway serve | engine | graph | bench | doctor`.
+"""The command line: `parrot-gateway serve | engine | graph | bench | simulate | doctor`.
 
 Only parses and prints. Imports what a command needs inside it, so that `--help` is quick.
 """
@@ -18,6 +18,7 @@ from parrot_gateway import __version__
 from parrot_gateway.bench.apps.command import apps_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.graph_command import graph_command
+from parrot_gateway.simulate_command import simulate
 
 if TYPE_CHECKING:
     from parrot_gateway.gateway import Gateway
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(simulate, name="simulate")
 
 
 def main() -> None:
@@ -96,6 +98,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="How calls are placed on engines: parrot, or a simple policy to compare with: "
+            "round-robin, least-loaded, session-affinity, prefix-linear, lmetric, paper.  "
+            "[default: parrot]"
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.  [default: info]")
     ] = None,
@@ -109,6 +119,8 @@ def serve(
     given = {name: value for name, value in server.items() if value is not None}
     if given:
         flags["server"] = given
+    if policy is not None:
+        flags["scheduler"] = {"policy": policy}
     try:
         if model:
             flags["models"] = [{"model": item} for item in model]

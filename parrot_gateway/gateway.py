@@ -10,12 +10,16 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
-from parrot_scheduler.place import EngineLoad, least_loaded
+from parrot_scheduler.events import ApplicationFinished
+from parrot_scheduler.scheduler import Scheduler
 
+from parrot_gateway.config_file import ConfigError
 from parrot_gateway.core.catalog import Catalog, Target
 from parrot_gateway.core.gate import CallGate
+from parrot_gateway.core.placing import ModelSeats, Purpose
 from parrot_gateway.core.response_store import ResponseStore
 from parrot_gateway.core.semantic_service import SemanticService
 from parrot_gateway.engines.registry import EngineRegistry
@@ -23,7 +27,11 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
-from parrot_gateway.settings import Settings, api_key_of, read_secret
+from parrot_gateway.scheduling.engines import EngineNews
+from parrot_gateway.scheduling.recorder import FileRecorder
+from parrot_gateway.scheduling.seats import Seats
+from parrot_gateway.scheduling.shell import SchedulerShell
+from parrot_gateway.settings import SchedulerSettings, Settings, api_key_of, read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +67,9 @@ class Gateway:
             settings.sessions, call_timeout_s=settings.server.call_timeout_s
         )
         self.responses = ResponseStore(settings.responses)
+        self.scheduling = _scheduling(settings.scheduler)
+        self.engine_news = EngineNews(self.registry, self.scheduling)
+        self.semantic.on_session_closed = self._session_closed
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of our own engines that are still loading."""
@@ -69,8 +80,24 @@ class Gateway:
         """See `Catalog.resolve`."""
         return self.catalog.resolve(model)
 
-    def place(self, model: str) -> RemoteEngine:
-        """The engine that shall run a call of this model.
+    def seats(
+        self, model: str, purpose: Purpose, on_seat: Callable[[RemoteEngine, float], None]
+    ) -> ModelSeats:
+        """The engines of a model for one call, which then asks for a place on one of them.
+
+        Args:
+            model: as engines know it.
+            purpose: of the call.
+            on_seat: told of the engine that it gets, and of the seconds that it waited.
+
+        Raises:
+            ModelLoadingError, OverloadedError: as `engine_of`.
+        """
+        engine = self.engine_of(model)
+        return Seats(self.scheduling, self.registry, engine, purpose, on_seat)
+
+    def engine_of(self, model: str) -> RemoteEngine:
+        """Any engine of a model, for what all of them have in common.
 
         Raises:
             ModelLoadingError: no engine of it is ready yet.
@@ -86,8 +113,10 @@ class Gateway:
                     retry_after_s=30.0,
                 )
             raise ModelLoadingError(f"The model '{model}' is still being loaded.")
-        loads = [EngineLoad(engine.running, engine.queued_tokens) for engine in engines]
-        return engines[least_loaded(loads)]
+        return engines[0]
+
+    def _session_closed(self, session_id: str) -> None:
+        self.scheduling.tell(ApplicationFinished(session_id))
 
     async def start(self, join_url: str | None) -> None:
         """Start upstream clients and engine processes; returns before models are loaded.
@@ -140,6 +169,7 @@ class Gateway:
     async def close(self) -> None:
         """End deferred calls, stop engine processes and close connections."""
         await self.semantic.close()
+        self.scheduling.close()
         await self.stop_engines()
         for upstream in self.upstreams.values():
             await upstream.close()
@@ -154,12 +184,23 @@ class Gateway:
                 "refused": self.gate.refused,
             },
             "semantic": self.semantic.describe(),
+            "scheduler": self.scheduling.describe(),
             "responses": self.responses.statistics()._asdict(),
             "models": self.engine_models(),
             "engines": [engine.describe() for engine in self.registry.engines()],
             "engine_processes": self.supervisor.describe(),
             "upstreams": [upstream.describe() for upstream in self.upstreams.values()],
         }
+
+
+def _scheduling(settings: SchedulerSettings) -> SchedulerShell:
+    recorder = None
+    if settings.record is not None:
+        try:
+            recorder = FileRecorder(settings.record, settings.config, settings.record_max_bytes)
+        except OSError as error:
+            raise ConfigError(f"scheduler.record: {error}") from None
+    return SchedulerShell(Scheduler(settings.config), recorder=recorder)
 
 
 async def _wait_briefly(upstream: Upstream) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from parrot_scheduler.config import PRESETS, SchedulerConfig
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -100,15 +102,20 @@ class ModelSettings(_Section):
     engines: int = Field(default=1, ge=1, le=64)
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    #: Tokens in one block of the KV cache.
-    block_size: int = Field(default=16, ge=1, le=256)
+    #: Tokens in one block of the KV cache; the engine's own default when not given.
+    block_size: int | None = Field(default=None, ge=1, le=256)
     #: Blocks of the KV cache; sized from memory when not given.
     num_blocks: int | None = Field(default=None, ge=1)
     #: Memory for the KV cache in bytes; `num_blocks` wins over it.
     kv_cache_bytes: int | None = Field(default=None, ge=1)
-    max_batch_size: int = Field(default=64, ge=1, le=1024)
-    #: Token budget of one engine step.
-    max_batch_tokens: int = Field(default=512, ge=1)
+    #: Share of a GPU's memory that may be used where neither is given.
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    #: CUDA graphs: captured at the start, when first needed, or never.
+    cuda_graphs: Literal["auto", "lazy", "off"] | None = None
+    #: Sequences in one engine step, and its token budget; the engine's own defaults (larger on a
+    #: GPU) when not given.
+    max_batch_size: int | None = Field(default=None, ge=1, le=1024)
+    max_batch_tokens: int | None = Field(default=None, ge=1)
     #: Longest context served; the model's own limit when not given.
     max_context_tokens: int | None = Field(default=None, ge=1)
     prefix_caching: bool = True
@@ -190,6 +197,60 @@ class EngineLinkSettings(_Section):
     load_timeout_s: Seconds = 1800.0
 
 
+class SchedulerSettings(_Section):
+    """Which call runs where and when, among engines of our own."""
+
+    #: A whole set-up: `parrot`, or one of the simple ones to compare with.
+    policy: str = "parrot"
+    #: Single policies in the place of that set-up's.
+    admission: str | None = None
+    order: str | None = None
+    place: str | None = None
+    keep: str | None = None
+    #: Calls that wait for an engine, and how long one does before it is refused.
+    max_queued: int = Field(default=100_000, gt=0)
+    max_wait_s: Seconds = 600.0
+    #: An application is held at the door no longer than this.
+    max_hold_s: Seconds = 120.0
+    #: Share of an engine's KV that the applications which run may fill.
+    working_set_target: float = Field(default=0.85, gt=0, le=1)
+    #: A file that gets every event and decision, for `parrot-gateway simulate --replay`.
+    record: Path | None = None
+    #: The recording stops at this size.
+    record_max_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+
+    @model_validator(mode="after")
+    def _check_policies(self) -> SchedulerSettings:
+        if self.model_fields_set & {"policy", "admission", "order", "place", "keep"}:
+            # Imported here because it loads numpy, which most commands do without.
+            from parrot_scheduler.scheduler import policies_of
+
+            policies_of(self.config)
+        return self
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """As the scheduler takes it.
+
+        Raises:
+            ValueError: there is no such set-up.
+        """
+        preset = PRESETS.get(self.policy)
+        if preset is None:
+            raise ValueError(
+                f"no policy is called {self.policy!r}; there are {', '.join(sorted(PRESETS))}"
+            )
+        named = {name: getattr(self, name) for name in ("admission", "order", "place", "keep")}
+        return replace(
+            preset,
+            max_queued=self.max_queued,
+            max_wait_s=self.max_wait_s,
+            max_hold_s=self.max_hold_s,
+            working_set_target=self.working_set_target,
+            **{name: value for name, value in named.items() if value is not None},
+        )
+
+
 class SessionSettings(_Section):
     """Sessions, their variables and graphs: how much is kept, and for how long."""
 
@@ -261,6 +322,7 @@ class Settings(BaseSettings):
     #: `*`. A served name is never shadowed by a pattern.
     aliases: dict[str, str] = {}
     engines: EngineLinkSettings = EngineLinkSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     sessions: SessionSettings = SessionSettings()
     parrot_v3: ParrotV3Settings = ParrotV3Settings()
     responses: ResponseSettings = ResponseSettings()

@@ -22,6 +22,7 @@ ALLOWED = {
     "parrot_gateway": (
         "parrot_scheduler",
         "parrot_engine.protocol",
+        "parrot_engine.block_hash",
         "parrot_engine.wire",
         "parrot_engine.text",
     ),
@@ -69,7 +70,7 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
         ("parrot_gateway.cli", ["torch", "fastapi", "aiohttp", "uvicorn"]),
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
-        ("parrot_scheduler.place", ["torch", "asyncio", "msgspec"]),
+        ("parrot_scheduler.scheduler", ["torch", "asyncio", "msgspec"]),
         ("parrot_functions", ["torch", "msgspec", "pydantic", "openai", "aiohttp"]),
         ("parrot_engine.llm", ["msgspec", "websockets", "fastapi", "transformers"]),
     ],

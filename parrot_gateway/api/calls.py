@@ -13,10 +13,12 @@ import msgspec
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.responses.routes import ResponseRoutes
+from parrot_gateway.api.seating import seats_for
 from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
 from parrot_gateway.api.semantic.routing import SemanticCalls
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.core.placing import ModelSeats
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.gateway import Gateway
@@ -29,8 +31,8 @@ class _Head(msgspec.Struct):
 
 _head_decoder = msgspec.json.Decoder(_Head)
 
-#: Answers a call on an engine: exchange, engine, requested model, body.
-EngineHandler: TypeAlias = Callable[[Exchange, RemoteEngine, str, bytes], Awaitable[None]]
+#: Answers a call on an engine: exchange, the model's engines, requested model, body.
+EngineHandler: TypeAlias = Callable[[Exchange, ModelSeats, str, bytes], Awaitable[None]]
 
 
 class CallRoutes:
@@ -147,9 +149,9 @@ class CallRoutes:
         requested = head.model or model
         target = self._gateway.resolve(model)
         if isinstance(target, EngineTarget):
-            engine = self._gateway.place(target.model)
-            exchange.engine = engine.name
-            await handler(exchange, engine, requested, body)
+            await handler(
+                exchange, seats_for(exchange, self._gateway, target.model), requested, body
+            )
             return
 
         async def fall_back(other: str) -> None:
@@ -168,20 +170,18 @@ class CallRoutes:
         )
 
     async def _complete(
-        self, exchange: Exchange, engine: RemoteEngine, model: str, body: bytes
+        self, exchange: Exchange, seats: ModelSeats, model: str, body: bytes
     ) -> None:
         # Imported here because it loads the tokenizer's library, which a gateway that only
         # passes calls on does not need.
         from parrot_gateway.api.openai.completions import handle_completions
 
-        await handle_completions(exchange, engine, model, body, self._server)
+        await handle_completions(exchange, seats, model, body, self._server)
 
-    async def _chat(
-        self, exchange: Exchange, engine: RemoteEngine, model: str, body: bytes
-    ) -> None:
+    async def _chat(self, exchange: Exchange, seats: ModelSeats, model: str, body: bytes) -> None:
         from parrot_gateway.api.openai.chat import handle_chat
 
-        await handle_chat(exchange, engine, model, body, self._server)
+        await handle_chat(exchange, seats, model, body, self._server)
 
     def _own_engine(self, body: bytes) -> RemoteEngine:
         """The engine of the model that `body` names, or of the only model there is."""
@@ -190,7 +190,7 @@ class CallRoutes:
             models = self._gateway.engine_models()
             if len(models) != 1:
                 raise missing_parameter("model")
-            return self._gateway.place(models[0])
+            return self._gateway.engine_of(models[0])
         target = self._gateway.resolve(name)
         if not isinstance(target, EngineTarget):
             raise UnsupportedError(
@@ -198,7 +198,7 @@ class CallRoutes:
                 "this gateway does not have.",
                 param="model",
             )
-        return self._gateway.place(target.model)
+        return self._gateway.engine_of(target.model)
 
 
 def _unknown_route(exchange: Exchange) -> NotFoundError:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from parrot_gateway.core.placing import ORDINARY
 from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
 
 if TYPE_CHECKING:
@@ -47,15 +48,16 @@ class Exchange:
     Attributes:
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
-        priority: for an engine of our own; smaller runs earlier.
+        purpose: what is known of the call beside its body.
         engine: name of the engine of our own that answers, once it was chosen.
+        queued_s: how long the call waited for that engine.
         reader: of a call that the gateway makes itself; takes the text of an engine of our own,
             so that nothing need be sent.
     """
 
     __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "engine",
-                 "error_body", "fail_in_band", "priority", "reader", "request_id", "responded",
-                 "scope", "started")  # fmt: skip
+                 "error_body", "fail_in_band", "purpose", "queued_s", "reader", "request_id",
+                 "responded", "scope", "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -72,8 +74,9 @@ class Exchange:
         self.disconnected = False
         #: How an error is written, where a route has a form of its own.
         self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
-        self.priority = 0
+        self.purpose = ORDINARY
         self.engine: str | None = None
+        self.queued_s = 0.0
         self.reader: TextReader | None = None
         self._watcher: asyncio.Task[None] | None = None
 

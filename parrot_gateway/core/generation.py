@@ -11,12 +11,16 @@ import time
 from types import TracebackType
 from typing import Protocol
 
-from parrot_engine.protocol import EngineInfo, Event, Primitive
+from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.core.generation_state import GenerationState
+from parrot_gateway.core.placing import ModelSeats, Seat
 from parrot_gateway.core.request import GenerationRequest, Update
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
+
+#: The scheduler hears of a call's output every so many tokens.
+TOLD_EVERY = 16
 
 
 class Channel(Protocol):
@@ -88,40 +92,32 @@ class Generation:
     Cancelling a wait and leaving the `with` block is all it takes to cancel the call.
 
     Args:
-        engine: where it runs.
+        seats: the engines of its model, of which it gets one.
         request: what is asked.
         deadline: `time.perf_counter()` at which the call is given up; None never.
     """
 
     def __init__(
         self,
-        engine: GenerationEngine,
+        seats: ModelSeats,
         request: GenerationRequest,
         deadline: float | None = None,
     ) -> None:
-        self._engine = engine
+        self._seats = seats
         self._request = request
         self._deadline = deadline
-        self._channel: Channel
+        self._seat: Seat
+        #: Once there is a place for the call.
+        self._channel: Channel | None = None
+        #: Generated tokens that the seat has been told of.
+        self._told = 0
         #: From entering on.
         self.state: GenerationState
 
     def __enter__(self) -> Generation:
-        """Send the call to the engine.
-
-        Raises:
-            EngineLostError: the engine went away.
-            OverloadedError: it has too much to do.
-        """
-        request = self._request
-        self.state = GenerationState(request, self._engine.tokenizer)
-        self._channel = self._engine.open(self.state.contexts_wanted, salt=request.salt)
-        self._channel.__enter__()
-        try:
-            self._channel.submit(*self.state.begin(list(self._channel.context_ids)))
-        except BaseException:
-            self._channel.__exit__(None, None, None)
-            raise
+        """Ask for an engine; `next` begins as soon as there is one."""
+        self.state = GenerationState(self._request, self._seats.tokenizer)
+        self._seat = self._seats.seat(self._request)
         return self
 
     def __exit__(
@@ -130,7 +126,12 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._channel.__exit__(kind, error, trace)
+        if self._channel is not None:
+            self._channel.__exit__(kind, error, trace)
+        if self.state.done:
+            self._tell_progress()
+            self._seat.succeed()
+        self._seat.close()
 
     async def next(self, until: float | None = None) -> Update | None:
         """The next update; None when there was none `until` this `time.perf_counter()`.
@@ -138,16 +139,17 @@ class Generation:
         Raises:
             DeadlineError: the call took too long.
             EngineLostError: the engine went away.
+            OverloadedError: there is too much to do.
             GatewayError: the engine gave the call up.
         """
         while True:
             limit = _earlier(until, self._deadline)
             try:
                 if limit is None:
-                    event = await self._channel.next()
+                    event = await self._next_event()
                 else:
                     async with asyncio.timeout(limit - time.perf_counter()):
-                        event = await self._channel.next()
+                        event = await self._next_event()
             except TimeoutError:
                 if self._deadline is not None and limit == self._deadline:
                     raise DeadlineError(
@@ -156,25 +158,55 @@ class Generation:
                     ) from None
                 return None
             progress = self.state.apply(event)
-            if progress.primitives and not self.state.done:
+            if progress.primitives and not self.state.done and self._channel is not None:
                 self._channel.submit(*progress.primitives)
-                self._begin_further()
+                self._begin_further(self._channel)
+            if isinstance(event, Filled) or self._told + TOLD_EVERY <= (
+                self.state.usage.completion_tokens
+            ):
+                self._tell_progress()
             if progress.update is not None:
                 return progress.update
 
-    def _begin_further(self) -> None:
+    async def _next_event(self) -> Event:
+        if self._channel is None:
+            self._channel = self._begin(await self._seat.taken())
+        return await self._channel.next()
+
+    def _begin(self, engine: GenerationEngine) -> Channel:
+        """Send the call to its engine."""
+        self.state.priority = self._seat.priority
+        channel = engine.open(self.state.contexts_wanted, salt=self._request.salt)
+        channel.__enter__()
+        try:
+            channel.submit(*self.state.begin(list(channel.context_ids)))
+        except BaseException:
+            channel.__exit__(None, None, None)
+            raise
+        return channel
+
+    def _tell_progress(self) -> None:
+        usage = self.state.usage
+        self._told = usage.completion_tokens
+        self._seat.progress(
+            filled=self.state.filled_tokens,
+            cached=usage.cached_tokens,
+            generated=usage.completion_tokens,
+        )
+
+    def _begin_further(self, channel: Channel) -> None:
         """Begin prompts in the place of those that have ended."""
         count = self.state.contexts_wanted
         if not count:
             return
         try:
-            context_ids = self._channel.extend(count)
+            context_ids = channel.extend(count)
         except OverloadedError as error:
             if isinstance(error, EngineLostError) or not self.state.waits:
                 raise
             # The next event of what is in work brings us back here.
             return
-        self._channel.submit(*self.state.begin(context_ids))
+        channel.submit(*self.state.begin(context_ids))
 
 
 def _earlier(first: float | None, second: float | None) -> float | None:

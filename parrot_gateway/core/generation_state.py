@@ -82,6 +82,8 @@ class GenerationState:
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        #: Of all primitives, for the engine's queue: smaller runs earlier. Set it before `begin`.
+        self.priority = 0
         self._request = request
         self._tokenizer = tokenizer
         self._generates = request.sampling.max_tokens > 0
@@ -93,6 +95,7 @@ class GenerationState:
         self._unfilled = len(request.prompts)
         self._running = len(request.prompts) * request.best_of
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in request.prompts)
+        self._filled_tokens = 0
         self._generated = 0
         self._cached = 0
         #: Sum and number of the log-probabilities of each candidate, for ranking.
@@ -113,6 +116,11 @@ class GenerationState:
         """Tokens so far."""
         cached = min(self._cached, self._prompt_tokens)
         return Usage(self._prompt_tokens, self._generated, cached)
+
+    @property
+    def filled_tokens(self) -> int:
+        """Tokens of the prompts that are in the engine's memory."""
+        return self._filled_tokens
 
     @property
     def contexts_wanted(self) -> int:
@@ -196,7 +204,7 @@ class GenerationState:
                 prompt.token_ids,
                 salt=request.salt,
                 prompt_logprobs=request.prompt_logprobs,
-                priority=request.priority,
+                priority=self.priority,
             )
         ]
         if not self._generates:
@@ -210,13 +218,14 @@ class GenerationState:
                     context_id,
                     seeded,
                     parent_context_id=None if context_id == context_ids[0] else context_ids[0],
-                    priority=request.priority,
+                    priority=self.priority,
                 )
             )
         return out
 
     def _filled(self, place: _Place, event: Filled) -> Progress:
         self._cached += event.cached_tokens
+        self._filled_tokens += event.num_tokens
         self._unfilled -= 1
         free: list[Primitive] = []
         if not self._generates:

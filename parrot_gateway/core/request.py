@@ -34,7 +34,6 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     #: Prefixes are shared only under the same salt.
     salt: str = ""
-    priority: int = 0
 
 
 class TextToken(NamedTuple):

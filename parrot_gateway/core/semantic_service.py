@@ -272,7 +272,7 @@ class SemanticService:
         return variable.value or ""
 
     def variables_of(self, tenant: str, template: BodyTemplate) -> dict[str, Variable]:
-        """The variables that a template needs.
+        """The variables that a template needs, in the order of their first place.
 
         Raises:
             VariableNotFoundError: one is unknown, expired or foreign.
@@ -280,7 +280,7 @@ class SemanticService:
         now = self.clock()
         return {
             variable_id: self.sessions.variable(tenant, variable_id, now)
-            for variable_id in sorted(template.variables)
+            for variable_id in template.variables
         }
 
     async def resolve(self, tenant: str, template: BodyTemplate, timeout_s: float) -> bytes:

@@ -95,11 +95,16 @@ class Urgency:
     def of(self, job: Job) -> Objective:
         """What a call is run for: its own objective, or that of a task group that it is in."""
         found = job.call.objective
-        deduction = self._deductions.get(job.session.id)
-        if deduction is not None:
-            for group in deduction.groups_of(job.id):
-                found = stronger(found, deduction.groups[group])
+        for _, objective in self.groups_of(job):
+            found = stronger(found, objective)
         return found
+
+    def groups_of(self, job: Job) -> list[tuple[frozenset[str], Objective]]:
+        """The task groups of a call, smallest first, and what each is for."""
+        deduction = self._deductions.get(job.session.id)
+        if deduction is None:
+            return []
+        return [(group, deduction.groups[group]) for group in deduction.groups_of(job.id)]
 
     def _note(self, session: Session) -> _Wanted:
         if not self._wanted:

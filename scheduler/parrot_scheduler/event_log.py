@@ -29,6 +29,9 @@ from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepMo
 
 Json = dict[str, Any]
 
+#: How the lines of `write_actions` begin.
+_DECISIONS = '{"actions":'
+
 
 class Step(NamedTuple):
     """One step of a log."""
@@ -80,14 +83,14 @@ def read_step(line: str) -> Step:
 
 
 def replay(lines: Iterable[str]) -> Iterator[str]:
-    """What a scheduler decides at each step of a log, as lines.
+    """What a scheduler decides at each step of a log, as lines; decisions in it are passed over.
 
     Raises:
         ValueError: A line does not belong in an event log; says which one.
     """
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if not line.strip() or line.startswith(_DECISIONS):
             continue
         try:
             if scheduler is None:

@@ -100,6 +100,7 @@ class ScriptedRemoteEngine:
             max_context_tokens=max_context_tokens,
             vocab_size=self.tokenizer.vocab_size,
             eos_token_ids=[self.im_end],
+            max_batch_size=1024,
         )
         if isinstance(script, str):
             fixed = [*self.tokenizer.encode(script), self.im_end]

@@ -29,7 +29,9 @@ EMPTY_TOKENIZER = (
 
 
 def scripted_info(model: str) -> EngineInfo:
-    return EngineInfo(model, "scripted", "Scripted", "cpu", "none", 100_000, 256, [])
+    return EngineInfo(
+        model, "scripted", "Scripted", "cpu", "none", 100_000, 256, [], max_batch_size=1024
+    )
 
 
 async def serve(arguments: argparse.Namespace) -> None:

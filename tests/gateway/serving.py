@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -26,17 +26,18 @@ from parrot_gateway.api.corked import CorkedHttpProtocol
 from parrot_gateway.app import create_app
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.gateway import Gateway
-from parrot_gateway.settings import ServerSettings, Settings
+from parrot_gateway.settings import SchedulerSettings, ServerSettings, Settings
 
 
 class Service:
     """A served engine and ways to talk to it."""
 
-    def __init__(self, port: int, gateway: Gateway, remote: RemoteEngine) -> None:
+    def __init__(self, port: int, gateway: Gateway, remotes: list[RemoteEngine]) -> None:
         self.port = port
         self.gateway = gateway
         self.gate = gateway.gate
-        self.remote = remote
+        self.remotes = remotes
+        self.remote = remotes[0]
         self.root = f"http://127.0.0.1:{port}"
 
     def client(self) -> openai.AsyncOpenAI:
@@ -134,12 +135,16 @@ async def linked(engine: ScriptedRemoteEngine, gateway: Gateway) -> AsyncIterato
 
 @asynccontextmanager
 async def serving(
-    engine: ScriptedRemoteEngine, *, call_timeout_s: float = 30.0, keep_alive_s: float = 15.0
+    *engines: ScriptedRemoteEngine,
+    call_timeout_s: float = 30.0,
+    keep_alive_s: float = 15.0,
+    scheduler: SchedulerSettings | None = None,
 ) -> AsyncIterator[Service]:
-    """The whole gateway with one joined engine, until the end of the block. Any model name does."""
+    """The whole gateway with joined engines, until the end of the block. Any model name does."""
     settings = Settings(
+        scheduler=scheduler or SchedulerSettings(),
         server=ServerSettings(call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s),
-        aliases={"*": engine.info.model},
+        aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)
     listener = socket.socket()
@@ -157,12 +162,15 @@ async def serving(
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    async with linked(engine, gateway) as remote:
+    async with AsyncExitStack() as links:
+        remotes = [await links.enter_async_context(linked(engine, gateway)) for engine in engines]
         await server.startup(sockets=[listener])
         try:
-            yield Service(listener.getsockname()[1], gateway, remote)
+            yield Service(listener.getsockname()[1], gateway, remotes)
         finally:
             await server.shutdown(sockets=[listener])
-            await engine.settle()
-            assert remote._channels == {}, "channels were left open"
-            assert (remote.running, remote.queued_tokens) == (0, 0)
+            for engine, remote in zip(engines, remotes, strict=True):
+                await engine.settle()
+                assert remote._channels == {}, "channels were left open"
+                assert (remote.running, remote.queued_tokens) == (0, 0)
+            await until(lambda: not gateway.scheduling.describe()["tasks"])

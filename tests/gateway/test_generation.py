@@ -16,6 +16,7 @@ from parrot_gateway.core.generation_state import MAX_OPEN_CONTEXTS
 from parrot_gateway.core.request import GenerationRequest, Prompt
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import OverloadedError
+from parrot_gateway.scheduling.direct import DirectSeats
 
 
 def prompts(count: int) -> list[str]:
@@ -102,7 +103,7 @@ async def test_more_candidates_than_a_portion_begin_alone() -> None:
     count = MAX_OPEN_CONTEXTS + 10
     async with serving(engine) as service:
         request = GenerationRequest([Prompt([1]), Prompt([2])], sampling, n=count, best_of=count)
-        with Generation(service.remote, request) as generation:
+        with Generation(DirectSeats(service.remote), request) as generation:
             while not generation.state.done:
                 await generation.next()
             assert generation.state.usage.prompt_tokens == 2
@@ -144,7 +145,7 @@ async def test_a_crowded_link_delays_the_rest() -> None:
     async with serving(engine) as service:
         crowded = Crowded(service.remote, refusals=20)
         request = GenerationRequest([Prompt([1])] * 600, sampling)
-        with Generation(crowded, request) as generation:
+        with Generation(DirectSeats(crowded), request) as generation:
             while not generation.state.done:
                 await generation.next()
     assert crowded.refusals == 0

@@ -34,7 +34,8 @@ from parrot_gateway.api.openai.validation import (
     sampling_of,
 )
 from parrot_gateway.core.collect import Outcome, collect, hand_over
-from parrot_gateway.core.generation import Generation, GenerationEngine
+from parrot_gateway.core.generation import Generation
+from parrot_gateway.core.placing import ModelSeats, ServedModel
 from parrot_gateway.core.prompts import prompts_of_texts
 from parrot_gateway.core.request import GenerationRequest, Prompt, PromptFilled, Update
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
@@ -51,7 +52,7 @@ _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 async def handle_chat(
     exchange: Exchange,
-    engine: GenerationEngine,
+    seats: ModelSeats,
     requested_model: str,
     body: bytes,
     server: ServerSettings,
@@ -60,15 +61,15 @@ async def handle_chat(
 ) -> None:
     """Answer one call; arguments, errors and cancellation as in `handle_completions`."""
     request = decode(body, _DECODER)
-    _check(request, engine)
+    _check(request, seats)
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompt = await _prompt(request, engine, len(body))
-    asked = _generation_request(request, engine, prompt, salt, exchange.priority)
-    generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
+    prompt = await _prompt(request, seats, len(body))
+    asked = _generation_request(request, seats, prompt, salt)
+    generation = Generation(seats, asked, exchange.started + server.call_timeout_s)
     if exchange.reader is not None:
         await hand_over(generation, exchange.reader, best_of=asked.best_of)
         return
-    answer = _Answer(request, engine, requested_model, asked)
+    answer = _Answer(request, seats, requested_model, asked)
     if request.stream:
         await stream_generation(
             exchange,
@@ -85,23 +86,23 @@ async def handle_chat(
     await exchange.respond(200, encode(content))
 
 
-def check_chat(body: bytes, engine: GenerationEngine) -> None:
+def check_chat(body: bytes, served: ServedModel) -> None:
     """Everything that can be said of a body before its prompt is final.
 
     Raises:
         InvalidRequestError: a field is wrong, or this model cannot honour it.
     """
-    _check(decode(body, _DECODER), engine)
+    _check(decode(body, _DECODER), served)
 
 
-async def check_chat_fits(body: bytes, engine: GenerationEngine) -> None:
+async def check_chat_fits(body: bytes, served: ServedModel) -> None:
     """What can be said once the messages are final; raises as `check_completions_fit`."""
     request = decode(body, _DECODER)
-    if may_be_too_long(body, request, engine.info):
-        _generation_request(request, engine, await _prompt(request, engine, len(body)), "", 0)
+    if may_be_too_long(body, request, served.info):
+        _generation_request(request, served, await _prompt(request, served, len(body)), "")
 
 
-def _check(request: ChatBody, engine: GenerationEngine) -> None:
+def _check(request: ChatBody, served: ServedModel) -> None:
     """Everything that can be said before rendering."""
     check_range("max_tokens", request.max_tokens, 1)
     check_range("max_completion_tokens", request.max_completion_tokens, 1)
@@ -112,7 +113,7 @@ def _check(request: ChatBody, engine: GenerationEngine) -> None:
             param="top_logprobs",
             code="invalid_value",
         )
-    check_sampling(request, engine.info)
+    check_sampling(request, served.info)
     check_response_format(request.response_format)
     _check_tools(request)
     _check_modalities(request.modalities)
@@ -188,11 +189,11 @@ def _check_verbosity(verbosity: Any) -> None:
     )
 
 
-async def _prompt(request: ChatBody, engine: GenerationEngine, num_bytes: int) -> Prompt:
-    text = await render_chat_aside(engine.tokenizer, request, num_bytes)
+async def _prompt(request: ChatBody, served: ServedModel, num_bytes: int) -> Prompt:
+    text = await render_chat_aside(served.tokenizer, request, num_bytes)
     prompts = await prompts_of_texts(
-        engine.tokenizer,
-        engine.info,
+        served.tokenizer,
+        served.info,
         [text],
         add_special_tokens=bool(request.add_special_tokens),
         param="messages",
@@ -206,9 +207,9 @@ async def _prompt(request: ChatBody, engine: GenerationEngine, num_bytes: int) -
 
 
 def _generation_request(
-    request: ChatBody, engine: GenerationEngine, prompt: Prompt, salt: str, priority: int
+    request: ChatBody, served: ServedModel, prompt: Prompt, salt: str
 ) -> GenerationRequest:
-    limit = engine.info.max_context_tokens
+    limit = served.info.max_context_tokens
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -221,7 +222,7 @@ def _generation_request(
         [prompt],
         sampling_of(
             request,
-            engine.info,
+            served.info,
             max_tokens=max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ),
@@ -229,7 +230,6 @@ def _generation_request(
         best_of=n,
         skip_special_tokens=request.skip_special_tokens is not False,
         salt=salt,
-        priority=priority,
     )
 
 
@@ -239,14 +239,14 @@ class _Answer:
     def __init__(
         self,
         request: ChatBody,
-        engine: GenerationEngine,
+        served: ServedModel,
         model: str,
         asked: GenerationRequest,
     ) -> None:
         self._request = request
-        self._tokenizer = engine.tokenizer
+        self._tokenizer = served.tokenizer
         self._asked = asked
-        self._envelope = Envelope("chatcmpl", engine.info, model)
+        self._envelope = Envelope("chatcmpl", served.info, model)
         # The tier that served the call, told to those who asked for one.
         self._extra = {} if request.service_tier is None else {"service_tier": "default"}
         options = request.stream_options

@@ -35,7 +35,8 @@ from parrot_gateway.api.openai.validation import (
     sampling_of,
 )
 from parrot_gateway.core.collect import Outcome, collect, hand_over
-from parrot_gateway.core.generation import Generation, GenerationEngine
+from parrot_gateway.core.generation import Generation
+from parrot_gateway.core.placing import ModelSeats, ServedModel
 from parrot_gateway.core.prompts import prompts_of_texts, start_token
 from parrot_gateway.core.request import (
     GenerationRequest,
@@ -59,7 +60,7 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 async def handle_completions(
     exchange: Exchange,
-    engine: GenerationEngine,
+    seats: ModelSeats,
     requested_model: str,
     body: bytes,
     server: ServerSettings,
@@ -73,7 +74,7 @@ async def handle_completions(
 
     Args:
         exchange: its body has been read, and is `body`.
-        engine: where the call runs.
+        seats: the engines of the model.
         requested_model: answered as `model`, whatever the engine calls it.
         body: JSON.
         server: deadlines.
@@ -83,12 +84,12 @@ async def handle_completions(
         GatewayError: nothing has been sent yet; a stream's later failures are told in band.
     """
     request = decode(body, _DECODER)
-    _check(request, engine)
+    _check(request, seats)
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompts = await _prompts(request, engine)
-    asked = _generation_request(request, engine, prompts, salt, exchange.priority)
-    generation = Generation(engine, asked, exchange.started + server.call_timeout_s)
-    answer = _Answer(request, engine, requested_model, asked)
+    prompts = await _prompts(request, seats)
+    asked = _generation_request(request, seats, prompts, salt)
+    generation = Generation(seats, asked, exchange.started + server.call_timeout_s)
+    answer = _Answer(request, seats, requested_model, asked)
     if exchange.reader is not None:
         echo = answer.echoes[0] if answer.echoes is not None else ""
         await hand_over(generation, exchange.reader, best_of=asked.best_of, echo=echo)
@@ -109,16 +110,16 @@ async def handle_completions(
     await exchange.respond(200, encode(content))
 
 
-def check_completions(body: bytes, engine: GenerationEngine) -> None:
+def check_completions(body: bytes, served: ServedModel) -> None:
     """Everything that can be said of a body before its prompt is final.
 
     Raises:
         InvalidRequestError: a field is wrong, or this model cannot honour it.
     """
-    _check(decode(body, _DECODER), engine)
+    _check(decode(body, _DECODER), served)
 
 
-async def check_completions_fit(body: bytes, engine: GenerationEngine) -> None:
+async def check_completions_fit(body: bytes, served: ServedModel) -> None:
     """What can be said once the prompt is final.
 
     Raises:
@@ -126,16 +127,16 @@ async def check_completions_fit(body: bytes, engine: GenerationEngine) -> None:
         InvalidRequestError: it cannot be a prompt.
     """
     request = decode(body, _DECODER)
-    if may_be_too_long(body, request, engine.info):
-        _generation_request(request, engine, await _prompts(request, engine), "", 0)
+    if may_be_too_long(body, request, served.info):
+        _generation_request(request, served, await _prompts(request, served), "")
 
 
-def _check(request: CompletionBody, engine: GenerationEngine) -> None:
+def _check(request: CompletionBody, served: ServedModel) -> None:
     """Everything that can be said before tokenizing."""
     check_range("max_tokens", request.max_tokens, 0)
     check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     check_range("best_of", request.best_of, 0, MAX_BEST_OF)
-    check_sampling(request, engine.info)
+    check_sampling(request, served.info)
     refuse(request, ("suffix",), "is not supported with this model")
     check_response_format(request.response_format)
     # The specification's minimum of 0 can only mean "not given".
@@ -156,7 +157,7 @@ def _check(request: CompletionBody, engine: GenerationEngine) -> None:
             )
 
 
-async def _prompts(request: CompletionBody, engine: GenerationEngine) -> list[Prompt]:
+async def _prompts(request: CompletionBody, served: ServedModel) -> list[Prompt]:
     """The prompts as tokens, in order.
 
     Raises:
@@ -164,21 +165,21 @@ async def _prompts(request: CompletionBody, engine: GenerationEngine) -> list[Pr
         ContextLengthError: a prompt cannot fit.
     """
     prompt = request.prompt
-    limit = engine.info.max_context_tokens
+    limit = served.info.max_context_tokens
     if isinstance(prompt, list) and len(prompt) > max(limit, MAX_PROMPTS):
         # Too long in every form, so that the form needs no look at each item.
         if isinstance(prompt[0], int):
             check_context(limit, len(prompt), _max_tokens(request), param="prompt", noun="prompt")
         _check_count(len(prompt))
     if prompt is None:
-        start = start_token(engine.tokenizer, engine.info)
+        start = start_token(served.tokenizer, served.info)
         prompts = [Prompt([] if start is None else [start], "")]
     elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
         texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
         _check_count(len(texts))
         prompts = await prompts_of_texts(
-            engine.tokenizer,
-            engine.info,
+            served.tokenizer,
+            served.info,
             texts,
             add_special_tokens=request.add_special_tokens is not False,
         )
@@ -188,7 +189,7 @@ async def _prompts(request: CompletionBody, engine: GenerationEngine) -> list[Pr
         for ids in lists:
             # First what takes no look at each id: there may be millions.
             check_context(limit, len(ids), _max_tokens(request), param="prompt", noun="prompt")
-            check_token_ids("prompt", ids, engine.info.vocab_size)
+            check_token_ids("prompt", ids, served.info.vocab_size)
         prompts = [Prompt(ids) for ids in lists]
     if any(not item.token_ids for item in prompts):
         raise InvalidRequestError(
@@ -235,15 +236,14 @@ def _max_tokens(request: CompletionBody) -> int:
 
 def _generation_request(
     request: CompletionBody,
-    engine: GenerationEngine,
+    served: ServedModel,
     prompts: list[Prompt],
     salt: str,
-    priority: int,
 ) -> GenerationRequest:
     max_tokens = _max_tokens(request)
     for prompt in prompts:
         check_context(
-            engine.info.max_context_tokens,
+            served.info.max_context_tokens,
             len(prompt.token_ids),
             max_tokens,
             param="prompt",
@@ -260,13 +260,12 @@ def _generation_request(
         )
     return GenerationRequest(
         prompts,
-        sampling_of(request, engine.info, max_tokens=max_tokens, logprobs=request.logprobs),
+        sampling_of(request, served.info, max_tokens=max_tokens, logprobs=request.logprobs),
         n=n,
         best_of=best_of,
         prompt_logprobs=request.logprobs if request.echo else None,
         skip_special_tokens=request.skip_special_tokens is not False,
         salt=salt,
-        priority=priority,
     )
 
 
@@ -276,14 +275,14 @@ class _Answer:
     def __init__(
         self,
         request: CompletionBody,
-        engine: GenerationEngine,
+        served: ServedModel,
         model: str,
         asked: GenerationRequest,
     ) -> None:
         self._request = request
-        self._tokenizer: Tokenizer = engine.tokenizer
+        self._tokenizer: Tokenizer = served.tokenizer
         self._asked = asked
-        self._envelope = Envelope("cmpl", engine.info, model)
+        self._envelope = Envelope("cmpl", served.info, model)
         options = request.stream_options
         self.writer = ChunkWriter(
             self._envelope.chunk_head("text_completion"),

@@ -20,7 +20,7 @@ from parrot_gateway.api.openai.validation import (
     decode,
     missing_parameter,
 )
-from parrot_gateway.core.generation import GenerationEngine
+from parrot_gateway.core.placing import ServedModel
 from parrot_gateway.core.prompts import tokenize
 from parrot_gateway.exceptions import InvalidRequestError
 
@@ -32,12 +32,12 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
-async def handle_tokenize(exchange: Exchange, engine: GenerationEngine, body: bytes) -> None:
+async def handle_tokenize(exchange: Exchange, served: ServedModel, body: bytes) -> None:
     """Answer `{count, max_model_len, tokens, token_strs}`.
 
     Args:
         exchange: its body has been read, and is `body`.
-        engine: whose tokenizer is asked.
+        served: whose tokenizer is asked.
         body: `prompt` or `messages`.
 
     Raises:
@@ -51,20 +51,20 @@ async def handle_tokenize(exchange: Exchange, engine: GenerationEngine, body: by
     if request.prompt is not None:
         text, special = request.prompt, request.add_special_tokens is not False
     elif request.messages is not None:
-        text = await render_chat_aside(engine.tokenizer, request, len(body))
+        text = await render_chat_aside(served.tokenizer, request, len(body))
         special = bool(request.add_special_tokens)
     else:
         raise missing_parameter("prompt")
-    ids = (await tokenize(engine.tokenizer, [text], add_special_tokens=special))[0]
+    ids = (await tokenize(served.tokenizer, [text], add_special_tokens=special))[0]
     strings = None
     if request.return_token_strs:
-        strings = [engine.tokenizer.token_text(token_id) for token_id in ids]
+        strings = [served.tokenizer.token_text(token_id) for token_id in ids]
     await exchange.respond(
         200,
         encode(
             {
                 "count": len(ids),
-                "max_model_len": engine.info.max_context_tokens,
+                "max_model_len": served.info.max_context_tokens,
                 "tokens": ids,
                 "token_strs": strings,
             }
@@ -72,7 +72,7 @@ async def handle_tokenize(exchange: Exchange, engine: GenerationEngine, body: by
     )
 
 
-async def handle_detokenize(exchange: Exchange, engine: GenerationEngine, body: bytes) -> None:
+async def handle_detokenize(exchange: Exchange, served: ServedModel, body: bytes) -> None:
     """Answer `{prompt}`: the text of `tokens`, special ones included unless told otherwise.
 
     Raises:
@@ -82,12 +82,12 @@ async def handle_detokenize(exchange: Exchange, engine: GenerationEngine, body: 
     if request.tokens is None:
         raise missing_parameter("tokens")
     check_length("tokens", request.tokens, MAX_TOKENS)
-    check_token_ids("tokens", request.tokens, engine.info.vocab_size)
+    check_token_ids("tokens", request.tokens, served.info.vocab_size)
     skip = bool(request.skip_special_tokens)
     if len(request.tokens) <= INLINE_TOKENS:
-        text = engine.tokenizer.decode(request.tokens, skip_special_tokens=skip)
+        text = served.tokenizer.decode(request.tokens, skip_special_tokens=skip)
     else:
         text = await asyncio.to_thread(
-            engine.tokenizer.decode, request.tokens, skip_special_tokens=skip
+            served.tokenizer.decode, request.tokens, skip_special_tokens=skip
         )
     await exchange.respond(200, encode({"prompt": text}))

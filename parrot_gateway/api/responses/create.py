@@ -40,8 +40,9 @@ from parrot_gateway.api.responses.events import (
     output_message,
     output_text,
 )
-from parrot_gateway.core.generation import Generation, GenerationEngine
+from parrot_gateway.core.generation import Generation
 from parrot_gateway.core.line import wait_turn
+from parrot_gateway.core.placing import ModelSeats
 from parrot_gateway.core.prompts import prompts_of_texts
 from parrot_gateway.core.request import (
     ChoiceDelta,
@@ -78,7 +79,7 @@ _INPUT = msgspec.json.Decoder(InputFields)
 
 async def handle_responses(
     exchange: Exchange,
-    engine: GenerationEngine,
+    seats: ModelSeats,
     requested_model: str,
     body: bytes,
     server: ServerSettings,
@@ -100,7 +101,7 @@ async def handle_responses(
     """
     request = decode(body, _RESPONSE)
     check_response(request)
-    check_sampling(request, engine.info)
+    check_sampling(request, seats.info)
     items = items_of(request.input)
     history = find_history(request, store, tenant)
     if not items and history.is_empty:
@@ -109,14 +110,14 @@ async def handle_responses(
     deadline = exchange.started + server.call_timeout_s
     conversation = history.conversation
     if conversation is None:
-        call = _Call(exchange, engine, requested_model, request, store, tenant, history)
+        call = _Call(exchange, seats, requested_model, request, store, tenant, history)
         await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
         return
     ticket = conversation.line.join(f"conversation '{conversation.id}'")
     try:
         left_s = deadline - time.perf_counter()
         await wait_turn(ticket, left_s, f"conversation '{conversation.id}'")
-        call = _Call(exchange, engine, requested_model, request, store, tenant, history)
+        call = _Call(exchange, seats, requested_model, request, store, tenant, history)
         await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
     finally:
         conversation.line.leave(ticket)
@@ -124,7 +125,7 @@ async def handle_responses(
 
 async def handle_input_tokens(
     exchange: Exchange,
-    engine: GenerationEngine,
+    seats: ModelSeats,
     body: bytes,
     *,
     store: ResponseStore,
@@ -142,7 +143,7 @@ async def handle_input_tokens(
     if not items and history.is_empty:
         raise missing_parameter("input")
     whole = history_of(history.turn) + items
-    prompt = await prompt_of(request, engine, whole, len(body), room=1)
+    prompt = await prompt_of(request, seats, whole, len(body), room=1)
     answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
     await exchange.respond(200, encode(answer))
 
@@ -198,7 +199,7 @@ def find_history(request: ResponseBody | InputFields, store: ResponseStore, tena
 
 async def prompt_of(
     request: ResponseBody | InputFields,
-    engine: GenerationEngine,
+    seats: ModelSeats,
     items: list[Item],
     num_bytes: int,
     *,
@@ -216,9 +217,9 @@ async def prompt_of(
         ContextLengthError: it does not fit even so.
         InvalidRequestError: the model's template refuses it.
     """
-    limit = engine.info.max_context_tokens
+    limit = seats.info.max_context_tokens
     if request.truncation != "auto":
-        return await _prompt(request, engine, items, num_bytes)
+        return await _prompt(request, seats, items, num_bytes)
     starts = [0] + [n for n, item in enumerate(items) if n and item.role == "user"]
     if starts[-1] != len(items) - 1 and len(items) > 1:
         starts.append(len(items) - 1)
@@ -227,7 +228,7 @@ async def prompt_of(
     while low < high:
         middle = (low + high) // 2
         try:
-            prompt = await _prompt(request, engine, items[starts[middle] :], num_bytes)
+            prompt = await _prompt(request, seats, items[starts[middle] :], num_bytes)
         except ContextLengthError:
             low = middle + 1
             continue
@@ -235,12 +236,12 @@ async def prompt_of(
             low = middle + 1
         else:
             high = middle
-    return await _prompt(request, engine, items[starts[low] :], num_bytes)
+    return await _prompt(request, seats, items[starts[low] :], num_bytes)
 
 
 async def _prompt(
     request: ResponseBody | InputFields,
-    engine: GenerationEngine,
+    seats: ModelSeats,
     items: list[Item],
     num_bytes: int,
 ) -> Prompt:
@@ -254,14 +255,14 @@ async def _prompt(
     )
     size = num_bytes + sum(len(message.content or "") for message in messages)
     try:
-        text = await render_chat_aside(engine.tokenizer, chat, size)
+        text = await render_chat_aside(seats.tokenizer, chat, size)
     except InvalidRequestError as error:
         if error.param is None or error.param.startswith("messages"):
             raise type(error)(error.message, param="input", code=error.code) from None
         raise
     prompts = await prompts_of_texts(
-        engine.tokenizer,
-        engine.info,
+        seats.tokenizer,
+        seats.info,
         [text],
         add_special_tokens=False,
         param="input",
@@ -280,7 +281,7 @@ class _Call:
     def __init__(
         self,
         exchange: Exchange,
-        engine: GenerationEngine,
+        seats: ModelSeats,
         model: str,
         request: ResponseBody,
         store: ResponseStore,
@@ -288,7 +289,7 @@ class _Call:
         history: History,
     ) -> None:
         self._exchange = exchange
-        self._engine = engine
+        self._seats = seats
         self._model = model
         self._request = request
         self._store = store
@@ -317,7 +318,7 @@ class _Call:
         if conversation is not None:
             self._store.check_fits(conversation, sum(item.size_bytes for item in items))
         asked = await self._ask(items, salt, num_bytes)
-        generation = Generation(self._engine, asked, deadline)
+        generation = Generation(self._seats, asked, deadline)
         begun = self._begun(asked)
         if not self._request.stream:
             with generation:
@@ -344,10 +345,10 @@ class _Call:
         await run_stream(self._exchange, stream, generation, encode=show, closing=close)
 
     async def _ask(self, items: list[Item], salt: str, num_bytes: int) -> GenerationRequest:
-        request, info = self._request, self._engine.info
+        request, info = self._request, self._seats.info
         max_tokens = request.max_output_tokens
         whole = history_of(self._turn) + items
-        prompt = await prompt_of(request, self._engine, whole, num_bytes, room=max_tokens or 1)
+        prompt = await prompt_of(request, self._seats, whole, num_bytes, room=max_tokens or 1)
         length = len(prompt.token_ids)
         check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
         if max_tokens is None:
@@ -358,7 +359,6 @@ class _Call:
             sampling_of(request, info, max_tokens=max_tokens, logprobs=logprobs),
             skip_special_tokens=request.skip_special_tokens is not False,
             salt=salt,
-            priority=self._exchange.priority,
         )
 
     def _take(self, update: Update | None) -> Cut | None:
@@ -370,7 +370,7 @@ class _Call:
             self._finish_reason = update.finish_reason
         logprobs: list[dict[str, Any]] = []
         if self._wants_logprobs:
-            logprobs = chat_logprobs(self._engine.tokenizer, update.tokens)["content"]
+            logprobs = chat_logprobs(self._seats.tokenizer, update.tokens)["content"]
         if not update.text and not logprobs:
             return None
         self._texts.append(update.text)

@@ -10,6 +10,7 @@ import msgspec
 
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.validation import decode, missing_parameter
+from parrot_gateway.api.seating import seats_for
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.api.upstream.passthrough import model_of
@@ -115,15 +116,14 @@ class ResponseRoutes:
         self._refuse_semantics(exchange, body)
         from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 
-        engine = self._gateway.place(model)
-        exchange.engine = engine.name
+        seats = seats_for(exchange, self._gateway, model)
         store, tenant = self._gateway.responses, tenant_of(exchange)
         if path == INPUT_TOKENS:
-            await handle_input_tokens(exchange, engine, body, store=store, tenant=tenant)
+            await handle_input_tokens(exchange, seats, body, store=store, tenant=tenant)
             return True
         await handle_responses(
             exchange,
-            engine,
+            seats,
             requested_model,
             body,
             self._gateway.settings.server,

@@ -14,14 +14,14 @@ import msgspec
 
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers, Message, Scope
 from parrot_gateway.api.semantic.answer_text import AnswerReader
+from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.job import Job
-from parrot_gateway.core.objective import KINDS
+from parrot_gateway.core.purpose import purpose_of
 from parrot_gateway.core.request import Usage
 from parrot_gateway.exceptions import GatewayError
 
 if TYPE_CHECKING:
-    from parrot_gateway.core.semantic_service import SemanticService
     from parrot_gateway.gateway import Gateway
 
 #: Answers a call whose body was read: exchange, body.
@@ -50,12 +50,6 @@ class _Choices(msgspec.Struct):
 _choices_decoder = msgspec.json.Decoder(_Choices)
 
 
-def engine_priority(job: Job, service: SemanticService) -> int:
-    """The priority that engines of our own get, where smaller runs earlier."""
-    weakest = len(KINDS) - 1
-    return -job.spec.priority * len(KINDS) + weakest - KINDS.index(service.urgency.of(job).kind)
-
-
 class InternalRunner:
     """Answers deferred calls.
 
@@ -74,7 +68,7 @@ class InternalRunner:
         wire = _Wire(job, service.clock)
         headers = job.spec.origin if isinstance(job.spec.origin, list) else []
         exchange = Exchange(_scope(job.spec.path, headers), wire.receive, wire.send)
-        exchange.priority = engine_priority(job, service)
+        exchange.purpose = purpose_of(job, service.urgency, tenant_of(exchange))
         exchange.reader = wire
         try:
             if not isinstance(self._gateway.resolve(job.call.model), EngineTarget):

@@ -16,13 +16,14 @@ from parrot_gateway.api.http import EVENT_STREAM, ClientDisconnected, Exchange, 
 from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import identify
-from parrot_gateway.api.semantic.internal import Answerer, engine_priority
+from parrot_gateway.api.semantic.internal import Answerer
 from parrot_gateway.api.semantic.submission import check_deferrable
 from parrot_gateway.api.semantic.tee import AnswerTee
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import parse_context
 from parrot_gateway.core.job import Job
+from parrot_gateway.core.purpose import purpose_of
 from parrot_gateway.core.reference import has_reference, reference_of
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.template import Binding, BodyTemplate
@@ -114,7 +115,7 @@ class SemanticCalls:
             raise
         if spec.transform is not None and spec.transform.needs_tokens:
             target = self._gateway.resolve(job.call.model)
-            job.cut_tokens = token_cutter(self._gateway.place(target.model).tokenizer)
+            job.cut_tokens = token_cutter(self._gateway.engine_of(target.model).tokenizer)
         return job
 
     def _spec(
@@ -217,7 +218,7 @@ class SemanticCalls:
             executor.begin(job)
             waited_ms = (time.perf_counter() - exchange.started) * 1000
             headers.append((b"x-parrot-queue-ms", b"%d" % waited_ms))
-            exchange.priority = engine_priority(job, self._service)
+            exchange.purpose = purpose_of(job, self._service.urgency, tenant_of(exchange))
             await ordinary(exchange, job.render())
             # The answer is out: a client that leaves now leaves in good order.
             exchange.finish()

@@ -59,7 +59,7 @@ async def check_deferrable(
         _check_one_text(call)
     if fields.defer and isinstance(target, EngineTarget):
         is_final = not fields.inputs and not has_reference(body)
-        await _check_with_engine(path, body, gateway.place(target.model), is_final=is_final)
+        await _check_with_engine(path, body, gateway.engine_of(target.model), is_final=is_final)
 
 
 async def _check_with_engine(

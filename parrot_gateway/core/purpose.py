@@ -1,0 +1,50 @@
+"""What is known of a session's call, in the words of `placing.Purpose`."""
+
+from __future__ import annotations
+
+from parrot_gateway.core.graph import Graph
+from parrot_gateway.core.job import Job
+from parrot_gateway.core.placing import Fellowship, Purpose
+from parrot_gateway.core.urgency import Urgency
+
+#: Calls that are looked at to find out how much waits for one.
+MAX_LOOKED_AT = 256
+
+
+def purpose_of(job: Job, urgency: Urgency, tenant: str) -> Purpose:
+    """What a call that is about to run is for."""
+    session = job.session.id
+    groups = tuple(
+        # Its smallest member names a group; all members agree on that.
+        Fellowship(f"{session}/{min(members)}", len(members), objective)
+        for members, objective in urgency.groups_of(job)
+    )
+    return Purpose(
+        tenant=tenant,
+        application=session,
+        objective=job.call.objective,
+        groups=groups,
+        priority=job.spec.priority,
+        successors=chain_behind(job.session.graph, job.id),
+    )
+
+
+def chain_behind(graph: Graph, call_id: str) -> int:
+    """Unfinished nodes on the longest way onward from a call, itself not included.
+
+    Only the `MAX_LOOKED_AT` nearest nodes are looked at: beyond them it makes no difference.
+    """
+    lengths: dict[str, int] = {}
+    stack, seen = [call_id], {call_id}
+    while stack:
+        node_id = stack[-1]
+        fresh = [node.id for node in graph.consumers(node_id) if node.id not in seen]
+        if fresh and len(seen) < MAX_LOOKED_AT:
+            fresh = fresh[: MAX_LOOKED_AT - len(seen)]
+            seen.update(fresh)
+            stack.extend(fresh)
+            continue
+        stack.pop()
+        behind = (lengths.get(node.id, -1) for node in graph.consumers(node_id))
+        lengths[node_id] = max(behind, default=-1) + 1
+    return lengths[call_id]

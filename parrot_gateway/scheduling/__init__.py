@@ -1,0 +1,1 @@
+"""The gateway's shell round the scheduler: its clock, its events, its actions."""

@@ -1,0 +1,51 @@
+"""Seats on one given engine, without a scheduler: for tests and programs with a single engine."""
+
+from __future__ import annotations
+
+from parrot_engine.protocol import EngineInfo
+from parrot_engine.text import Tokenizer
+
+from parrot_gateway.core.generation import GenerationEngine
+from parrot_gateway.core.request import GenerationRequest
+
+
+class DirectSeat:
+    """A place that is always free; see `parrot_gateway.core.placing.Seat`."""
+
+    def __init__(self, engine: GenerationEngine) -> None:
+        self.priority = 0
+        self._engine = engine
+
+    async def taken(self) -> GenerationEngine:
+        """See `Seat`."""
+        return self._engine
+
+    def progress(self, *, filled: int, cached: int, generated: int) -> None:
+        """See `Seat`; nobody is told."""
+
+    def succeed(self) -> None:
+        """See `Seat`; nobody is told."""
+
+    def close(self) -> None:
+        """See `Seat`."""
+
+
+class DirectSeats:
+    """One engine; see `parrot_gateway.core.placing.ModelSeats`."""
+
+    def __init__(self, engine: GenerationEngine) -> None:
+        self._engine = engine
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `ModelSeats`."""
+        return self._engine.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `ModelSeats`."""
+        return self._engine.tokenizer
+
+    def seat(self, request: GenerationRequest) -> DirectSeat:
+        """See `ModelSeats`."""
+        return DirectSeat(self._engine)

@@ -1,0 +1,77 @@
+"""Tells the scheduler of engines: who came, who went, what they cache, how long steps take."""
+
+from __future__ import annotations
+
+from parrot_engine.protocol import BlockChanges, EngineInfo
+from parrot_scheduler.events import BlocksEvicted, BlocksStored, EngineDraining, EngineJoined
+from parrot_scheduler.events import EngineReport as Report
+from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepModel
+
+from parrot_gateway.engines.registry import Change, EngineRegistry
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.scheduling.shell import SchedulerShell
+from parrot_gateway.scheduling.step_times import StepTimes
+from parrot_gateway.scheduling.tasks import capacity_tokens
+
+#: What an engine on a CPU is taken for until it has been measured: the demo model's figures.
+CPU_STEP_MODEL = StepModel(
+    weights_s=3e-3, context_token_s=5e-7, prefill_token_s=1.5e-4, overhead_s=1e-3
+)
+
+
+class EngineNews:
+    """Listens to a registry, and passes on what the scheduler should know.
+
+    Args:
+        registry: whose engines.
+        shell: the scheduler.
+    """
+
+    def __init__(self, registry: EngineRegistry, shell: SchedulerShell) -> None:
+        self._shell = shell
+        self._step_times: dict[str, StepTimes] = {}
+        registry.subscribe(self._changed)
+
+    def _changed(self, change: Change, engine: RemoteEngine) -> None:
+        if change == "joined":
+            guess = _step_model(engine.info)
+            self._step_times[engine.id] = StepTimes(guess)
+            engine.on_blocks, engine.on_stats = self._blocks, self._stats
+            self._shell.tell(EngineJoined(describe(engine.id, engine.info, guess)))
+        elif change == "draining":
+            self._shell.tell(EngineDraining(engine.id))
+        else:
+            self._step_times.pop(engine.id, None)
+            engine.on_blocks = engine.on_stats = None
+            self._shell.engine_left(engine.id)
+
+    def _blocks(self, engine: RemoteEngine, changes: BlockChanges) -> None:
+        if changes.evicted:
+            self._shell.tell(BlocksEvicted(engine.id, tuple(changes.evicted)))
+        if changes.stored:
+            self._shell.tell(BlocksStored(engine.id, tuple(changes.stored)))
+
+    def _stats(self, engine: RemoteEngine) -> None:
+        times = self._step_times.get(engine.id)
+        stats, info = engine.stats, engine.info
+        model = None if times is None else times.note(stats)
+        used = (info.num_blocks - stats.free_blocks) * info.block_size
+        self._shell.tell(Report(engine.id, stats.running, stats.waiting, max(0, used), model))
+
+
+def describe(engine_id: str, info: EngineInfo, step_model: StepModel) -> EngineDescription:
+    """An engine in the scheduler's words."""
+    return EngineDescription(
+        id=engine_id,
+        model=info.model,
+        capacity_tokens=capacity_tokens(info),
+        max_batch=info.max_batch_size,
+        max_batch_tokens=info.max_batch_tokens or info.max_context_tokens,
+        block_tokens=info.block_size,
+        reports_blocks=info.reports_blocks,
+        step_model=step_model,
+    )
+
+
+def _step_model(info: EngineInfo) -> StepModel:
+    return CPU_STEP_MODEL if info.device.startswith("cpu") else DEFAULT_STEP_MODEL

@@ -1,0 +1,137 @@
+"""A call's way to an engine: a task for it, the wait for a place, and the news from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from parrot_engine.protocol import EngineInfo
+from parrot_scheduler.events import ApplicationFinished
+from parrot_scheduler.task import Task
+
+from parrot_gateway.core.objective import KINDS
+from parrot_gateway.core.placing import Purpose
+from parrot_gateway.core.request import GenerationRequest
+from parrot_gateway.engines.registry import EngineRegistry
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.exceptions import EngineLostError
+from parrot_gateway.scheduling.shell import SchedulerShell, Ticket
+from parrot_gateway.scheduling.tasks import prefix_of, task_of
+
+if TYPE_CHECKING:
+    from parrot_engine.text import Tokenizer
+
+
+class EngineSeat:
+    """See `parrot_gateway.core.placing.Seat`.
+
+    Args:
+        seats: of the model.
+        request: what is to be run.
+    """
+
+    def __init__(self, seats: Seats, request: GenerationRequest) -> None:
+        self.priority = 0
+        self._seats = seats
+        self._request = request
+        self._asked_at = time.perf_counter()
+        self._ticket: Ticket | None = None
+        self._succeeded = False
+
+    async def taken(self) -> RemoteEngine:
+        """See `Seat`."""
+        if self._ticket is None:
+            self._ticket = await self._seats._submit(self._request)
+        place = await self._ticket.placed()
+        # A caller's own priority comes first, as far as he has one.
+        self.priority = place.priority - len(KINDS) * self._seats.purpose.priority
+        return self._seats._engine(place.engine_id, time.perf_counter() - self._asked_at)
+
+    def progress(self, *, filled: int, cached: int, generated: int) -> None:
+        """See `Seat`."""
+        if self._ticket is not None:
+            self._ticket.progress(filled=filled, cached=cached, generated=generated)
+
+    def succeed(self) -> None:
+        """See `Seat`."""
+        self._succeeded = True
+
+    def close(self) -> None:
+        """See `Seat`."""
+        if self._ticket is None:
+            return
+        self._ticket.finish(succeeded=self._succeeded)
+        self._ticket.cancel()
+        if not self._seats.purpose.application:
+            self._seats.shell.tell(ApplicationFinished(self._ticket.task.application))
+
+
+class Seats:
+    """The engines of one model for one call; see `parrot_gateway.core.placing.ModelSeats`.
+
+    Args:
+        shell: the scheduler.
+        registry: where its engines are.
+        sample: any engine of the model, for what all of them have in common.
+        purpose: of the call.
+        on_seat: told of the engine and of the seconds that the call waited for it.
+    """
+
+    def __init__(
+        self,
+        shell: SchedulerShell,
+        registry: EngineRegistry,
+        sample: RemoteEngine,
+        purpose: Purpose,
+        on_seat: Callable[[RemoteEngine, float], None],
+    ) -> None:
+        self.shell = shell
+        self._registry = registry
+        self._sample = sample
+        self.purpose = purpose
+        self._on_seat = on_seat
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `ModelSeats`."""
+        return self._sample.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `ModelSeats`."""
+        return self._sample.tokenizer
+
+    def seat(self, request: GenerationRequest) -> EngineSeat:
+        """See `ModelSeats`."""
+        return EngineSeat(self, request)
+
+    async def _submit(self, request: GenerationRequest) -> Ticket:
+        prefix = await prefix_of(request, self._sample.info)
+        prefers = self._engine_named(self.purpose.prefers)
+
+        def make(task_id: int) -> Task:
+            return task_of(
+                task_id,
+                request,
+                self.purpose,
+                info=self._sample.info,
+                prefix=prefix,
+                prefers=prefers,
+            )
+
+        return self.shell.submit(make)
+
+    def _engine(self, engine_id: str, waited_s: float) -> RemoteEngine:
+        engine = self._registry.get(engine_id)
+        if engine is None:
+            raise EngineLostError("The engine that was to run this call has just left.")
+        self._on_seat(engine, waited_s)
+        return engine
+
+    def _engine_named(self, name: str | None) -> str | None:
+        if name is None:
+            return None
+        model = self._sample.info.model
+        found = (e.id for e in self._registry.engines_for(model) if name in (e.name, e.id))
+        return next(found, None)

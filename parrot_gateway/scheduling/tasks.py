@@ -1,0 +1,88 @@
+"""From a call to what the scheduler needs to know of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from parrot_engine.block_hash import prompt_hashes
+from parrot_engine.protocol import EngineInfo
+from parrot_scheduler.task import GroupRef, Objective, Task
+
+from parrot_gateway.core import objective as core_objective
+from parrot_gateway.core.placing import Purpose
+from parrot_gateway.core.request import GenerationRequest
+
+#: Tokens whose hashes are made in place, in about a millisecond.
+_INLINE_TOKENS = 8192
+#: What an engine without pages is taken to hold, in contexts of full length.
+_UNPAGED_CONTEXTS = 16
+#: Blocks that say which template a prompt was made from, where nothing else does.
+_TEMPLATE_BLOCKS = 4
+
+
+async def prefix_of(request: GenerationRequest, info: EngineInfo) -> tuple[int, ...]:
+    """Hashes of the blocks of a call's first prompt, under which engines know them."""
+    if not info.block_size:
+        return ()
+    tokens = request.prompts[0].token_ids
+    if len(tokens) <= _INLINE_TOKENS:
+        return prompt_hashes(tokens, info.block_size, request.salt)
+    return await asyncio.to_thread(prompt_hashes, tokens, info.block_size, request.salt)
+
+
+def task_of(
+    task_id: int,
+    request: GenerationRequest,
+    purpose: Purpose,
+    *,
+    info: EngineInfo,
+    prefix: tuple[int, ...],
+    bound_to: str | None = None,
+    prefers: str | None = None,
+) -> Task:
+    """The task of a call on engines that are as `info` says.
+
+    A call of many prompts runs them in portions, and the engine mixes them with others': it counts
+    for no more than half of an engine.
+    """
+    lengths = [len(prompt.token_ids) for prompt in request.prompts]
+    prompt_tokens = max(max(lengths), min(sum(lengths), capacity_tokens(info) // 2))
+    sequences = min(
+        len(lengths) * request.best_of, max(1, info.max_batch_size // 2, request.best_of)
+    )
+    template = purpose.template
+    if not template and prefix:
+        template = f"{prefix[min(_TEMPLATE_BLOCKS, len(prefix)) - 1]:016x}"
+    return Task(
+        id=task_id,
+        model=info.model,
+        tenant=purpose.tenant,
+        application=purpose.application or f"call-{task_id}",
+        prompt_tokens=prompt_tokens,
+        # 0 would say that nobody waits for it.
+        max_tokens=max(1, request.sampling.max_tokens),
+        prefix=prefix,
+        template=template,
+        objective=scheduler_objective(purpose.objective),
+        groups=tuple(
+            GroupRef(group.id, group.size, scheduler_objective(group.objective))
+            for group in purpose.groups
+        ),
+        # The API's priority is larger for earlier, as OpenAI's peers have it.
+        priority=-purpose.priority,
+        successors=purpose.successors,
+        num_sequences=sequences,
+        bound_to=bound_to,
+        prefers=prefers,
+    )
+
+
+def capacity_tokens(info: EngineInfo) -> int:
+    """Tokens of KV that fit on an engine, as far as it tells."""
+    paged = info.num_blocks * info.block_size
+    return paged or _UNPAGED_CONTEXTS * info.max_context_tokens
+
+
+def scheduler_objective(objective: core_objective.Objective) -> Objective:
+    """The same in the scheduler's words."""
+    return Objective(objective.kind, objective.seconds)

@@ -1,0 +1,234 @@
+"""The scheduler in the gateway: who runs where, who waits, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parrot_engine.block_hash import prompt_hashes
+from parrot_engine.protocol import BlockChanges, EngineStats, Fill
+from parrot_scheduler.event_log import replay
+from parrot_scheduler.task import StepModel
+from scripted_remote import ScriptedRemoteEngine
+from serving import Service, serving, until
+
+from parrot_gateway.config_file import ConfigError
+from parrot_gateway.scheduling.step_times import StepTimes
+from parrot_gateway.settings import SchedulerSettings, load_settings
+
+#: Longer than a block of the engines here, so that it has a prefix.
+SYSTEM = "You answer in one word, and never in two. " * 4
+
+
+def small_engine(max_batch: int = 8, *, automatic: bool = True) -> ScriptedRemoteEngine:
+    """An engine with pages, whose batch has few places."""
+    engine = ScriptedRemoteEngine(automatic=automatic)
+    engine.info = replace(
+        engine.info, max_batch_size=max_batch, num_blocks=256, block_size=16, reports_blocks=True
+    )
+    return engine
+
+
+def fills(engine: ScriptedRemoteEngine) -> int:
+    """Calls that it got."""
+    return sum(isinstance(item, Fill) for item in engine.submitted)
+
+
+async def ask(service: Service, prompt: str, **more: Any) -> tuple[int, Any]:
+    body = {"model": "m", "prompt": prompt, "max_tokens": 4, **more}
+    status, _, answer = await service.post("/v1/completions", body)
+    return status, json.loads(answer)
+
+
+def tasks_of(service: Service) -> int:
+    found = service.gateway.scheduling.describe()["tasks"]
+    assert isinstance(found, int)
+    return found
+
+
+async def test_calls_that_do_not_fit_wait_and_then_run() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine) as service:
+        first = asyncio.create_task(ask(service, "a"))
+        await engine.wait_for(lambda: fills(engine) == 1)
+        second = asyncio.create_task(ask(service, "b"))
+        await until(lambda: tasks_of(service) == 2)
+        assert fills(engine) == 1
+        engine.automatic = True
+        engine.step()
+        assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+        await until(lambda: tasks_of(service) == 0)
+        described = service.gateway.scheduling.describe()
+        assert described["placed"] == 2
+        (row,) = described["models"]["m"]["engines"]
+        assert (row["tasks"], row["batch"], row["working_set_tokens"]) == (0, 0, 0)
+
+
+async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine) as service:
+        first = asyncio.create_task(ask(service, "a"))
+        await engine.wait_for(lambda: fills(engine) == 1)
+        body = json.dumps({"model": "m", "prompt": "b"}).encode()
+        _, writer = await service.send("/v1/completions", body)
+        await until(lambda: tasks_of(service) == 2)
+        writer.transport.abort()
+        await until(lambda: tasks_of(service) == 1)
+        engine.automatic = True
+        engine.step()
+        assert (await first)[0] == 200
+        assert fills(engine) == 1
+
+
+async def test_a_stream_that_waits_is_kept_alive() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine, keep_alive_s=0.05) as service:
+        first = asyncio.create_task(ask(service, "a"))
+        await engine.wait_for(lambda: fills(engine) == 1)
+        body = json.dumps({"model": "m", "prompt": "b", "stream": True, "max_tokens": 2}).encode()
+        reader, writer = await service.send("/v1/completions", body)
+        await reader.readuntil(b": keep-alive\n\n")
+        engine.automatic = True
+        engine.step()
+        await reader.readuntil(b"data: [DONE]\n\n")
+        writer.close()
+        assert (await first)[0] == 200
+
+
+async def test_calls_with_one_prefix_go_where_it_is() -> None:
+    engines = [small_engine(), small_engine()]
+    async with serving(*engines) as service:
+        await ask(service, SYSTEM + "first")
+        (at,) = (index for index, engine in enumerate(engines) if fills(engine))
+        tokens = engines[at].tokenizer.encode(SYSTEM)
+        hashes = prompt_hashes(tokens[: len(tokens) // 16 * 16], 16)
+        service.remotes[at].note_blocks(BlockChanges(list(hashes), []))
+        for number in range(6):
+            await ask(service, f"{SYSTEM}{number}")
+        assert fills(engines[at]) == 7
+        assert fills(engines[1 - at]) == 0
+        # What is elsewhere now draws calls to there.
+        service.remotes[at].note_blocks(BlockChanges([], list(hashes)))
+        service.remotes[1 - at].note_blocks(BlockChanges(list(hashes), []))
+        for number in range(6):
+            await ask(service, f"{SYSTEM}{number} again")
+        assert fills(engines[1 - at]) == 6
+
+
+async def test_round_robin_is_as_it_says() -> None:
+    engines = [small_engine(), small_engine(), small_engine()]
+    async with serving(*engines, scheduler=SchedulerSettings(policy="round-robin")) as service:
+        for number in range(9):
+            await ask(service, f"{SYSTEM}{number}")
+    assert [fills(engine) for engine in engines] == [3, 3, 3]
+
+
+async def test_an_engine_that_goes_takes_nothing_that_waits_with_it() -> None:
+    engines = [small_engine(1, automatic=False), small_engine(1, automatic=False)]
+    async with serving(*engines) as service:
+        calls = [asyncio.create_task(ask(service, str(number))) for number in range(3)]
+        await until(lambda: fills(engines[0]) and fills(engines[1]) and tasks_of(service) == 3)
+        service.gateway.registry.remove(service.remotes[0].id, "it was unplugged")
+        engines[0].contexts.clear()
+        engines[1].automatic = True
+        engines[1].step()
+        answers = await asyncio.gather(*calls)
+        assert sorted(status for status, _ in answers) == [200, 200, 503]
+        lost = next(answer for status, answer in answers if status == 503)
+        assert lost["error"]["code"] == "engine_lost"
+        await until(lambda: tasks_of(service) == 0)
+
+
+async def test_a_call_that_waits_too_long_is_told_so() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine, scheduler=SchedulerSettings(max_wait_s=0.05)) as service:
+        first = asyncio.create_task(ask(service, "a"))
+        await engine.wait_for(lambda: fills(engine) == 1)
+        status, answer = await ask(service, "b")
+        assert status == 503
+        assert answer["error"]["code"] == "wait_too_long"
+        engine.automatic = True
+        engine.step()
+        assert (await first)[0] == 200
+
+
+async def test_a_full_queue_refuses() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine, scheduler=SchedulerSettings(max_queued=1)) as service:
+        first = asyncio.create_task(ask(service, "a"))
+        await engine.wait_for(lambda: fills(engine) == 1)
+        second = asyncio.create_task(ask(service, "b"))
+        await until(lambda: tasks_of(service) == 2)
+        status, answer = await ask(service, "c")
+        assert (status, answer["error"]["code"]) == (503, "queue_full")
+        engine.automatic = True
+        engine.step()
+        assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+
+
+async def test_what_is_recorded_replays_to_the_same_decisions(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    engines = [small_engine(2), small_engine(2)]
+    async with serving(*engines, scheduler=SchedulerSettings(record=log)) as service:
+        waiting = [ask(service, f"{SYSTEM}{number % 5}", max_tokens=3) for number in range(40)]
+        assert {status for status, _ in await asyncio.gather(*waiting)} == {200}
+        await until(lambda: tasks_of(service) == 0)
+        await service.gateway.close()
+    lines = log.read_text().splitlines()
+    inputs = [line for line in lines if not line.startswith('{"actions"')]
+    decided = [line for line in lines if line.startswith('{"actions"')]
+    assert len(decided) > 40
+    assert list(replay(inputs)) == decided
+
+
+@pytest.mark.parametrize("field", ["policy", "admission", "order", "place", "keep"])
+def test_a_policy_that_there_is_not_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        load_settings({"scheduler": {field: "nonsense"}})
+
+
+# -- how long steps take --------------------------------------------------------------------
+
+GUESS = StepModel(weights_s=1.0, context_token_s=0.0, prefill_token_s=1.0)
+
+
+def run(times: StepTimes, load: Callable[[int], tuple[int, int]], count: int) -> StepModel | None:
+    """Heartbeats of an engine whose steps take 5 ms and 20 us for each filled token."""
+    stats, model = EngineStats(), None
+    for index in range(count):
+        steps, filled = load(index)
+        busy_s = steps * 5e-3 + filled * 20e-6
+        stats = replace(
+            stats,
+            steps=stats.steps + steps,
+            filled_tokens=stats.filled_tokens + filled,
+            busy_s=stats.busy_s + busy_s,
+        )
+        model = times.note(stats)
+    return model
+
+
+def test_step_times_are_learned() -> None:
+    model = run(StepTimes(GUESS), lambda index: (10 + index, 100 * (index % 4)), 30)
+    assert model is not None
+    assert model.weights_s == pytest.approx(5e-3, rel=0.01)
+    assert model.prefill_token_s == pytest.approx(20e-6, rel=0.05)
+
+
+def test_an_idle_engine_teaches_nothing() -> None:
+    assert run(StepTimes(GUESS), lambda index: (0, 0), 30) is None
+
+
+def test_a_restarted_counter_is_no_reading() -> None:
+    times = StepTimes(GUESS)
+    before = run(times, lambda index: (10, 50 * (index % 3)), 20)
+    assert times.note(EngineStats()) is None
+    after = times.note(EngineStats(steps=10, busy_s=0.05))
+    assert before is not None
+    assert after is not None
+    assert after.weights_s == pytest.approx(before.weights_s, rel=0.01)
