@@ -55,7 +55,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
     own = RouteTable()
     VariableRoutes(gateway).register(own)
     SessionRoutes(gateway).register(own)
-    describe_own_routes(quiet, own)
+    describe_own_routes(quiet, own.described)
+    describe_own_routes(quiet, ParrotRoutes.DESCRIBED, "Parrot's own API")
     return Dispatcher(
         hot={
             "/v1/completions": routes.completions,

@@ -6,6 +6,7 @@ FastAPI describes its own routes; those that bypass it are added here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from fastapi import FastAPI
 
 from parrot_gateway.api.openai.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
-from parrot_gateway.api.route_table import RouteTable
 
 #: Path, summary, body, and whether it can stream.
 _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
@@ -104,23 +104,30 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def describe_own_routes(app: FastAPI, table: RouteTable) -> None:
-    """Make `app.openapi()` tell of the routes of a table, whose bodies docs describe."""
+def describe_own_routes(
+    app: FastAPI, routes: Iterable[tuple[str, str, str]], tag: str = "sessions"
+) -> None:
+    """Make `app.openapi()` tell of further routes, whose bodies docs describe.
+
+    Args:
+        routes: method, path and summary of each.
+        tag: under which they are shown together.
+    """
     own = app.openapi
 
     def openapi() -> dict[str, Any]:
         is_new = app.openapi_schema is None
         document = own()
         if is_new:
-            for method, pattern, summary in table.described:
+            for method, pattern, summary in routes:
                 operations = document["paths"].setdefault(pattern, {})
-                operations[method.lower()] = _own_route(method, pattern, summary)
+                operations[method.lower()] = _own_route(method, pattern, summary, tag)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _own_route(method: str, pattern: str, summary: str, tag: str = "sessions") -> dict[str, Any]:
+def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, Any]:
     names = _PATH_PARAMETER.findall(pattern)
     route: dict[str, Any] = {
         "tags": [tag],

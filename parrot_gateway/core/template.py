@@ -8,7 +8,8 @@ given back as it came.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, KeysView, Mapping
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -69,8 +70,10 @@ class BodyTemplate:
         #: None when the body stays as it is.
         self._root = root
         self._texts = texts
-        #: Ids of the variables whose values it needs.
-        self.variables: frozenset[str] = frozenset().union(*(text.variables for text in texts))
+        #: Ids of the variables whose values it needs, in the order of their first place.
+        self.variables: KeysView[str] = dict.fromkeys(
+            chain.from_iterable(text.variables for text in texts)
+        ).keys()
         #: `{{name}}` that `inputs` does not declare; empty when it declares nothing.
         self.undeclared = frozenset(names.undeclared)
         #: Names that `inputs` declares and that stand nowhere.

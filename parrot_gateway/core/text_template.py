@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -275,14 +275,14 @@ class TextTemplate:
         return all(isinstance(piece, str) for piece in self.pieces)
 
     @property
-    def variables(self) -> frozenset[str]:
-        """Ids of the variables whose values it needs."""
-        found: set[str] = set()
+    def variables(self) -> KeysView[str]:
+        """Ids of the variables whose values it needs, in the order of their first place."""
+        found: dict[str, None] = {}
         for piece in self.pieces:
             if isinstance(piece, _Slot):
                 source = piece.source
-                found |= {source} if isinstance(source, str) else source.variables
-        return frozenset(found)
+                found |= dict.fromkeys([source] if isinstance(source, str) else source.variables)
+        return found.keys()
 
     def render(
         self, values: Mapping[str, str], *, max_characters: int = MAX_INSERTED_CHARACTERS

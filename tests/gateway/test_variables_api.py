@@ -258,3 +258,17 @@ async def test_the_description_of_the_api_has_all_routes(http: Http) -> None:
     for path in ("variables", "variables/{id}", "resolve", "sessions", "sessions/{id}",
                  "sessions/{id}/graph", "calls/{id}"):  # fmt: skip
         assert f"/v1/{path}" in paths
+    parrot = {"session", "session/{session_id}", "semantic_call", "semantic_var",
+              "semantic_var/{var_id}", "transform"}  # fmt: skip
+    assert {f"/v1/{path}" for path in parrot} <= paths.keys()
+    assert paths["/v1/semantic_var"].keys() == {"get", "post"}
+
+
+async def test_names_of_sessions_may_hold_slashes(http: Http) -> None:
+    parrot = {"session": "team/app run", "output": "one", "defer": True}
+    await http.call(COMPLETIONS, "a", parrot=parrot)
+    for url in ("/v1/sessions/team%2Fapp%20run", "/v1/sessions/team%2fapp%20run/graph"):
+        response = await http.get(url)
+        assert response.status_code == 200, response.text
+    assert (await http.delete("/v1/sessions/team%2Fapp%20run")).status_code == 200
+    assert (await http.get("/v1/sessions/team%2Fapp%20run")).status_code == 404

@@ -92,6 +92,19 @@ class ParrotRoutes:
         keys: checks the keys of callers that send one.
     """
 
+    #: Method, path and summary of each route, for the description of the API.
+    DESCRIBED = (
+        ("POST", "/v1/session", "Create a session"),
+        ("GET", "/v1/session/{session_id}", "Describe a session"),
+        ("DELETE", "/v1/session/{session_id}", "End a session's calls and free what it holds"),
+        ("POST", "/v1/semantic_call", "Submit a call, given as a template with its parameters"),
+        ("POST", "/v1/semantic_var", "Create a semantic variable"),
+        ("GET", "/v1/semantic_var", "List the semantic variables of a session"),
+        ("POST", "/v1/semantic_var/{var_id}", "Set a semantic variable"),
+        ("GET", "/v1/semantic_var/{var_id}", "Wait for the value of a semantic variable"),
+        ("POST", "/v1/transform", "Submit a transform of a semantic variable"),
+    )
+
     def __init__(self, gateway: Gateway, keys: KeyCheck) -> None:
         self._gateway = gateway
         self._service = gateway.semantic
