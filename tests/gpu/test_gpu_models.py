@@ -41,7 +41,8 @@ LARGER = {"llama": LlamaConfig(**_SIZES, head_dim=64), "qwen3": Qwen3Config(**_S
 
 
 def _runner(path: Path, dtype: str, num_blocks: int = 256) -> ModelRunner:
-    runner = load_runner(path, BuiltinSettings(device="cuda", dtype=dtype, num_blocks=num_blocks))
+    settings = BuiltinSettings(device="cuda", dtype=dtype, num_blocks=num_blocks, cuda_graphs="off")
+    runner = load_runner(path, settings)
     assert isinstance(runner._attention, TritonAttention)
     return runner
 

@@ -196,6 +196,9 @@ class StepGraphs:
             self._graph(key)
             if progress is not None:
                 progress(done, len(self.keys))
+        if self._buffer.is_cuda:
+            # What the work took when it ran for the first time.
+            torch.cuda.empty_cache()
 
     def run(self, tokens: StepTokens, host: HostPlan, sampled: Tensor) -> Computed | None:
         """Launch a step, or return None when no graph holds it.

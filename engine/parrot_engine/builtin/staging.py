@@ -7,6 +7,7 @@ again before the copy from it is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -69,6 +70,22 @@ class _NoEvent:
         """See `Event`."""
 
 
+class _StreamEvent:
+    """An event on the stream of a device's work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.Event()
+
+    def record(self) -> None:
+        """See `Event`."""
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def synchronize(self) -> None:
+        """See `Event`."""
+        self._event.synchronize()
+
+
 class Staging:
     """Brings 32-bit integers into a tensor that the device's work reads.
 
@@ -88,7 +105,8 @@ class Staging:
             )
             for _ in range(depth)
         ]
-        self._ring = Ring(pairs, torch.cuda.Event if on_cuda else _NoEvent)
+        make_event = partial(_StreamEvent, target.device) if on_cuda else _NoEvent
+        self._ring = Ring(pairs, make_event)
         self._taken = pairs[0]
 
     def take(self) -> npt.NDArray[np.int32]:
