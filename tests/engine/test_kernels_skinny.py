@@ -8,7 +8,14 @@ import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 from attention_cases import relative_error
-from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.kernels.skinny_tuning import (
+    CLASSES,
+    MAX_TOKENS,
+    MEASURED,
+    Product,
+    Tuning,
+    tuning_for,
+)
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from skinny_cases import Case, compute, draw, reference
@@ -121,6 +128,21 @@ def test_the_table() -> None:
     assert tuning_for(wide, 99 * 1024) is None
     assert tuning_for(wide._replace(dtype=torch.float16, norm=True), 99 * 1024) is None
     assert tuning_for(wide._replace(num_tokens=17, dtype=torch.bfloat16), 99 * 1024) is None
+
+
+@pytest.mark.parametrize("size", MEASURED)
+def test_a_measured_size_gets_its_own_row_and_so_does_one_near_it(
+    size: tuple[bool, int, int],
+) -> None:
+    gated, out_size, in_size = size
+    assert len(MEASURED[size]) == len(CLASSES)
+    for num_tokens, choice in zip(CLASSES, MEASURED[size], strict=True):
+        for near in (0, 16):
+            case = Product(num_tokens, out_size + near, in_size - near, torch.bfloat16, gated)
+            tuning = tuning_for(case, 227 * 1024)
+            assert (tuning is None) == (choice is None)
+            if tuning is not None and choice is not None:
+                assert (tuning.block_out, tuning.num_warps) == (choice.block_out, choice.num_warps)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 17])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 pytestmark = pytest.mark.gpu
 
-BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+BOUNDS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 #: Outputs, columns, and what is fused where such a weight stands in a model.
 SIZES = [
     (6144, 4096, "n"),
@@ -63,7 +63,8 @@ def test_against_float64(sizes: tuple[int, int, str], dtype: torch.dtype) -> Non
         case = Case(num_tokens, *sizes, dtype)
         tuning = _tuning(case)
         if tuning is None:
-            assert dtype is not torch.bfloat16 or num_tokens > 8
+            # Torch's product: never for so few.
+            assert num_tokens > 4
             continue
         operands = draw(case, "cuda")
         out = compute(case, operands, tuning)
@@ -79,7 +80,7 @@ def test_a_head_writes_float32(num_tokens: int) -> None:
     out = compute(case, operands, tuning)
     assert out.dtype is torch.float32
     # x times the norm's weight is rounded for matrix instructions; nothing else is.
-    bound = 1e-6 if tuning.kind == "vector" else 3e-3
+    bound = 2e-6 if tuning.kind == "vector" else 3e-3
     assert relative_error(out, reference(case, operands)) < bound
 
 

@@ -32,7 +32,7 @@ from parrot_engine.models.triton_ops import TritonOps
 
 _DTYPE = torch.bfloat16
 _TOKENS = (1, 2, 4, 8, 16)
-#: Bytes of weights used in turn: a multiple of any L2 cache.
+#: Bytes of weights used in turn: several times an L2 cache.
 _ROTATED_BYTES = 256 * 2**20
 _EPS = 1e-5
 
