@@ -5,8 +5,9 @@ Reads `model` and `stream` only; the handlers it hands over to decode the rest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -16,9 +17,13 @@ from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.seating import seats_for
 from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
 from parrot_gateway.api.semantic.routing import SemanticCalls
+from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.core.places import PLACES
 from parrot_gateway.core.placing import ModelSeats
+from parrot_gateway.core.reference import has_reference
+from parrot_gateway.core.template import BodyTemplate
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.gateway import Gateway
@@ -73,7 +78,7 @@ class CallRoutes:
 
     async def passthrough(self, exchange: Exchange) -> None:
         """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
-        first upstream when it names none."""
+        first upstream when it names none. Texts that hold references get the values."""
         upstreams = self._gateway.upstreams
         is_stateful = exchange.path.startswith(("/v1/responses", "/v1/conversations"))
         if not upstreams and not is_stateful:
@@ -81,6 +86,7 @@ class CallRoutes:
         body = await exchange.body(self._server.max_body_bytes)
         if is_stateful and await self._responses.answer(exchange, body):
             return
+        body = await self._with_values(exchange, body)
         name = model_of(exchange, body)
         if name is None:
             if not upstreams:
@@ -90,6 +96,21 @@ class CallRoutes:
             await forward_any(exchange, first, body=body, timeout_s=timeout_s)
             return
         await self._pass_any(exchange, name, name, body, frozenset())
+
+    async def _with_values(self, exchange: Exchange, body: bytes) -> bytes:
+        """The body with values in place of the references in its texts, once all are there.
+
+        Raises:
+            VariableNotFoundError, DependencyFailedError, DeadlineError: as `SemanticService.value`.
+        """
+        if exchange.path not in PLACES or not has_reference(body):
+            return body
+        template = BodyTemplate.of(body, exchange.path)
+        if template.is_constant:
+            return body
+        exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        service = self._gateway.semantic
+        return await service.resolve(tenant_of(exchange), template, service.call_timeout_s)
 
     async def _pass_any(
         self, exchange: Exchange, requested: str, model: str, body: bytes, tried: frozenset[str]

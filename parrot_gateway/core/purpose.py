@@ -26,6 +26,7 @@ def purpose_of(job: Job, urgency: Urgency, tenant: str) -> Purpose:
         groups=groups,
         priority=job.spec.priority,
         successors=chain_behind(job.session.graph, job.id),
+        prefers=job.preferred_engine,
     )
 
 

@@ -93,6 +93,29 @@ def test_nothing_of_ours_reaches_the_upstream(
     assert value(relay, response.headers["x-parrot-variable"])["value"] == "text"
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses"])
+def test_other_routes_of_upstreams_take_references(
+    relay: GatewayProcess, upstream: ScriptedUpstream, path: str
+) -> None:
+    producer = upstream.script(event_stream(*chat_events(["the ", "value"])))
+    parrot = {"session": "embed", "defer": True}
+    reference = ask(relay, "POST", CHAT, chat(producer, "go", parrot=parrot))
+    text = reference.json["choices"][0]["message"]["content"]
+    model = upstream.script(document({"object": "list", "data": []}))
+    response = ask(relay, "POST", path, {"model": model, "input": f"of {text}", "user": text})
+    assert response.json == {"object": "list", "data": []}
+    (received,) = upstream.calls(model)
+    assert received.json == {"model": model, "input": "of the value", "user": text}
+    # What looks like a reference and is none stays; an unknown one is refused here.
+    ask(relay, "POST", path, {"model": model, "input": "[[parrot:x]]"})
+    assert upstream.calls(model)[-1].json["input"] == "[[parrot:x]]"
+    ask(relay, "DELETE", "/v1/sessions/embed")
+    refused = ask(relay, "POST", path, {"model": model, "input": text})
+    assert (refused.status, refused.json["error"]["code"]) == (404, "variable_not_found")
+    assert len(upstream.calls(model)) == 2
+    check_quiet(relay)
+
+
 @pytest.mark.parametrize("spacing", [None, (", ", ": "), (",", ":")])
 def test_ordinary_calls_pass_byte_for_byte(
     relay: GatewayProcess, upstream: ScriptedUpstream, spacing: tuple[str, str] | None
