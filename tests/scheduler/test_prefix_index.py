@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from parrot_scheduler.prefix_index import Claim, Match, PrefixIndex, chain_of
@@ -75,7 +75,7 @@ class AgainstSets(RuleBasedStateMachine):
         self.held[row] = set()
         self.tenure[row] += 1
 
-    @rule(row=ROW, chain=CHAIN)
+    @rule(row=st.integers(0, 2), chain=CHAIN)
     def claim(self, row: int, chain: list[int]) -> None:
         shared = leading(chain, self.claimed(row))
         claim = self.index.claim(row, chain)
@@ -110,6 +110,42 @@ class AgainstSets(RuleBasedStateMachine):
 
 TestAgainstSets = AgainstSets.TestCase
 TestAgainstSets.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(CHAIN.map(lambda chain: ("claim", chain)), st.integers(0, 9)), max_size=30
+    )
+)
+def test_claimed_blocks_are_those_of_the_claims_that_are_left(
+    steps: list[tuple[str, list[int]] | int],
+) -> None:
+    index = PrefixIndex()
+    claims: list[Claim] = []
+    for step in steps:
+        before = {key for claim in claims for key in claim.keys}
+        if not isinstance(step, int):
+            claim = index.claim(0, step[1])
+            assert claim.shared_blocks == leading(step[1], before)
+            claims.append(claim)
+        elif claims:
+            freed = index.release(claims.pop(step % len(claims)))
+            assert freed == len(before - {key for claim in claims for key in claim.keys})
+        assert index.claimed_blocks(0) == len({key for claim in claims for key in claim.keys})
+
+
+def test_keys_that_are_no_chain_do_no_harm() -> None:
+    """Twice in one prompt, or behind different beginnings: nonsense, and forgotten as well."""
+    index = PrefixIndex()
+    index.stored(0, [1, 2, 1, 2])
+    claims = [index.claim(0, keys) for keys in ([1, 2, 1], [3, 2], [2, 2], [])]
+    index.match([2, 3, 1, 2])
+    for claim in claims:
+        index.release(claim)
+    index.evicted(0, [2, 2, 1])
+    assert index.claimed_blocks(0) == 0
+    assert len(index) == 0
 
 
 def test_news_of_rows_that_are_not_there_change_nothing() -> None:
