@@ -33,6 +33,7 @@ generation that has all its tokens. Why this is right although blocks change han
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import NamedTuple
 
 from parrot_engine.builtin.batch import (
@@ -45,7 +46,7 @@ from parrot_engine.builtin.batch import (
 )
 from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.builtin.blocks import BlockPool
-from parrot_engine.builtin.contexts import Context, Flight, PendingGenerate, Rank
+from parrot_engine.builtin.contexts import Context, Flight, PendingGenerate
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.exceptions import ContextStateError
@@ -118,7 +119,7 @@ class Batcher:
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
         context, size = planned.context, self._block_size
-        context.note_computed(planned.end)
+        context.num_computed = planned.end
         first, last = planned.row.start // size, planned.end // size
         if first < last and self._prefix_caching:
             table = context.block_table
@@ -157,7 +158,7 @@ class _Step:
         self._budget = batcher._max_tokens
         self._logprob_budget = batcher._max_logprob_tokens
         #: Running contexts by rank; those before `_index` have had their turn.
-        self._running = sorted(self._states.running, key=_rank)
+        self._running = sorted(self._states.running, key=attrgetter("rank"))
         self._index = 0
         #: Running contexts, not yet planned, that want a single token; None until it is asked for.
         self._decodes: set[Context] | None = None
@@ -192,7 +193,10 @@ class _Step:
                 self._index += 1
                 if self._decodes is not None:
                     self._decodes.discard(running)
-                self._plan(running)
+                if running.in_flight is None:
+                    self._plan(running)
+                else:
+                    self._plan_behind(running, running.in_flight)
                 if self._num_missing_blocks is not None and running.state == "running":
                     self._num_missing_blocks += running.num_missing_blocks
             else:
@@ -253,9 +257,6 @@ class _Step:
 
     def _plan(self, context: Context) -> None:
         """Give a running context its row, if there are tokens to compute and blocks for them."""
-        if context.in_flight is not None:
-            self._plan_behind(context, context.in_flight)
-            return
         self._match(context)
         while context.num_remaining == 0:
             self._store.settle(context)
@@ -280,8 +281,7 @@ class _Step:
         elif context.goes_on_unseen(generate) and self._make_room(context, start, 1):
             assert generate.row is not None
             generate.row.num_pending = 1
-            table = context.block_table.array()
-            row = BatchRow(_UNKNOWN, start, table, "last", flight.number)
+            row = BatchRow(_UNKNOWN, start, context.block_table.array(), "last", flight.number)
             self._add(context, row, start + 1, generate, None)
 
     def _plan_known(self, context: Context, start: int) -> None:
@@ -439,10 +439,6 @@ class _Step:
         self._batcher.preemptions += 1
         # Whoever gave way does not come back within the step.
         self._may_admit = False
-
-
-def _rank(context: Context) -> Rank:
-    return context.rank
 
 
 def _wants_one(context: Context) -> bool:

@@ -314,10 +314,3 @@ class Context:
         if fill is not None:
             fill.cached_tokens += max(0, end - max(start, fill.reached))
             fill.reached = max(fill.reached, end)
-
-    def note_computed(self, end: int) -> None:
-        """Positions before `end` have KV."""
-        self.num_computed = end
-        fill = self.fill
-        if fill is not None:
-            fill.reached = max(fill.reached, end)

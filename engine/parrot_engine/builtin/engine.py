@@ -365,10 +365,10 @@ class BuiltinEngine:
     def _count_computed(self, planned: PlannedRow, outcome: RowOutcome) -> None:
         context = planned.context
         fill = context.fill
-        if fill is not None:
-            fill.scores.extend(outcome.scores)
         self._batcher.computed(planned)
         if fill is not None:
+            fill.reached = max(fill.reached, planned.end)
+            fill.scores.extend(outcome.scores)
             self._store.complete_fill(context)
             # Forks in front of a Generate are of the context without its tokens, or its failure.
             self._store.bear_forks(context)
