@@ -17,6 +17,7 @@ import typer
 from parrot_gateway import __version__
 from parrot_gateway.bench.apps.command import apps_command
 from parrot_gateway.bench.overhead import overhead_command
+from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.graph_command import graph_command
 from parrot_gateway.simulate_command import simulate
 
@@ -167,6 +168,7 @@ def doctor() -> None:
 
 bench.command("overhead")(overhead_command)
 bench.command("apps")(apps_command)
+bench.command("scheduler")(scheduler_command)
 app.command("graph")(graph_command)
 
 

@@ -11,16 +11,17 @@ from parrot_scheduler.policy import Choice
 
 #: Seconds between two looks at what paused applications keep.
 KEEP_CHECK_S = 1.0
-#: Held applications of each kind that admission chooses from, and lets in at one step.
-_HELD_SHOWN = 64
+#: Held applications of each kind that admission chooses from, and how many it lets in at once.
+_HELD_SHOWN = 16
+_MAX_LET_IN = 64
 #: Rounds of admission and placement in one step.
 _ROUNDS = 4
 #: Members of a group that follow the first one at once.
 _MAX_FOLLOWERS = 256
 #: Fills that are stopped at once for a task without room.
 _MAX_STOPPED_FILLS = 8
-#: Once one task found room in a step, this many without room end the search.
-_MISSES_AFTER_HIT = 2
+#: Once one task found room in a step, so many without room end the search.
+_MISSES_AFTER_HIT = 1
 #: No more than so many are set aside until there is room.
 _MAX_ASIDE = 64
 #: What an engine's own queue goes by: smaller runs earlier.
@@ -118,12 +119,14 @@ class Dispatcher:
             self._release(oldest, now)
         if not (queue.has_room or self._has_placed):
             return
-        for _ in range(_HELD_SHOWN):
+        for _ in range(_MAX_LET_IN):
             if not queue.held:
                 return
-            returning = islice((h for h in queue.held.values() if h.returning), _HELD_SHOWN)
-            new = islice((h for h in queue.held.values() if not h.returning), _HELD_SHOWN)
-            shown = [held.application for held in (*returning, *new)]
+            shown = [
+                held.application
+                for kind in (queue.held_returning, queue.held_new)
+                for held in islice(kind.values(), _HELD_SHOWN)
+            ]
             chosen = queue.admission.next_of(shown, self.pool, now)
             if chosen is None:
                 return
@@ -135,9 +138,8 @@ class Dispatcher:
 
     def _release(self, held: Held, now: float) -> None:
         queue, application = self.queue, held.application
-        del queue.held[application.id]
+        queue.let_in(held)
         application.admitted = True
-        queue.emit(Release(application.id, self.pool.model))
         for entry in held.entries.values():
             entry.held_s += now - max(held.since, entry.submitted_at)
             application.num_held -= 1
@@ -165,8 +167,6 @@ class Dispatcher:
             if self._try(entry, now):
                 allowed = _MISSES_AFTER_HIT
                 continue
-            order.set_aside(entry)
-            self._num_aside += 1
             misses += 1
             self._stop_fills()
             if now - entry.submitted_at >= self.config.starvation_s:
@@ -174,6 +174,8 @@ class Dispatcher:
             if misses >= allowed:
                 self._gave_up = True
                 return
+            order.set_aside(entry)
+            self._num_aside += 1
 
     def _try(self, entry: Entry, now: float) -> bool:
         """Whether a queued task found its place."""

@@ -61,6 +61,8 @@ class ModelQueue:
         self.waiting: OrderedDict[TaskId, Entry] = OrderedDict()
         #: Applications at the door, in order of arrival there.
         self.held: OrderedDict[ApplicationId, Held] = OrderedDict()
+        self.held_returning: OrderedDict[ApplicationId, Held] = OrderedDict()
+        self.held_new: OrderedDict[ApplicationId, Held] = OrderedDict()
         #: Fills done ahead that wait.
         self.fills: OrderedDict[TaskId, Entry] = OrderedDict()
         self.no_engine_since: float | None = 0.0
@@ -117,10 +119,18 @@ class ModelQueue:
                 return
             held = Held(application, now, "working set", returning=application.context_tokens > 0)
             self.held[application.id] = held
+            (self.held_returning if held.returning else self.held_new)[application.id] = held
             self.emit(Hold(application.id, self.pool.model, held.reason))
         entry.state = "held"
         application.num_held += 1
         held.entries[task.id] = entry
+
+    def let_in(self, held: Held) -> None:
+        """An application is not at the door any more."""
+        application = held.application
+        del self.held[application.id]
+        del (self.held_returning if held.returning else self.held_new)[application.id]
+        self.emit(Release(application.id, self.pool.model))
 
     def enter(self, entry: Entry, application: Application) -> None:
         """A task may be placed from now on."""
@@ -205,8 +215,7 @@ class ModelQueue:
             application.num_held -= 1
             del held.entries[entry.task.id]
             if not held.entries:
-                del self.held[application.id]
-                self.emit(Release(application.id, self.pool.model))
+                self.let_in(held)
         elif entry.state == "queued":
             application.num_queued -= 1
             if entry.is_fill:

@@ -86,7 +86,7 @@ class AdmissionPolicy(Protocol):
     def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
         """Which of the held ones should be tried next; None: wait until there is more room.
 
-        `held` are the longest held ones, at most 64 of those that return and 64 new ones, the
+        `held` are the longest held ones, at most 16 of those that return and 16 new ones, the
         returning ones first, each kind in order of arrival.
         """
         ...

@@ -37,6 +37,11 @@ class Pool:
         self.largest_capacity = 0.0
         self.largest_batch = 0
         self.largest_block = 0
+        #: Of all engines: what the columns `working_set` and `kept` add up to.
+        self.total_working_set = 0.0
+        self.total_kept = 0.0
+        #: Engines with nothing placed on them.
+        self.num_idle = 0
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row: seconds a token that are promised to tasks there, and to how many.
@@ -53,7 +58,7 @@ class Pool:
     @property
     def is_idle(self) -> bool:
         """Whether no task is placed anywhere."""
-        return not any(self.placed.values())
+        return self.num_idle == len(self.placed)
 
     # Engines come and go
 
@@ -62,6 +67,7 @@ class Pool:
         row = self.table.add(engine)
         self.placed[row] = {}
         self._limits[row] = {}
+        self.num_idle += 1
         self._recount()
         return row
 
@@ -80,6 +86,7 @@ class Pool:
         self.table.remove(engine_id)
         self.prefixes.drop_row(row)
         del self.placed[row], self._limits[row]
+        self.num_idle -= 1
         self.reports.pop(row, None)
         self._draining.pop(row, None)
         self._recount()
@@ -148,6 +155,8 @@ class Pool:
     def idle_row(self, entry: Entry) -> int:
         """An engine with nothing to do that can hold the task; -1: there is none."""
         table = self.table
+        if not self.num_idle:
+            return -1
         idle = table.accepts & (table.batch == 0) & (table.capacity >= entry.working_set)
         row = int(idle.argmax())
         return row if idle[row] else -1
@@ -192,9 +201,11 @@ class Pool:
         table.batch[row] += account.sequences
         table.latency_batch[row] += account.latency_sequences
         table.pending_prefill[row] += account.pending_prefill
-        table.working_set[row] += account.private_tokens + shared
+        self._use(row, account.private_tokens + shared)
         self._promise(row, account.step_limit_s, 1)
-        self.placed[row][task.id] = entry
+        here = self.placed[row]
+        self.num_idle -= not here
+        here[task.id] = entry
 
     def release(self, entry: Entry) -> None:
         """A placed task has ended: take away what it added."""
@@ -204,12 +215,14 @@ class Pool:
         before = self.prefixes.claimed_blocks(row)
         self.prefixes.release(account.claim)
         freed = (before - self.prefixes.claimed_blocks(row)) * table.block_tokens[row]
-        del self.placed[row][entry.task.id]
+        here = self.placed[row]
+        del here[entry.task.id]
+        self.num_idle += not here
         self._promise(row, account.step_limit_s, -1)
         table.batch[row] -= account.sequences
         table.latency_batch[row] -= account.latency_sequences
         table.pending_prefill[row] -= account.pending_prefill
-        table.working_set[row] -= account.private_tokens + freed
+        self._use(row, -account.private_tokens - float(freed))
         entry.account = None
         entry.engine_row = -1
 
@@ -229,7 +242,7 @@ class Pool:
             grown = expected - entry.expected_output
             entry.expected_output = expected
             account.private_tokens += grown
-            self.table.working_set[row] += grown
+            self._use(row, grown)
 
     def set_objective(self, entry: Entry, objective: Objective) -> None:
         """What a placed task is run for has changed."""
@@ -254,6 +267,11 @@ class Pool:
     def keep(self, row: int, tokens: float) -> None:
         """A paused application leaves KV there (more, or less when negative)."""
         self.table.kept[row] += tokens
+        self.total_kept += tokens
+
+    def _use(self, row: int, tokens: float) -> None:
+        self.table.working_set[row] += tokens
+        self.total_working_set += tokens
 
     def _promise(self, row: int, limit_s: float, count: int) -> None:
         if limit_s == math.inf:

@@ -1,0 +1,68 @@
+"""`parrot-gateway bench scheduler`: how fast the scheduler decides, a table and JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parrot_gateway.bench.report import machine
+
+
+def scheduler_command(
+    engines: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Numbers of engines.")
+    ] = "10,100,1000",
+    queued: Annotated[int, typer.Option(min=1, help="Tasks that wait.")] = 10_000,
+    decisions: Annotated[int, typer.Option(min=1, help="Placements of each row.")] = 20_000,
+    policy: Annotated[str, typer.Option(help="A preset: parrot, paper, lmetric, …")] = "parrot",
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Count CPU time: for machines with other work.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
+    ] = None,
+) -> None:
+    """Measure the scheduler's decisions: one core, full engines, a long queue."""
+    from parrot_scheduler.bench import measure
+    from parrot_scheduler.config import PRESETS
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        counts = [int(count) for count in engines.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter("expected numbers like 10,100,1000", param_hint="--engines")
+    if policy not in PRESETS:
+        known = ", ".join(sorted(PRESETS))
+        raise typer.BadParameter(f"there are {known}", param_hint="--policy")
+    config = replace(
+        PRESETS[policy], max_wait_s=1e9, max_hold_s=1e9, starvation_s=1e8, max_queued=2 * queued
+    )
+    clock = time.process_time if cpu_time else time.perf_counter
+    rows = measure(clock, engines=counts, queued=queued, decisions=decisions, config=config)
+    table = Table(title=f"Decisions of the scheduler ({policy}), {queued:,} tasks waiting")
+    for heading in ("engines", "decisions/s", "p50", "p99", "longest"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.engines:,}",
+            f"{row.decisions_per_s:,.0f}",
+            *(f"{value:.3f} ms" for value in (row.p50_ms, row.p99_ms, row.max_ms)),
+        )
+    Console().print(table)
+    if json_file is not None:
+        data = {
+            "benchmark": "scheduler",
+            "policy": policy,
+            "clock": "cpu" if cpu_time else "wall",
+            "machine": machine(),
+            "rows": [asdict(row) for row in rows],
+        }
+        json_file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
