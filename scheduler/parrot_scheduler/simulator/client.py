@@ -15,6 +15,9 @@ from parrot_scheduler.simulator.plan import ApplicationPlan, CallPlan, ClientMod
 from parrot_scheduler.simulator.prompt import Prompt, PromptMaker, stable_hash, uniform
 from parrot_scheduler.task import LATENCY, BlockHash, GroupRef, Task, TaskId
 
+#: Beginnings of prompts whose names are remembered.
+MAX_BEGINNINGS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -149,6 +152,7 @@ class Clients:
         self.mode: ClientMode = mode
         self._maker = maker
         self._share_tenants = share_tenants
+        self._beginnings: dict[Segment, str] = {}
 
     def stays_inside(self, call: CallPlan) -> bool:
         """Whether the server starts it by itself, once its inputs are there."""
@@ -164,8 +168,6 @@ class Clients:
         application, plan = call.run.plan, call.plan
         prefix: tuple[BlockHash, ...] = prompt.hashes() if hashed else ()
         first: Segment = plan.prompt[0]
-        # Without a name, how a prompt begins says what it is.
-        beginning = f"{stable_hash(repr(first)):016x}"
         if self.mode != "graph":
             name = application.id
             return Task(
@@ -176,7 +178,7 @@ class Clients:
                 prompt_tokens=prompt.tokens,
                 max_tokens=plan.max_tokens,
                 prefix=prefix,
-                template=beginning,
+                template=self._beginning(first),
                 template_tokens=first.tokens,
                 objective=LATENCY,
             )
@@ -188,7 +190,7 @@ class Clients:
             prompt_tokens=prompt.tokens,
             max_tokens=plan.max_tokens,
             prefix=prefix,
-            template=plan.template or beginning,
+            template=plan.template or self._beginning(first),
             template_tokens=first.tokens,
             objective=plan.objective,
             groups=tuple(
@@ -197,3 +199,12 @@ class Clients:
             ),
             successors=plan.successors,
         )
+
+    def _beginning(self, first: Segment) -> str:
+        """Without a name, how a prompt begins says what it is."""
+        name = self._beginnings.get(first)
+        if name is None:
+            if len(self._beginnings) >= MAX_BEGINNINGS:
+                self._beginnings.clear()
+            name = self._beginnings[first] = f"{stable_hash(repr(first)):016x}"
+        return name

@@ -6,17 +6,10 @@ Entries are plain tuples, because a simulation makes millions of them.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-
-class Due(NamedTuple):
-    """One thing that happens: `kind` says what, `subject` to whom, `argument` with what."""
-
-    time: float
-    sequence: int
-    kind: int
-    subject: Any
-    argument: Any
+#: Time, order of entry, kind, subject, argument: what happens, to whom, and with what.
+Due: TypeAlias = tuple[float, int, int, Any, Any]
 
 
 class Clock:
@@ -24,7 +17,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, int, Any, Any]] = []
+        self._heap: list[Due] = []
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -50,4 +43,4 @@ class Clock:
         """
         entry = heappop(self._heap)
         self.now = entry[0]
-        return Due._make(entry)
+        return entry

@@ -9,16 +9,19 @@ arrival at its client to the last of its answers there.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from parrot_scheduler.simulator.plan import ApplicationPlan
 
 #: Buckets of a sketch grow by this factor: quantiles are within half of a percent.
 _GROWTH = 1.01
 _LOG_GROWTH = math.log(_GROWTH)
+#: Anything below counts as 0.
+_SMALLEST = 1e-9
 #: Values that a sketch keeps as they are.
 _EXACT = 1000
 #: Tenants and kinds with figures of their own; later ones are counted together.
@@ -29,29 +32,47 @@ OTHERS = "(others)"
 class Sketch:
     """A distribution of numbers >= 0: exact while it is small, then in buckets of one percent."""
 
-    __slots__ = ("_buckets", "_exact", "count", "maximum", "total")
+    __slots__ = ("_buckets", "_count", "_latest", "_maximum", "_total")
 
     def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.maximum = 0.0
-        self._exact: list[float] | None = []
+        #: What is not in buckets yet.
+        self._latest: list[float] = []
         self._buckets: dict[int, int] = {}
+        self._count = 0
+        self._total = 0.0
+        self._maximum = 0.0
 
     def add(self, value: float) -> None:
         """Count one more."""
-        self.count += 1
-        self.total += value
-        if value > self.maximum:
-            self.maximum = value
-        if self._exact is not None:
-            insort(self._exact, value)
-            if len(self._exact) > _EXACT:
-                exact, self._exact = self._exact, None
-                for each in exact:
-                    self._put(each)
-        else:
-            self._put(value)
+        self._latest.append(value)
+        if len(self._latest) > _EXACT:
+            self._fold()
+
+    def merge(self, other: Sketch) -> None:
+        """Count all that another one has counted."""
+        self._latest += other._latest
+        for bucket, count in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+        self._count += other._count
+        self._total += other._total
+        self._maximum = max(self._maximum, other._maximum)
+        if self._buckets or len(self._latest) > _EXACT:
+            self._fold()
+
+    @property
+    def count(self) -> int:
+        """Values so far."""
+        return self._count + len(self._latest)
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return self._total + math.fsum(self._latest)
+
+    @property
+    def maximum(self) -> float:
+        """The largest; 0 without any."""
+        return max(self._maximum, max(self._latest, default=0.0))
 
     @property
     def mean(self) -> float:
@@ -60,25 +81,29 @@ class Sketch:
 
     def quantile(self, q: float) -> float:
         """The smallest value that at least a share `q` of all do not exceed; NaN without any."""
-        if not self.count:
+        count = self.count
+        if not count:
             return math.nan
-        rank = max(1, math.ceil(q * self.count - 1e-9))
-        if self._exact is not None:
-            return self._exact[rank - 1]
+        rank = max(1, math.ceil(q * count - 1e-9))
+        if not self._buckets:
+            return sorted(self._latest)[rank - 1]
+        self._fold()
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]
             if rank <= 0:
-                return min(self.maximum, _middle(bucket))
-        return self.maximum
+                return min(self._maximum, _middle(bucket))
+        return self._maximum
 
     def cdf(self) -> list[tuple[float, float]]:
         """Points (value, share of all up to it), in order."""
-        if self._exact is not None:
-            return [(value, (i + 1) / self.count) for i, value in enumerate(self._exact)]
+        count = self.count
+        if not self._buckets:
+            return [(value, (i + 1) / count) for i, value in enumerate(sorted(self._latest))]
+        self._fold()
         points, seen = [], 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
-            points.append((_middle(bucket), seen / self.count))
+            points.append((min(self._maximum, _middle(bucket)), seen / count))
         return points
 
     def summary(self) -> dict[str, float | None]:
@@ -93,13 +118,25 @@ class Sketch:
             "max": self.maximum,
         }
 
-    def _put(self, value: float) -> None:
-        bucket = math.floor(math.log(value) / _LOG_GROWTH) if value > 1e-9 else -(10**6)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+    def _fold(self) -> None:
+        """Put the latest values into buckets."""
+        latest, self._latest = self._latest, []
+        if not latest:
+            return
+        self._count += len(latest)
+        self._total += math.fsum(latest)
+        self._maximum = max(self._maximum, *latest)
+        values = np.maximum(np.array(latest), _SMALLEST)
+        buckets, counts = np.unique(
+            np.floor(np.log(values) / _LOG_GROWTH).astype(np.int64), return_counts=True
+        )
+        for bucket, count in zip(buckets.tolist(), counts.tolist(), strict=True):
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
 
 def _middle(bucket: int) -> float:
-    return 0.0 if bucket == -(10**6) else math.exp((bucket + 0.5) * _LOG_GROWTH)
+    value = math.exp((bucket + 0.5) * _LOG_GROWTH)
+    return value if value > _SMALLEST * _GROWTH else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,27 +222,29 @@ class Measures:
         else:
             self.job_s.add(job_s)
 
+    def merge(self, other: Measures) -> None:
+        """Count all that another one has counted."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _DISTRIBUTIONS:
+            getattr(self, name).merge(getattr(other, name))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        distributions = {
-            name: getattr(self, name).summary()
-            for name in (
-                "job_s", "latency_s", "ttft_s", "tpot_s", "normalised_s", "held_s", "queued_s",
-            )
-        }  # fmt: skip
         return {
-            "applications": self.applications,
-            "failed": self.failed,
-            "with_goal": self.with_goal,
-            "good": self.good,
-            "calls": self.calls,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "prefilled_tokens": self.prefilled_tokens,
-            "output_tokens": self.output_tokens,
+            **{name: getattr(self, name) for name in _COUNTS},
             "hit_rate": self.hit_rate if self.prompt_tokens else None,
-            **distributions,
+            **{name: getattr(self, name).summary() for name in _DISTRIBUTIONS},
         }
+
+
+_COUNTS = (
+    "applications", "failed", "with_goal", "good", "calls", "prompt_tokens", "cached_tokens",
+    "prefilled_tokens", "output_tokens",
+)  # fmt: skip
+_DISTRIBUTIONS = (
+    "job_s", "latency_s", "ttft_s", "tpot_s", "normalised_s", "held_s", "queued_s",
+)  # fmt: skip
 
 
 def jain(values: Iterable[float]) -> float:

@@ -16,6 +16,10 @@ import numpy as np
 from parrot_scheduler.simulator.plan import Segment
 from parrot_scheduler.task import BlockHash
 
+_MASK = 2**64 - 1
+_MOVE = 0x9E3779B97F4A7C15
+_MOVES = np.arange(1, 8193, dtype=np.uint64) * np.uint64(_MOVE)
+
 
 def stable_hash(text: str) -> int:
     """64 bits of a text, the same everywhere."""
@@ -28,12 +32,10 @@ def uniform(*parts: object) -> float:
 
 
 def block_hashes(key: int, start: int, end: int) -> tuple[BlockHash, ...]:
-    """Hashes of blocks `start` to `end` of a part (splitmix64 of its key and their numbers)."""
-    x = np.arange(start + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x += np.uint64(key)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return tuple((x ^ (x >> np.uint64(31))).tolist())
+    """Hashes of blocks `start` to `end` of a part: its key, moved on by a constant for each."""
+    if end <= len(_MOVES):
+        return tuple((_MOVES[start:end] + np.uint64(key)).tolist())
+    return tuple((key + i * _MOVE) & _MASK for i in range(start + 1, end + 1))
 
 
 class Part:

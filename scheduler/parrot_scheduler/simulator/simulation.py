@@ -6,7 +6,7 @@ into its events, and does what its actions say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -194,7 +194,6 @@ class Simulation:
         #: Applications that run or are due.
         self._live_runs = 0
         self._ended_runs = 0
-        self._total = Measures()
         self._kinds: dict[str, Measures] = {}
         self._tenants: dict[str, Measures] = {}
         self._failures: dict[str, int] = {}
@@ -233,16 +232,17 @@ class Simulation:
     def run(self) -> Results:
         """Run to the end."""
         clock = self.clock
-        handlers: Mapping[int, Callable[[Any, Any], None]] = {
-            _APPLICATION: self._application_arrives,
-            _CALL: self._call_arrives,
-            _WAKE: self._engine_wakes,
-            _LOADED: self._engine_loaded,
-            _ANSWER: self._answer_arrives,
-            _TELL: self._scheduler_hears,
-            _TICK: self._tick,
-            _CHANGE: self._engine_changes,
-        }
+        # In the order of their kinds.
+        handlers: Sequence[Callable[[Any, Any], None]] = (
+            self._application_arrives,
+            self._call_arrives,
+            self._engine_wakes,
+            self._engine_loaded,
+            self._answer_arrives,
+            self._scheduler_hears,
+            self._tick,
+            self._engine_changes,
+        )
         self._next_arrival()
         if self._events:
             self._step()
@@ -253,8 +253,8 @@ class Simulation:
                     f"{self._live_runs} applications are unfinished at {clock.now:.3f} s and "
                     f"nothing is due; the scheduler has {self.scheduler.num_tasks} tasks"
                 )
-            due = clock.advance()
-            handlers[due.kind](due.subject, due.argument)
+            _, _, kind, subject, argument = clock.advance()
+            handlers[kind](subject, argument)
             self._happened += 1
             if self._events and clock.next_time() != clock.now:
                 self._step()
@@ -461,12 +461,9 @@ class Simulation:
         for measures in self._measures_of(run):
             measures.add_call(times)
 
-    def _measures_of(self, run: Run) -> tuple[Measures, Measures, Measures]:
-        return (
-            self._total,
-            group_of(self._kinds, run.plan.kind),
-            group_of(self._tenants, run.plan.tenant),
-        )
+    def _measures_of(self, run: Run) -> tuple[Measures, Measures]:
+        plan = run.plan
+        return group_of(self._kinds, plan.kind), group_of(self._tenants, plan.tenant)
 
     def _call_failed(self, call: Call, code: str) -> None:
         """A call will have no output: its application is given up."""
@@ -492,6 +489,8 @@ class Simulation:
                 measures.add_application(plan, job_s, run.ttft_s, tpot, failed=bool(run.failed))
         self._live_runs -= 1
         self._ended_runs += 1
+        # Each call refers to its run: without this only the garbage collector would free them.
+        run.calls = []
         if self._may_expect():
             successor = self._workload.successor(plan, now)
             if successor is not None:
@@ -588,10 +587,13 @@ class Simulation:
     def _results(self) -> Results:
         now = self.clock.now
         self._used += [_use_of(engine) for engine in self._engines.values()]
+        total = Measures()
+        for measures in self._kinds.values():
+            total.merge(measures)
         measured_from = self._measured_from if self._measured_from is not None else now
         return Results(
             settings=self._settings,
-            total=self._total,
+            total=total,
             kinds=self._kinds,
             tenants=self._tenants,
             engines=self._used,
