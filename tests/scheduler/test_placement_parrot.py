@@ -215,11 +215,35 @@ def test_nobody_waits_for_a_holder_while_an_engine_idles() -> None:
 # Groups
 
 
-def test_a_group_that_decodes_stays_on_one_engine() -> None:
-    engines = Engines("parrot", 4)
+def with_groups(num: int, **sizes: int) -> Engines:
+    """Engines where a group's members may end a quarter later to be together."""
+    return Engines(Parrot(CONFIG, group_slack=1.25), num, **sizes)
+
+
+def test_a_group_stays_on_one_engine_where_that_costs_little() -> None:
+    engines = with_groups(4)
     group = (GroupRef("map", 12),)
     rows = [placed(engines, engines.entry(100, 300, groups=group)).row for _ in range(12)]
     assert len(set(rows)) == 1
+
+
+def test_a_group_spreads_over_idle_engines_where_that_ends_sooner() -> None:
+    engines = Engines("parrot", 4)
+    group = (GroupRef("map", 12),)
+    rows = [placed(engines, engines.entry(1000, 300, groups=group)).row for _ in range(12)]
+    assert [rows.count(row) for row in range(4)] == [3, 3, 3, 3]
+
+
+def test_a_member_goes_to_its_group_where_it_ends_no_later() -> None:
+    engines = Engines("parrot", 3)
+    engines.load(0, 6, prompt=100, output=10)
+    engines.load(1, 3, prompt=200, output=140)
+    engines.load(2, 3, prompt=200, output=140)
+    member = engines.put_on(0, engines.entry(10, 10, groups=(GroupRef("map", 4),)))
+    engines.fill(member)
+    choice = placed(engines, engines.entry(100, 300, groups=(GroupRef("map", 4),)))
+    assert (choice.row, choice.decided_by) == (0, "group")
+    assert placed(engines, engines.entry(100, 300)).row != 0
 
 
 def test_without_groups_the_same_tasks_spread() -> None:
@@ -230,21 +254,21 @@ def test_without_groups_the_same_tasks_spread() -> None:
 
 
 def test_a_group_that_prefills_spreads_rather_than_queue_up() -> None:
-    engines = Engines("parrot", 4)
+    engines = with_groups(4)
     group = (GroupRef("map", 16),)
     rows = [placed(engines, engines.entry(5000, 10, groups=group)).row for _ in range(16)]
     assert len(set(rows)) == 4
 
 
 def test_a_group_too_large_for_an_engine_takes_as_few_as_it_needs() -> None:
-    engines = Engines("parrot", 4, max_batch=8)
+    engines = with_groups(4, max_batch=8)
     group = (GroupRef("map", 15),)
     rows = [placed(engines, engines.entry(100, 300, groups=group)).row for _ in range(15)]
     assert sorted(rows.count(row) for row in set(rows)) == [7, 8]
 
 
 def test_a_group_looks_for_room_for_all_of_it() -> None:
-    engines = Engines("parrot", 2, capacity=20_000)
+    engines = with_groups(2, capacity=20_000)
     engines.load(0, 2, prompt=7000, output=500)
     engines.load(1, 4, prompt=100, output=10)
     assert placed(engines, engines.entry(300, 300)).row == 0  # fewer sequences, little room
@@ -254,7 +278,7 @@ def test_a_group_looks_for_room_for_all_of_it() -> None:
 
 
 def test_groups_that_overlap_come_together() -> None:
-    engines = Engines("parrot", 4)
+    engines = with_groups(4)
     a, b = GroupRef("a", 6), GroupRef("b", 6)
     first = placed(engines, engines.entry(100, 300, groups=(a,))).row
     both = placed(engines, engines.entry(100, 300, groups=(b, a))).row
@@ -289,7 +313,7 @@ def test_groups_are_never_starved(seed: int) -> None:
 
 
 def test_a_home_that_left_is_forgotten() -> None:
-    engines = Engines("parrot", 2)
+    engines = with_groups(2)
     group = (GroupRef("map", 4),)
     first = engines.entry(100, 300, groups=group)
     home = placed(engines, first).row
