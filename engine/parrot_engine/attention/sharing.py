@@ -69,21 +69,23 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
         return nothing_shared(num_rows)
 
     # Nobody shares more than the second longest holds.
-    width = int(np.partition(whole, -2)[-2]) * chunk_blocks
-    lengths = np.minimum(whole * chunk_blocks, width)
-    columns = np.arange(width, dtype=np.int32)
-    inside = columns < lengths[:, None]
-    places = np.where(inside, tables.starts[candidates][:, None] + columns, 0)
-    # Behind its end a row is like no other.
-    ids = np.where(inside, tables.block_ids[places], -1 - candidates[:, None])
+    chunks = np.minimum(whole, np.partition(whole, -2)[-2])
+    ids = np.empty((len(candidates), int(chunks.max()) * chunk_blocks), dtype=np.int32)
+    places = zip(tables.starts[candidates].tolist(), (chunks * chunk_blocks).tolist(), strict=True)
+    # NOTE: row by row. Indexing them all at once takes several arrays of this size, and longer.
+    for row, (start, length) in enumerate(places):
+        ids[row, :length] = tables.block_ids[start : start + length]
+        # Behind its end a row is like no other.
+        ids[row, length:] = -1 - row
     keys = [row.tobytes() for row in ids]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
     ids = ids[order]
-    differs = ids[1:] != ids[:-1]
-    first_difference = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+    differs = (ids[1:] != ids[:-1]).reshape(len(ids) - 1, -1, chunk_blocks).any(axis=2)
 
     common = np.zeros(num_rows, dtype=np.int32)
-    common[1 : len(candidates)] = first_difference // chunk_blocks
+    common[1 : len(candidates)] = np.where(
+        differs.any(axis=1), differs.argmax(axis=1), differs.shape[1]
+    )
     others = np.ones(num_rows, dtype=bool)
     others[candidates] = False
     place = np.empty(num_rows, dtype=np.int32)

@@ -95,7 +95,7 @@ class _Graph(NamedTuple):
     computed: Computed
 
 
-class _Bucket:
+class Bucket:
     """Where a step of up to `num_tokens` tokens lies in the buffer."""
 
     def __init__(self, num_tokens: int, start: int, make_layout: Callable[[int], PlanLayout]):
@@ -166,7 +166,7 @@ class StepGraphs:
             )
 
         counts = sorted({key.num_tokens for key in self.keys})
-        self._buckets = {count: _Bucket(count, start, layout(count)) for count in counts}
+        self._buckets = {count: Bucket(count, start, layout(count)) for count in counts}
         size = max(bucket.layout.size for bucket in self._buckets.values())
         #: Tokens of the step before, then what a bucket lays out.
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)

@@ -1,0 +1,90 @@
+"""What laying out a step costs the host: `python -m parrot_engine.bench.plans`.
+
+Needs no GPU. Attention has the shape of Llama-3.1-8B. A line of JSON a case, medians of CPU
+time in milliseconds: `tokens` gathers ids and positions, `lay_out` makes the work list, `write`
+puts both into the buffer that CUDA graphs read; `bytes` go to the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.bench.kernels import LLAMA_8B, decode_load
+from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.builtin.graphs import MAX_SLOTS, Bucket
+from parrot_engine.builtin.step_tokens import gather_tokens
+
+#: Rows, keys of each, and how many of them all have in common.
+_CASES = (
+    (1, 576, 0),
+    (8, 576, 0),
+    (64, 576, 0),
+    (64, 6400, 0),
+    (64, 6400, 6144),
+    (256, 576, 0),
+    (256, 4096, 0),
+    (256, 6400, 6144),
+)
+_MAX_ROWS, _MAX_CONTEXT = 256, 131_072
+
+
+def _median_ms(work: Callable[[], Any], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        work()
+        times.append(time.thread_time() - begin)
+    return round(1000 * statistics.median(times), 3)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
+    parser.add_argument("--repeats", type=int, default=200)
+    options = parser.parse_args(arguments)
+    for block_size in options.block_sizes:
+        shape = LLAMA_8B._replace(block_size=block_size)
+        attention = TritonAttention(
+            shape, windows=[None], device=torch.device("cpu"), dtype=torch.bfloat16
+        )
+        for count, context, shared in _CASES:
+            load = decode_load(count, context, shape, shared=shared)
+            rows = [
+                BatchRow([0], row.start, np.array(row.block_table, np.int32), "last", index)
+                for index, row in enumerate(load.rows)
+            ]
+            name = f"{load.name}, blocks of {block_size}"
+            _report(name, attention, rows, options.repeats)
+
+
+def _report(name: str, attention: TritonAttention, rows: Sequence[BatchRow], repeats: int) -> None:
+    bucket = Bucket(
+        len(rows),
+        _MAX_ROWS,
+        lambda start: attention.fixed_layout(len(rows), _MAX_ROWS, _MAX_CONTEXT, MAX_SLOTS, start),
+    )
+    buffer = np.zeros(bucket.layout.size, dtype=np.int32)
+    tokens, host = gather_tokens(rows), attention.lay_out(rows)
+    assert bucket.layout.holds(*host)
+    entry = {
+        "case": name,
+        "tokens_ms": _median_ms(lambda: gather_tokens(rows), repeats),
+        "lay_out_ms": _median_ms(lambda: attention.lay_out(rows), repeats),
+        "write_ms": _median_ms(lambda: bucket.write(buffer, tokens, host), repeats),
+        "bytes": 4 * (bucket.write(buffer, tokens, host) - bucket.start),
+    }
+    print(json.dumps(entry), flush=True)
+
+
+if __name__ == "__main__":
+    main()
