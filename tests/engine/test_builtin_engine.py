@@ -57,7 +57,7 @@ def _one_thread() -> None:
     max_logprob_tokens=st.sampled_from([1, 3, 100]),
     prefix_caching=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_outputs_do_not_depend_on_scheduling(
     seed: int,
     length: int,
