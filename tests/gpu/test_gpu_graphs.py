@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,8 @@ def test_the_engine_gives_the_same_with_graphs_and_without(path: Path) -> None:
 
 
 def test_the_cache_is_what_is_left_of_a_share(path: Path) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     share = 1 - free / total + 0.1
     with LLM(str(path), device="cuda", gpu_memory_utilization=share, max_batch_tokens=4096) as llm:
