@@ -79,7 +79,7 @@ class Dispatcher:
                 since = max(oldest.submitted_at, queue.no_engine_since)
                 times.append(since + config.no_engine_wait_s)
             starving = oldest.submitted_at + config.starvation_s
-            if starving > now:
+            if starving > now and queue.no_engine_since is None:
                 times.append(starving)
         held = next(iter(queue.held.values()), None)
         if held is not None:

@@ -43,6 +43,8 @@ BATCH_SHARE = 4
 _STRETCH = 3.0
 #: An application without calls for longer than this has paused: somebody thinks, a tool runs.
 _PAUSE_S = 1.0
+#: Tenants looked at in search of one to forget; those that wait are kept beyond the limit.
+_LOOKS = 8
 #: Priorities beyond this count as this.
 _MAX_PRIORITY = 100
 
@@ -335,14 +337,16 @@ class Fair:
     def _tenant(self, tenant_id: TenantId) -> _Tenant:
         tenant = self._known.get(tenant_id)
         if tenant is None:
-            self._count += 1
-            tenant = self._known[tenant_id] = _Tenant(tenant_id, self._count, self._floor)
-            for _ in range(len(self._known) - self._max_tenants):
+            for _ in range(_LOOKS):
+                if len(self._known) < self._max_tenants:
+                    break
                 oldest = next(iter(self._known.values()))
                 if oldest.num_queued:
                     self._known.move_to_end(oldest.id)
                 else:
                     del self._known[oldest.id]
+            self._count += 1
+            tenant = self._known[tenant_id] = _Tenant(tenant_id, self._count, self._floor)
         self._known.move_to_end(tenant_id)
         return tenant
 

@@ -1,0 +1,181 @@
+"""Admission: whole applications wait at the door while the engines' memory is full."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parrot_scheduler.actions import Action, Hold, Place, Release
+from parrot_scheduler.admission.working_set import SharedTokens
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.events import (
+    ApplicationFinished,
+    EngineJoined,
+    EngineLeft,
+    TaskCancelled,
+    TaskFinished,
+    TaskSubmitted,
+    Tick,
+)
+from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.task import EngineDescription, Task
+
+_ids = count(1)
+
+
+def started(keep: str = "none", **engine: int) -> Scheduler:
+    config = SchedulerConfig(
+        admission="working-set",
+        order="fcfs",
+        keep=keep,
+        predict_lengths=False,
+        max_hold_s=20.0,
+        working_set_target=0.8,
+    )
+    scheduler = Scheduler(config)
+    fields = {"capacity_tokens": 1000, "max_batch": 16, "max_batch_tokens": 512}
+    scheduler.step(
+        0.0, [EngineJoined(EngineDescription("e", "m", block_tokens=10, **(fields | engine)))]
+    )
+    return scheduler
+
+
+def task(application: str, prompt: int, prefix: tuple[int, ...] = (), successors: int = 0) -> Task:
+    return Task(next(_ids), "m", "t", application, prompt, 20, prefix=prefix, successors=successors)
+
+
+def kinds(actions: list[Action]) -> list[tuple[str, object]]:
+    return [
+        (type(a).__name__, a.task_id if isinstance(a, Place) else a.application)
+        for a in actions
+        if isinstance(a, Place | Hold | Release)
+    ]
+
+
+def test_a_new_application_waits_until_there_is_room_and_short_calls_pass() -> None:
+    scheduler = started()
+    first, second, chat = task("a", 500), task("b", 400), task("c", 100)
+    assert kinds(scheduler.step(0.0, [TaskSubmitted(first)])) == [("Place", first.id)]
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(second)])) == [("Hold", "b")]
+    assert kinds(scheduler.step(2.0, [TaskSubmitted(chat)])) == [("Place", chat.id)]
+    (held,) = scheduler.snapshot()["models"]["m"]["held_applications"]
+    assert (held["application"], held["since"], held["tasks"]) == ("b", 1.0, 1)
+    actions = scheduler.step(4.0, [TaskFinished(first.id, 0, 20)])
+    assert kinds(actions) == [("Release", "b"), ("Place", second.id)]
+    (place,) = (a for a in actions if isinstance(a, Place))
+    assert (place.reasons.waited_s, place.reasons.held_s) == (3.0, 3.0)
+
+
+def test_calls_of_an_application_inside_are_not_held() -> None:
+    scheduler = started()
+    first, more = task("a", 500), task("a", 500)
+    scheduler.step(0.0, [TaskSubmitted(first)])
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(more)])) == []
+    assert scheduler.snapshot()["models"]["m"]["queued"] == 1
+
+
+def test_all_calls_of_a_held_application_wait_and_enter_together() -> None:
+    scheduler = started()
+    first = task("a", 700)
+    calls = [task("b", 200), task("b", 210)]
+    scheduler.step(0.0, [TaskSubmitted(first)])
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(calls[0])])) == [("Hold", "b")]
+    assert kinds(scheduler.step(2.0, [TaskSubmitted(calls[1])])) == []
+    assert kinds(scheduler.step(3.0, [TaskFinished(first.id, 0, 20)])) == [
+        ("Release", "b"),
+        ("Place", calls[0].id),
+        ("Place", calls[1].id),
+    ]
+
+
+def test_nobody_is_held_longer_than_the_bound() -> None:
+    scheduler = started()
+    scheduler.step(0.0, [TaskSubmitted(task("a", 700))])
+    scheduler.step(1.0, [TaskSubmitted(task("b", 700))])
+    assert kinds(scheduler.step(20.9, [Tick()])) == []
+    assert kinds(scheduler.step(21.0, [Tick()])) == [("Release", "b")]
+
+
+def test_an_application_larger_than_the_target_runs_alone() -> None:
+    scheduler = started()
+    large = task("a", 950)
+    assert kinds(scheduler.step(0.0, [TaskSubmitted(large)])) == [("Place", large.id)]
+
+
+def test_the_same_beginning_counts_once() -> None:
+    """Ten calls with a common prompt fit where two of their length would not."""
+    scheduler = started()
+    calls = [task(f"a{i}", 500, tuple(range(50))) for i in range(10)]
+    actions = scheduler.step(0.0, [TaskSubmitted(call) for call in calls])
+    assert len([a for a in actions if isinstance(a, Place)]) == 10
+
+
+def test_what_paused_applications_keep_counts_and_they_return_first() -> None:
+    scheduler = started(keep="hazard")
+    agent = task("agent", 500, successors=1)
+    scheduler.step(0.0, [TaskSubmitted(agent)])
+    scheduler.step(1.0, [TaskFinished(agent.id, 0, 20)])
+    other = task("other", 400)
+    assert kinds(scheduler.step(1.1, [TaskSubmitted(other)])) == [("Hold", "other")]
+    back = task("agent", 560)
+    assert kinds(scheduler.step(1.2, [TaskSubmitted(back)])) == [("Place", back.id)]
+    scheduler.step(1.3, [TaskFinished(back.id, 0, 20)])
+    actions = scheduler.step(1.4, [ApplicationFinished("agent")])
+    assert kinds(actions) == [("Release", "other"), ("Place", other.id)]
+
+
+def test_a_held_application_without_calls_is_not_held_any_more() -> None:
+    scheduler = started()
+    scheduler.step(0.0, [TaskSubmitted(task("a", 700))])
+    gone = task("b", 700)
+    scheduler.step(1.0, [TaskSubmitted(gone)])
+    assert kinds(scheduler.step(2.0, [TaskCancelled(gone.id)])) == [("Release", "b")]
+    assert scheduler.snapshot()["models"]["m"]["held_applications"] == []
+
+
+def test_without_engines_nobody_is_at_the_door() -> None:
+    scheduler = started()
+    scheduler.step(0.0, [TaskSubmitted(task("a", 700))])
+    held = task("b", 700)
+    scheduler.step(1.0, [TaskSubmitted(held)])
+    assert kinds(scheduler.step(2.0, [EngineLeft("e")])) == [("Release", "b")]
+
+
+prompts = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 200), st.integers(0, 200)), max_size=12
+)
+
+
+@given(prompts)
+def test_shared_tokens_are_those_of_distinct_blocks(parts: list[tuple[int, int, int]]) -> None:
+    """Never fewer than there are, and at most a quarter of what is shared is missed."""
+    shared = SharedTokens()
+    chains = [
+        tuple(("common", family, i) for i in range(common))
+        + tuple(("own", number, i) for i in range(own))
+        for number, (family, common, own) in enumerate(parts)
+    ]
+    total = 0
+    for chain in chains:
+        new = shared.new_blocks(chain)
+        shared.add(chain)
+        total += new
+        assert shared.blocks == total
+    distinct = len({key for chain in chains for key in chain})
+    all_blocks = sum(map(len, chains))
+    assert distinct <= shared.blocks <= all_blocks
+    for chain in chains:
+        shared.remove(chain)
+    assert shared.blocks == 0
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 8, 30, 100, 1000])
+def test_equal_prompts_share_all(blocks: int) -> None:
+    shared = SharedTokens()
+    shared.add(range(blocks))
+    assert shared.blocks == blocks
+    assert shared.new_blocks(range(blocks)) == 0
+    longer = shared.new_blocks(range(2 * blocks))
+    assert blocks <= longer <= blocks + blocks / 4 + 1

@@ -1,0 +1,446 @@
+"""What the scheduler does about each thing that can happen to a task or an engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, WakeAt
+from parrot_scheduler.config import PRESETS, SchedulerConfig
+from parrot_scheduler.events import (
+    ApplicationFinished,
+    EngineDraining,
+    EngineJoined,
+    EngineLeft,
+    EngineReport,
+    Event,
+    TaskCancelled,
+    TaskFinished,
+    TaskProgress,
+    TaskSubmitted,
+    TaskUpdated,
+    Tick,
+)
+from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.task import EngineDescription, GroupRef, Objective, StepModel, Task
+
+CONFIG = SchedulerConfig(
+    admission="open",
+    order="fcfs",
+    place="parrot",
+    keep="none",
+    predict_lengths=False,
+    max_wait_s=100.0,
+    no_engine_wait_s=30.0,
+    starvation_s=10.0,
+    max_queued=50,
+)
+_ids = count(1)
+
+
+def task(**changes: object) -> Task:
+    """A task of 100 prompt and 20 output tokens."""
+    number = next(_ids)
+    fields = {
+        "id": number,
+        "model": "m",
+        "tenant": "t",
+        "application": f"a{number}",
+        "prompt_tokens": 100,
+        "max_tokens": 20,
+    }
+    return Task(**(fields | changes))  # type: ignore[arg-type]
+
+
+def engine(engine_id: str = "e", **changes: object) -> EngineDescription:
+    """An engine that holds eight such tasks, and runs four at once."""
+    fields = {
+        "id": engine_id,
+        "model": "m",
+        "capacity_tokens": 1000,
+        "max_batch": 4,
+        "max_batch_tokens": 512,
+        "block_tokens": 16,
+    }
+    return EngineDescription(**(fields | changes))  # type: ignore[arg-type]
+
+
+def placed(actions: list[Action]) -> list[int]:
+    return [action.task_id for action in actions if isinstance(action, Place)]
+
+
+def rejected(actions: list[Action]) -> list[tuple[int, str]]:
+    return [(action.task_id, action.code) for action in actions if isinstance(action, Reject)]
+
+
+def woken(actions: list[Action]) -> float | None:
+    times = [action.time for action in actions if isinstance(action, WakeAt)]
+    return times[-1] if times else None
+
+
+def started(*engines: EngineDescription, **changes: object) -> Scheduler:
+    scheduler = Scheduler(replace(CONFIG, **changes))  # type: ignore[arg-type]
+    scheduler.step(0.0, [EngineJoined(each) for each in engines])
+    return scheduler
+
+
+# Bounds
+
+
+def test_without_an_engine_a_task_is_refused_after_the_bound() -> None:
+    scheduler = started()
+    only = task()
+    assert woken(scheduler.step(1.0, [TaskSubmitted(only)])) == 31.0
+    assert rejected(scheduler.step(30.9, [Tick()])) == []
+    assert rejected(scheduler.step(31.0, [Tick()])) == [(only.id, "no_engine")]
+    assert scheduler.num_tasks == 0
+    assert scheduler.models == {}
+
+
+def test_the_bound_counts_from_when_the_last_engine_went() -> None:
+    scheduler = started(engine(max_batch=1))
+    first, second = task(), task()
+    scheduler.step(0.0, [TaskSubmitted(first), TaskSubmitted(second)])
+    scheduler.step(50.0, [EngineLeft("e")])
+    assert rejected(scheduler.step(79.0, [Tick()])) == []
+    assert rejected(scheduler.step(80.0, [Tick()])) == [(second.id, "no_engine")]
+
+
+def test_a_task_that_waited_too_long_is_refused() -> None:
+    scheduler = started(engine(max_batch=1))
+    stuck, second = task(), task()
+    scheduler.step(0.0, [TaskSubmitted(stuck), TaskSubmitted(second)])
+    # The first one never finishes: nothing waits for it beyond the bound.
+    assert rejected(scheduler.step(99.0, [Tick()])) == []
+    assert rejected(scheduler.step(100.0, [Tick()])) == [(second.id, "wait_too_long")]
+    assert scheduler.num_tasks == 1
+
+
+def test_more_tasks_than_may_wait_are_refused() -> None:
+    scheduler = started(max_queued=2)
+    tasks = [task() for _ in range(3)]
+    actions = scheduler.step(0.0, [TaskSubmitted(each) for each in tasks])
+    assert rejected(actions) == [(tasks[2].id, "queue_full")]
+
+
+def test_what_no_engine_can_hold_is_refused_at_once_or_when_the_engine_comes() -> None:
+    large = task(prompt_tokens=1000)
+    scheduler = started(engine(), engine("f", capacity_tokens=900))
+    assert rejected(scheduler.step(0.0, [TaskSubmitted(large)])) == [(large.id, "too_large")]
+    scheduler = started()
+    assert rejected(scheduler.step(0.0, [TaskSubmitted(large)])) == []
+    assert rejected(scheduler.step(1.0, [EngineJoined(engine())])) == [(large.id, "too_large")]
+
+
+def test_when_the_largest_engine_leaves_what_only_it_could_hold_is_refused() -> None:
+    scheduler = started(engine(max_batch=1), engine("f", capacity_tokens=300))
+    blocker, large = task(prompt_tokens=800), task(prompt_tokens=900)
+    assert placed(scheduler.step(0.0, [TaskSubmitted(blocker), TaskSubmitted(large)])) == [
+        blocker.id
+    ]
+    assert rejected(scheduler.step(1.0, [EngineLeft("e")])) == [(large.id, "too_large")]
+
+
+def test_an_unbounded_output_counts_as_what_is_left_of_the_engine() -> None:
+    scheduler = started(engine())
+    endless = task(max_tokens=10**9)
+    assert placed(scheduler.step(0.0, [TaskSubmitted(endless)])) == [endless.id]
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["working_set_tokens"] == 1000
+
+
+def test_more_sequences_than_a_batch_run_on_an_idle_engine() -> None:
+    scheduler = started(engine())
+    many = task(num_sequences=9, max_tokens=10)
+    assert placed(scheduler.step(0.0, [TaskSubmitted(many)])) == [many.id]
+
+
+# Engines
+
+
+def test_tasks_end_with_their_engine_and_come_again_under_new_ids() -> None:
+    scheduler = started(engine())
+    lost = task()
+    scheduler.step(0.0, [TaskSubmitted(lost)])
+    scheduler.step(1.0, [EngineLeft("e")])
+    assert scheduler.num_tasks == 0
+    scheduler.step(2.0, [TaskFinished(lost.id, 0, 5)])
+    assert scheduler.ignored == {"TaskFinished": 1}
+    again = replace(lost, id=next(_ids))
+    actions = scheduler.step(3.0, [EngineJoined(engine()), TaskSubmitted(again)])
+    assert placed(actions) == [again.id]
+
+
+def test_tasks_bound_to_an_engine_that_leaves_or_drains_are_refused() -> None:
+    for gone in (EngineLeft("e"), EngineDraining("e"), EngineJoined(engine())):
+        scheduler = started(engine(max_batch=1), engine("f"))
+        first, waiting = task(bound_to="e"), task(bound_to="e")
+        actions = scheduler.step(0.0, [TaskSubmitted(first), TaskSubmitted(waiting)])
+        assert placed(actions) == [first.id]
+        assert rejected(scheduler.step(1.0, [gone])) == [(waiting.id, "engine_left")]
+    nowhere = task(bound_to="x")
+    assert rejected(scheduler.step(2.0, [TaskSubmitted(nowhere)])) == [(nowhere.id, "engine_left")]
+
+
+def test_a_draining_engine_keeps_what_it_has_and_gets_nothing_new() -> None:
+    scheduler = started(engine())
+    first, second = task(), task()
+    scheduler.step(0.0, [TaskSubmitted(first)])
+    assert placed(scheduler.step(1.0, [EngineDraining("e"), TaskSubmitted(second)])) == []
+    scheduler.step(2.0, [TaskProgress(first.id, 100, 0, 3), TaskFinished(first.id, 0, 3)])
+    assert scheduler.ignored == {}
+    assert scheduler.num_tasks == 1
+
+
+def test_nonsense_reports_are_counted_and_change_nothing() -> None:
+    scheduler = started(engine())
+    bad = float("nan")
+    reports: list[Event] = [
+        EngineReport("e", -1, 0, 0),
+        EngineReport("e", 0, 0, bad),  # type: ignore[arg-type]
+        EngineReport("e", 0, 0, 0, StepModel(bad, 0, 0)),
+        EngineReport("e", 0, 0, 0, StepModel(0, 0, 0)),
+        EngineReport("nobody", 0, 0, 0),
+    ]
+    before = scheduler.models["m"].pool.table.weights_s.copy()
+    scheduler.step(1.0, reports)
+    assert scheduler.ignored == {"EngineReport": 5}
+    assert (scheduler.models["m"].pool.table.weights_s == before).all()
+    scheduler.step(2.0, [EngineReport("e", 1, 2, 3, StepModel(0.5, 0, 0))])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["reported"]["waiting"] == 2
+    assert scheduler.models["m"].pool.table.weights_s[0] == 0.5
+
+
+# Events that come late, twice or out of order
+
+
+def test_the_clock_never_goes_backwards() -> None:
+    scheduler = started(engine())
+    for now, expected in ((5.0, 5.0), (3.0, 5.0), (float("nan"), 5.0), (float("inf"), 5.0)):
+        scheduler.step(now, [Tick()])
+        assert scheduler.now == expected
+    assert scheduler.ignored == {"clock": 3}
+
+
+def test_a_task_submitted_twice_runs_once() -> None:
+    scheduler = started(engine())
+    only = task()
+    actions = scheduler.step(0.0, [TaskSubmitted(only), TaskSubmitted(only)])
+    assert placed(actions) == [only.id]
+    assert scheduler.ignored == {"TaskSubmitted": 1}
+    other = task(id=only.id)
+    assert rejected(scheduler.step(1.0, [TaskSubmitted(other)])) == [(only.id, "duplicate")]
+    assert scheduler.num_tasks == 1
+
+
+def test_progress_only_grows() -> None:
+    scheduler = started(engine())
+    only = task()
+    scheduler.step(0.0, [TaskSubmitted(only)])
+    scheduler.step(1.0, [TaskProgress(only.id, 80, 16, 0)])
+    scheduler.step(1.0, [TaskProgress(only.id, 40, 16, 0)])
+    state = scheduler.snapshot()["models"]["m"]["engines"][0]
+    assert state["pending_prefill_tokens"] == 20
+    assert scheduler.ignored == {"TaskProgress": 1}
+
+
+def test_news_of_unknown_tasks_are_counted() -> None:
+    scheduler = started(engine())
+    waiting = task(model="other")
+    scheduler.step(0.0, [TaskSubmitted(waiting)])
+    scheduler.step(
+        1.0,
+        [
+            TaskFinished(999, 0, 0),
+            TaskFinished(waiting.id, 0, 0),
+            TaskProgress(999, 0, 0, 0),
+            TaskCancelled(999),
+            TaskUpdated(999, priority=1),
+            ApplicationFinished("nobody"),
+        ],
+    )
+    assert scheduler.ignored == {
+        "TaskFinished": 2,
+        "TaskProgress": 1,
+        "TaskCancelled": 1,
+        "TaskUpdated": 1,
+        "ApplicationFinished": 1,
+    }
+
+
+def test_a_cancelled_task_leaves_from_wherever_it_is() -> None:
+    scheduler = started(engine(max_batch=1))
+    running, waiting = task(), task()
+    scheduler.step(0.0, [TaskSubmitted(running), TaskSubmitted(waiting)])
+    assert placed(scheduler.step(1.0, [TaskCancelled(waiting.id)])) == []
+    third = task()
+    actions = scheduler.step(2.0, [TaskCancelled(running.id), TaskSubmitted(third)])
+    assert placed(actions) == [third.id]
+    assert scheduler.num_tasks == 1
+
+
+# Fills, groups, large tasks
+
+
+def test_fills_run_when_nothing_else_wants_to_and_make_room() -> None:
+    scheduler = started(engine(max_batch=2))
+    fill, call = task(max_tokens=0), task()
+    actions = scheduler.step(0.0, [TaskSubmitted(fill), TaskSubmitted(call)])
+    # The call first; the Fill waits until its prompt is filled.
+    assert placed(actions) == [call.id]
+    assert placed(scheduler.step(1.0, [TaskProgress(call.id, 100, 0, 1)])) == []
+    assert placed(scheduler.step(2.0, [TaskFinished(call.id, 0, 5)])) == [fill.id]
+    calls = [task(), task()]
+    actions = scheduler.step(3.0, [TaskSubmitted(each) for each in calls])
+    assert placed(actions) == [calls[0].id]
+    assert [a.task_id for a in actions if isinstance(a, Cancel)] == [fill.id]
+    # It is told once only, and its end makes the room.
+    actions = scheduler.step(4.0, [Tick()])
+    assert not [a for a in actions if isinstance(a, Cancel)]
+    assert placed(scheduler.step(5.0, [TaskCancelled(fill.id)])) == [calls[1].id]
+
+
+def test_a_group_larger_than_an_engine_is_split_and_all_of_it_runs() -> None:
+    scheduler = started(engine(), engine("f"))
+    group = (GroupRef("g", 20),)
+    members = [task(groups=group, application="a") for _ in range(20)]
+    running = placed(scheduler.step(0.0, [TaskSubmitted(each) for each in members]))
+    assert len(running) == 8
+    seen = list(running)
+    for now in range(1, 40):
+        if not running:
+            break
+        new = placed(scheduler.step(float(now), [TaskFinished(running.pop(0), 0, 20)]))
+        seen += new
+        running += new
+    assert sorted(seen) == [member.id for member in members]
+
+
+def test_a_large_task_does_not_starve_behind_small_ones() -> None:
+    """Small tasks take every bit of room as it comes; an engine is drained for the large one."""
+    scheduler = started(engine())
+    large = task(prompt_tokens=900)
+    first = [task() for _ in range(4)]
+    running = placed(scheduler.step(0.0, [TaskSubmitted(each) for each in first]))
+    scheduler.step(0.0, [TaskSubmitted(large)])
+    for tenth in range(1, 400):
+        now = tenth / 10
+        end = TaskFinished(running.pop(0), 0, 20)
+        new = placed(scheduler.step(now, [end, TaskSubmitted(task())]))
+        running += new
+        if large.id in new:
+            break
+    assert large.id in running
+    # Drained from `starvation_s` on: four tasks that end one after the other.
+    assert 10.0 <= now <= 11.0
+
+
+def test_reasons_tell_why_and_how_long() -> None:
+    scheduler = started(engine(max_batch=1))
+    first, second = task(), task(objective=Objective("latency"))
+    scheduler.step(0.0, [TaskSubmitted(first), TaskSubmitted(second)])
+    (action,) = scheduler.step(2.5, [TaskFinished(first.id, 0, 5)])
+    assert isinstance(action, Place)
+    assert action.reasons.waited_s == 2.5
+    assert action.reasons.policy == "parrot"
+    assert action.priority < _place_of(scheduler, 3.0, second).priority
+
+
+def _place_of(scheduler: Scheduler, now: float, before: Task) -> Place:
+    batch = task()
+    actions = scheduler.step(now, [TaskFinished(before.id, 0, 1), TaskSubmitted(batch)])
+    (action,) = (a for a in actions if isinstance(a, Place))
+    return action
+
+
+def test_a_finished_application_lets_go_of_what_it_kept() -> None:
+    scheduler = started(engine(), keep="hazard")
+    turn = task(application="agent", successors=1)
+    scheduler.step(0.0, [TaskSubmitted(turn)])
+    scheduler.step(1.0, [TaskFinished(turn.id, 0, 20)])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 120
+    actions = scheduler.step(2.0, [ApplicationFinished("agent")])
+    assert actions == [Forget("agent", "e")]
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
+
+
+def test_kept_tokens_go_with_their_engine_and_with_the_next_turn() -> None:
+    scheduler = started(engine(), keep="hazard")
+    turn = task(application="agent", successors=1)
+    scheduler.step(0.0, [TaskSubmitted(turn)])
+    scheduler.step(1.0, [TaskFinished(turn.id, 0, 20)])
+    scheduler.step(2.0, [TaskSubmitted(task(application="agent"))])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
+    scheduler = started(engine(), keep="hazard")
+    again = replace(turn, id=next(_ids))
+    scheduler.step(0.0, [TaskSubmitted(again)])
+    scheduler.step(1.0, [TaskFinished(again.id, 0, 20)])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 120
+    scheduler.step(1.0, [EngineLeft("e"), EngineJoined(engine())])
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
+
+
+# Names, determinism
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_places_a_task(preset: str) -> None:
+    scheduler = Scheduler.from_config(PRESETS[preset])
+    only = task()
+    actions = scheduler.step(0.0, [EngineJoined(engine()), TaskSubmitted(only)])
+    assert placed(actions) == [only.id]
+
+
+@pytest.mark.parametrize("field", ["admission", "order", "place", "keep"])
+def test_an_unknown_policy_is_named(field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: no policy is called 'best'; there are [a-z]"):
+        Scheduler(replace(CONFIG, **{field: "best"}))  # type: ignore[arg-type]
+
+
+SAME = """
+import random, sys
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.event_log import write_actions
+from parrot_scheduler.events import *
+from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.task import *
+rng = random.Random(5)
+scheduler = Scheduler(SchedulerConfig())
+running, out = [], []
+events = [EngineJoined(EngineDescription(f"e{i}", "m", 5000, 8, 512, 16)) for i in range(5)]
+for number in range(600):
+    family = rng.randrange(6)
+    events.append(TaskSubmitted(Task(
+        number, "m", f"t{rng.randrange(4)}", f"a{rng.randrange(40)}", 160 + rng.randrange(200),
+        rng.randrange(1, 90), prefix=tuple(family * 100 + i for i in range(10)),
+        template=f"f{family}", objective=rng.choice([THROUGHPUT, LATENCY]),
+        groups=(GroupRef(f"g{number % 9}", 4),) if number % 3 == 0 else (),
+    )))
+    if running and rng.random() < 0.7:
+        done = running.pop(rng.randrange(len(running)))
+        events.append(TaskFinished(done, 10, rng.randrange(90)))
+    actions = scheduler.step(number / 50, events)
+    running += [a.task_id for a in actions if type(a).__name__ == "Place"]
+    out.append(write_actions(actions))
+    events = []
+sys.stdout.write("\\n".join(out))
+"""
+
+
+def test_decisions_do_not_depend_on_the_hash_seed() -> None:
+    """Sets and dicts of strings are laid out differently with each seed."""
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", SAME],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0].count(b'"Place"') > 100
+    assert outputs[0] == outputs[1]
