@@ -87,6 +87,16 @@ def test_tasks_of_one_prefix_meet_where_the_first_one_computes_it() -> None:
     assert len(rows) == 1
 
 
+def test_what_a_draining_engine_holds_does_not_count() -> None:
+    engines = Engines("parrot", 3)
+    engines.pool.prefixes.stored(0, chain(1, LONG))
+    engines.pool.prefixes.stored(1, chain(1, 100))
+    engines.pool.drain(0)
+    choice = placed(engines, engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG)))
+    assert (choice.row, choice.decided_by) == (1, "prefix")
+    assert choice.details["best_cached_tokens"] == 1600
+
+
 # A hot prefix spreads
 
 
@@ -156,6 +166,14 @@ def test_no_engine_is_filled_beyond_the_target_unless_by_one_task(seed: int) -> 
     for entry in running:
         engines.end(entry)
     assert table.working_set.tolist() == [0.0] * len(table.working_set)
+
+
+def test_blocks_that_tasks_share_need_room_once() -> None:
+    engines = Engines("parrot", 1, capacity=10_000)
+    tails = [engines.entry(6500, 50, chain(1, LONG)) for _ in range(20)]
+    fitting = [engines.place(entry) is not None for entry in tails]
+    # 0.85 x 10,000 tokens: 6,400 shared ones, and 150 for each task.
+    assert fitting == [True] * 14 + [False] * 6
 
 
 def test_an_idle_engine_takes_a_task_of_any_size() -> None:
