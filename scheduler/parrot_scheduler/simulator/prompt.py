@@ -18,7 +18,6 @@ from parrot_scheduler.task import BlockHash
 
 _MASK = 2**64 - 1
 _MOVE = 0x9E3779B97F4A7C15
-_MOVES = np.arange(1, 8193, dtype=np.uint64) * np.uint64(_MOVE)
 
 
 def stable_hash(text: str) -> int:
@@ -33,9 +32,11 @@ def uniform(*parts: object) -> float:
 
 def block_hashes(key: int, start: int, end: int) -> tuple[BlockHash, ...]:
     """Hashes of blocks `start` to `end` of a part: its key, moved on by a constant for each."""
-    if end <= len(_MOVES):
-        return tuple((_MOVES[start:end] + np.uint64(key)).tolist())
-    return tuple((key + i * _MOVE) & _MASK for i in range(start + 1, end + 1))
+    if end - start <= 64:
+        # Few are done faster without numpy.
+        return tuple([(key + i * _MOVE) & _MASK for i in range(start + 1, end + 1)])
+    numbers = np.arange(start + 1, end + 1, dtype=np.uint64)
+    return tuple((numbers * np.uint64(_MOVE) + np.uint64(key)).tolist())
 
 
 class Part:
