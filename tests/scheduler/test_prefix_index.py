@@ -114,6 +114,32 @@ TestAgainstSets.settings = settings(max_examples=150, stateful_step_count=30, de
 
 @settings(max_examples=200, deadline=None)
 @given(
+    held=st.lists(st.sets(st.integers(0, 7)), max_size=40),
+    claimed=st.dictionaries(ROW, st.integers(1, 8), max_size=4),
+)
+def test_a_match_is_the_leading_run_of_every_row(
+    held: list[set[int]], claimed: dict[int, int]
+) -> None:
+    """Rows may have lost blocks from the middle, and need some of those for placed tasks."""
+    index = PrefixIndex()
+    prompt = list(range(8))
+    for row, keys in enumerate(held):
+        index.stored(row, sorted(keys))
+    for row, blocks in claimed.items():
+        index.claim(row, prompt[:blocks])
+    there = dict(enumerate(held))
+    for row, blocks in claimed.items():
+        there[row] = there.get(row, set()) | set(range(blocks))
+    expected = {row: n for row, keys in there.items() if (n := leading(prompt, keys))}
+    assert as_dict(index.match(prompt)) == expected
+    assert as_dict(index.match_claimed(prompt)) == claimed
+    column = index.depths(prompt, 64)
+    found = {} if column is None else {int(row): int(column[row]) for row in column.nonzero()[0]}
+    assert found == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
     steps=st.lists(
         st.one_of(CHAIN.map(lambda chain: ("claim", chain)), st.integers(0, 9)), max_size=30
     )
