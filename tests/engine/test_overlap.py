@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import CONFIGS, make_checkpoint
 from doubles import EOS, POISON, ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.protocol import (
     Failed,
@@ -304,6 +308,34 @@ def test_a_failed_launch_does_not_fail_what_had_ended() -> None:
     trace.run()
     assert trace.finish(1) == ["stop"]
     assert trace.failure(1) is None
+
+
+# With a model
+
+
+def test_a_model_says_the_same_with_and_without(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = make_checkpoint(tmp_path, CONFIGS["qwen3"])
+    outputs = []
+    for overlap in ("off", "on"):
+        values = BuiltinSettings(
+            device="cpu", dtype="float32", num_blocks=20, max_batch_tokens=40, overlap=overlap
+        )
+        engine = BuiltinEngine.load(folder, values, model="tiny")
+        trace = Trace(engine)
+        for index, params in enumerate(
+            [
+                replace(GREEDY, max_tokens=20),
+                SamplingParams(max_tokens=20, top_k=30, top_p=0.9, seed=3, logprobs=2),
+                replace(GREEDY, max_tokens=20, frequency_penalty=0.5),
+                SamplingParams(max_tokens=20, seed=4, min_tokens=5),
+            ]
+        ):
+            trace.submit(Fill(index, prompt(20 + 9 * index, index)), Generate(index, params))
+        trace.submit(Fill(9, prompt(30), prompt_logprobs=1)).run()
+        outputs.append([_said(trace, index) for index in (0, 1, 2, 3, 9)])
+        engine.close()
+    assert outputs[0] == outputs[1]
 
 
 # Any order of anything

@@ -2,8 +2,8 @@
 
 `host`: CPU time of one `BuiltinEngine.step` of n decodes, with a runner that has every token at
 once and computes nothing: what planning and applying take in Python. `device` (with a GPU): wall
-clock of a step of a whole model with random weights, with and without overlapping steps; the
-prompts stand in the prefix cache.
+clock of a step of a whole model with random weights, with and without overlapping steps, prompts
+of 512 tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from parrot_engine.builtin.batch import RowOutcome, SampledToken, StepBatch
 from parrot_engine.builtin.engine import BuiltinEngine, Runner
+from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.protocol import Fill, Generate, SamplingParams
 
@@ -100,12 +101,23 @@ def device_ms(runner: Runner, rows: int, overlap: str, *, steps: int) -> float:
     return round(statistics.median(times), 2)
 
 
+def _use_graphs(runner: ModelRunner, rows: int) -> None:
+    from parrot_engine.builtin.graphs import CudaCapture
+
+    capture = CudaCapture(torch.device("cuda"))
+    graphs = runner.use_graphs(capture, max_rows=rows, max_context=4096, max_tokens=8192)
+    if graphs is not None:
+        graphs.capture_all()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=None)
+    parser.add_argument("--shape", default="llama-8b")
+    parser.add_argument("--graphs", action="store_true", help="with CUDA graphs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for rows in options.rows:
@@ -115,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     from parrot_engine.bench.steps import dummy_runner
 
-    runner = dummy_runner(16, 20_000, options.layers)
+    runner = dummy_runner(16, 30_000, options.layers, options.shape)
+    if options.graphs:
+        _use_graphs(runner, max(options.rows))
     for rows in options.rows:
         for overlap in ("off", "auto", "on"):
             median = device_ms(runner, rows, overlap, steps=options.steps)
