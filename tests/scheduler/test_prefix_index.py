@@ -266,6 +266,16 @@ def test_a_match_looks_twice_at_each_block_however_many_engines_hold_it(engines:
     assert set(match.blocks.tolist()) == {50}
 
 
+def test_depths_of_many_engines_are_one_column() -> None:
+    index = PrefixIndex()
+    for row in range(30):
+        index.stored(row, list(range(1 + row % 3)))
+    column = index.depths([0, 1, 2, 3], 32)
+    assert column is not None
+    assert column.tolist() == [1.0 + row % 3 for row in range(30)] + [0.0, 0.0]
+    assert index.depths([9], 32) is None
+
+
 def test_a_match_of_a_prompt_that_nobody_holds_ends_at_its_first_block() -> None:
     index = PrefixIndex()
     index.stored(0, list(range(1, 50)))
