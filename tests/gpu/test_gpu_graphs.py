@@ -255,6 +255,17 @@ def test_the_engine_gives_the_same_with_graphs_and_without(path: Path) -> None:
     assert said["off"] == said["lazy"] == said["auto"]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_gpu_than_the_first(path: Path) -> None:
+    prompts = [_prompt(length) for length in (1, 70, 300)]
+    said = []
+    for device in ("cuda:0", "cuda:1"):
+        with LLM(str(path), device=device, dtype="float32", num_blocks=200) as llm:
+            said.append([output.outputs[0].token_ids for output in llm.generate(prompts, _PARAMS)])
+        torch.cuda.set_device(0)
+    assert said[0] == said[1]
+
+
 def test_the_cache_is_what_is_left_of_a_share(path: Path) -> None:
     gc.collect()
     torch.cuda.empty_cache()

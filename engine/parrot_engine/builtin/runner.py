@@ -10,6 +10,7 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,12 +116,17 @@ class ModelRunner:
         Raises:
             torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
         """
-        upload = Upload()
-        inputs = StepInputs(batch, self.vocab_size, upload)
-        upload.send(self._device)
-        step = LaunchedStep(inputs, self._forward(batch), self._device)
+        with self._as_current():
+            upload = Upload()
+            inputs = StepInputs(batch, self.vocab_size, upload)
+            upload.send(self._device)
+            step = LaunchedStep(inputs, self._forward(batch), self._device)
         self._sampled = step.sampled
         return step
+
+    def _as_current(self) -> AbstractContextManager[object]:
+        """Triton launches on the thread's current device, whatever device its arguments are on."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def use_graphs(
         self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
@@ -153,7 +159,8 @@ class ModelRunner:
         Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
         batch in order, none, the last token's, or all tokens'.
         """
-        return self._forward(batch).clone()
+        with self._as_current():
+            return self._forward(batch).clone()
 
     def _forward(self, batch: StepBatch) -> Tensor:
         """The logits of one step; valid until the next one is launched."""

@@ -51,7 +51,8 @@ def load_runner(
 ) -> ModelRunner:
     """Load the checkpoint in directory `path` and make a runner with a KV cache.
 
-    Sets torch's thread count for the process when the device is the CPU.
+    Sets torch's thread count for the process when the device is the CPU, and the thread's current
+    device when it is a GPU.
 
     Raises:
         UnsupportedModelError: the model is not one that this engine knows how to run.
@@ -61,6 +62,9 @@ def load_runner(
     device = resolve_device(settings.device)
     if device.type == "cpu":
         torch.set_num_threads(settings.num_threads)
+    else:
+        # Graphs are captured on this thread's current device.
+        torch.cuda.set_device(device)
     kernels = resolve_kernels(settings.kernels, device)
     try:
         model, defaults, spec = load_model(path, device, settings.dtype, progress, kernels=kernels)
