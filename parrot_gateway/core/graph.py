@@ -8,9 +8,9 @@ belong to the session, from whom they are borrowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_gateway.core.objective import THROUGHPUT, Objective
 from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
@@ -34,6 +34,15 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
 }
 
 
+class ForeignInput(NamedTuple):
+    """A variable of another session that a node reads; shown, and no part of the graph."""
+
+    id: str
+    name: str
+    #: Name of that session.
+    session: str
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
     """What calls and transforms have in common."""
@@ -42,6 +51,8 @@ class Node:
     session_id: str
     #: Ids of the variables it reads, in any order; the same one twice counts once.
     inputs: tuple[str, ...] = ()
+    #: What it reads of other sessions.
+    foreign: tuple[ForeignInput, ...] = ()
     #: Id of the variable it writes; None when its text goes to the client only.
     output: str | None = None
     #: What pictures call it; the id when empty.
@@ -280,19 +291,34 @@ class Graph:
         self._finished.clear()
         self._stages = {}
 
-    def snapshot(self, now: float, session_id: str = "") -> GraphSnapshot:
-        """All kept nodes and the variables around them, as plain data without values."""
+    def snapshot(
+        self,
+        now: float,
+        session_id: str = "",
+        find_foreign: Callable[[str], Variable | None] = lambda variable_id: None,
+    ) -> GraphSnapshot:
+        """All kept nodes and the variables around them, as plain data without values.
+
+        Args:
+            now: the time.
+            session_id: the session's.
+            find_foreign: a variable of another session, if it is still there.
+        """
         stages = self.stages()
         nodes = sorted(self, key=lambda node: (node.submitted, node.id))
         ids = dict.fromkeys(
             v for n in nodes for v in (*n.inputs, *([n.output] if n.output is not None else []))
         )
+        foreign = {each.id: each for node in nodes for each in node.foreign}
         return GraphSnapshot(
             session_id=session_id,
             session_name=self._session,
             taken_at=now,
             nodes=tuple(self._view(node, stages[node.id]) for node in nodes),
-            variables=tuple(self._view_variable(self._variables[v]) for v in ids),
+            variables=(
+                *(self._view_variable(self._variables[v]) for v in ids),
+                *(_view_foreign(each, find_foreign(each.id), nodes) for each in foreign.values()),
+            ),
             pruned=self._pruned,
         )
 
@@ -382,7 +408,7 @@ class Graph:
             kind=node.kind,
             state=node.state,
             stage=stage,
-            inputs=tuple(dict.fromkeys(node.inputs)),
+            inputs=(*dict.fromkeys(node.inputs), *(each.id for each in node.foreign)),
             output=node.output,
             detail=node.pipeline if isinstance(node, TransformNode) else "",
             model=call.model if call else "",
@@ -406,3 +432,17 @@ class Graph:
             consumers=tuple(node.id for node in self.consumers_of(variable.id)),
             size_bytes=variable.size_bytes,
         )
+
+
+def _view_foreign(
+    each: ForeignInput, variable: Variable | None, nodes: Sequence[Node]
+) -> VariableView:
+    return VariableView(
+        id=each.id,
+        name=each.name,
+        # NOTE: what is not there any more was forgotten with its session.
+        state="cancelled" if variable is None else variable.state,
+        consumers=tuple(node.id for node in nodes if each in node.foreign),
+        size_bytes=0 if variable is None else variable.size_bytes,
+        session=each.session,
+    )

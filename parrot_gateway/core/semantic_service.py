@@ -31,7 +31,7 @@ from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import enter, free_all_contexts
 from parrot_gateway.core.executor import CallRunner, Executor
 from parrot_gateway.core.fill_ahead import FillAhead
-from parrot_gateway.core.graph import CallNode, TransformNode
+from parrot_gateway.core.graph import CallNode, ForeignInput, TransformNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
 from parrot_gateway.core.reference import find_references, is_variable_id, mint_variable_id
@@ -47,6 +47,7 @@ from parrot_gateway.exceptions import (
     DoubleProducerError,
     InvalidRequestError,
     NotFoundError,
+    VariableNotFoundError,
 )
 from parrot_gateway.settings import SessionSettings
 
@@ -162,7 +163,14 @@ class SemanticService:
 
     def snapshot(self, session: Session) -> GraphSnapshot:
         """Its graph, as it is now."""
-        return session.snapshot(self.clock())
+
+        def find(variable_id: str) -> Variable | None:
+            try:
+                return self.sessions.variable(session.tenant, variable_id)
+            except VariableNotFoundError:
+                return None
+
+        return session.snapshot(self.clock(), find)
 
     def _session_closed(self, session: Session) -> None:
         self.executor.cancel_session(session.id, "its session was closed")
@@ -331,6 +339,10 @@ class SemanticService:
             id=mint_call_id(),
             session_id=session.id,
             inputs=tuple(v for v in inputs if v not in foreign),
+            foreign=tuple(
+                ForeignInput(variable_id, inputs[variable_id].name, owner.name)
+                for variable_id, owner in foreign.items()
+            ),
             output=spec.output,
             name=spec.name or (output.name if output is not None else ""),
             submitted=self.clock(),

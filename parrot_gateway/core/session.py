@@ -208,9 +208,11 @@ class Session:
         """
         self._account(delta)
 
-    def snapshot(self, now: float) -> GraphSnapshot:
-        """Its graph as plain data, without values."""
-        return self.graph.snapshot(now, self.id)
+    def snapshot(
+        self, now: float, find_foreign: Callable[[str], Variable | None] = lambda variable_id: None
+    ) -> GraphSnapshot:
+        """Its graph as plain data, without values; arguments as of `Graph.snapshot`."""
+        return self.graph.snapshot(now, self.id, find_foreign)
 
     def close(self) -> None:
         """Free everything: unfinished variables are cancelled, and their readers told.

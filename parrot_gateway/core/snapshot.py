@@ -50,6 +50,13 @@ class VariableView:
     producer: str | None = None
     consumers: tuple[str, ...] = ()
     size_bytes: int = 0
+    #: Name of the session that it belongs to, where that is another one.
+    session: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Its name, behind that of its session where that is another one."""
+        return f"{self.session}/{self.name}" if self.session else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,26 @@ async def test_the_graph_tells_what_ran(http: Http) -> None:
     assert response.headers["content-type"] == "image/svg+xml"
 
 
+async def test_the_graph_shows_what_comes_from_other_sessions(http: Http) -> None:
+    first = await http.call(
+        COMPLETIONS, "a", parrot={"session": "one", "output": "theirs", "defer": True}
+    )
+    reference = text_of(COMPLETIONS, first.json())
+    parrot = {"session": "two", "inputs": {"own": "own"}, "output": "end", "defer": True}
+    await http.call(COMPLETIONS, f"{{{{own}}}} {reference} {{{{own}}}}", parrot=parrot)
+    graph = (await http.get("/v1/sessions/two/graph")).json()
+    names = {variable["id"]: variable["name"] for variable in graph["variables"]}
+    (call,) = graph["calls"]
+    assert [names[variable_id] for variable_id in call["inputs"]] == ["own", "theirs"]
+    (theirs,) = [v for v in graph["variables"] if v["name"] == "theirs"]
+    assert (theirs["session"], theirs["consumers"]) == ("one", [call["id"]])
+    assert {v["session"] for v in graph["variables"] if v["name"] != "theirs"} == {None}
+    for picture in ("mermaid", "svg"):
+        response = await http.get("/v1/sessions/two/graph", params={"format": picture})
+        assert "one/theirs" in response.text
+    await http.delete("/v1/sessions/two")
+
+
 # -- attended calls -------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """Boxes and arrows of a graph, before anybody decides where they go.
 
 A variable is drawn as the arrow between its producer and its readers. One whose producer is not
-drawn (the user set it, or the call is no longer kept) gets a box of its own.
+drawn (the user set it, the call is no longer kept, or it is another session's) gets a box of its
+own.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> D
                 continue
             if variable_id not in sources:
                 sources[variable_id] = len(boxes)
-                boxes.append(Box("variable", variable.name, "", variable.state, variable.state))
+                title, state = variable.full_name, variable.state
+                boxes.append(Box("variable", title, "", state, state))
             arrows.append(Arrow(sources[variable_id], head, ""))
     return Diagram(boxes, arrows, chosen.left_out, arrows_left_out)
 

@@ -24,6 +24,7 @@ def to_json(snapshot: GraphSnapshot) -> dict[str, Any]:
                 "producer": variable.producer,
                 "consumers": list(variable.consumers),
                 "size_bytes": variable.size_bytes,
+                "session": variable.session or None,
             }
             for variable in snapshot.variables
         ],

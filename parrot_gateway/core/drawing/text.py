@@ -36,7 +36,7 @@ def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
     """Lines of at most `width` cells (40 at least), calls ordered by stage and submission."""
     width = max(width, _MIN_WIDTH)
     chosen = select(snapshot, _MAX_LINES)
-    names = {variable.id: variable.name for variable in snapshot.variables}
+    names = {variable.id: variable.full_name for variable in snapshot.variables}
     title = f"session {snapshot.session_name} · " if snapshot.session_name else ""
     lines = [title + summary(snapshot)]
     statuses = [state_line(node, snapshot.taken_at) for node in chosen.nodes]
