@@ -37,6 +37,8 @@ UNSURE_TOKENS = 4
 MAX_CANDIDATES = 1024
 #: Of an engine's cache, what beginnings of calls that still wait may take up.
 CACHE_SHARE = 0.25
+#: How long an engine has to be quiet first: between two calls of a chain it looks idle too.
+QUIET_S = 0.01
 #: Longest wait for one portion.
 PORTION_TIMEOUT_S = 60.0
 
@@ -52,6 +54,10 @@ class QuietEngine(GenerationEngine, Protocol):
     @property
     def name(self) -> str:
         """What the engine calls itself."""
+        ...
+
+    def is_quiet(self, *, idle: bool) -> bool:
+        """Whether no prompt waits on it; with `idle` whether nothing at all is in work."""
         ...
 
     async def wait_quiet(self, *, idle: bool) -> None:
@@ -169,7 +175,11 @@ class FillAhead:
                 engine = self._choose(model)
                 if engine is None or not _caches(engine.info):
                     return
-                await engine.wait_quiet(idle=_must_be_idle(engine.info))
+                idle = _must_be_idle(engine.info)
+                await engine.wait_quiet(idle=idle)
+                await asyncio.sleep(QUIET_S)
+                if not engine.is_quiet(idle=idle):
+                    continue
                 if not candidates:
                     return
                 job = candidates.pop(next(iter(candidates)))

@@ -136,6 +136,10 @@ class RemoteEngine:
         self._add_contexts(channel, count)
         return channel
 
+    def is_quiet(self, *, idle: bool) -> bool:
+        """See `wait_quiet`; a lost engine is quiet."""
+        return self.lost or not (self.queued_tokens or (idle and self.running))
+
     async def wait_quiet(self, *, idle: bool) -> None:
         """Return once no prompt waits to be filled; with `idle` once nothing at all is in work.
 
@@ -143,7 +147,7 @@ class RemoteEngine:
             EngineLostError: the link is gone.
             OverloadedError: the engine is leaving, or too much waits to be sent to it.
         """
-        while not self._is_quiet(idle):
+        while not self.is_quiet(idle=idle):
             told = asyncio.get_running_loop().create_future()
             self._quiet_waiters[told] = idle
             try:
@@ -232,12 +236,9 @@ class RemoteEngine:
                 f"The engine of model '{self.info.model}' does not take work as fast as it comes."
             )
 
-    def _is_quiet(self, idle: bool) -> bool:
-        return self.lost or not (self.queued_tokens or (idle and self.running))
-
     def _tell_quiet(self) -> None:
         for told, idle in self._quiet_waiters.items():
-            if not told.done() and self._is_quiet(idle):
+            if not told.done() and self.is_quiet(idle=idle):
                 told.set_result(None)
 
     def _add_contexts(self, channel: EngineChannel, count: int) -> list[int]:

@@ -16,6 +16,9 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.gateway import Gateway
 
+#: Of ordinary text, at least; beginnings that are shorter by this are not tokenized to find out.
+CHARACTERS_PER_TOKEN = 3
+
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -49,27 +52,21 @@ async def read_beginning(job: Job, engine: GenerationEngine) -> list[int]:
     # Letters and digits only: they stay what they are in the strings of JSON documents.
     marker = secrets.token_hex(16)
     body = job.render_known(marker)
-    # A token takes a character at least, so that most short beginnings end here.
-    if body.find(marker.encode()) < job.session.limits.fill_ahead_tokens:
-        return []
-    return await _tokens_before(marker, body, job.spec.path, engine)
-
-
-async def _tokens_before(
-    marker: str, body: bytes, path: str, engine: GenerationEngine
-) -> list[int]:
+    least = CHARACTERS_PER_TOKEN * job.session.limits.fill_ahead_tokens
     # Imported here because they load the tokenizer's library, which a gateway that only passes
     # calls on does not need.
     from parrot_gateway.api.openai.messages import render_chat_aside
     from parrot_gateway.core.prompts import prompts_of_texts
 
-    if path == "/v1/chat/completions":
+    if job.spec.path == "/v1/chat/completions":
         chat = decode(body, _chat_decoder)
+        if msgspec.json.encode(chat.messages).find(marker.encode()) < least:
+            return []
         text = await render_chat_aside(engine.tokenizer, chat, len(body))
         special = bool(chat.add_special_tokens)
     else:
         completion = decode(body, _completion_decoder)
-        if not isinstance(completion.prompt, str):
+        if not isinstance(completion.prompt, str) or completion.prompt.find(marker) < least:
             return []
         text, special = completion.prompt, completion.add_special_tokens is not False
     before, found, _ = text.partition(marker)
