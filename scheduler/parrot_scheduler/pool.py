@@ -42,6 +42,8 @@ class Pool:
         self.total_kept = 0.0
         #: Engines with nothing placed on them.
         self.num_idle = 0
+        # No engine that takes work and has room in its batch has more free tokens than this.
+        self._most_free = math.inf
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row: seconds a token that are promised to tasks there, and to how many.
@@ -104,6 +106,7 @@ class Pool:
         self.largest_capacity = float(table.capacity[rows].max()) if rows else 0.0
         self.largest_batch = int(table.max_batch[rows].max()) if rows else 0
         self.largest_block = int(table.block_tokens[rows].max()) if rows else 0
+        self._most_free = math.inf
         table.accepts[:] = False
         table.accepts[rows] = True
         if self._reserved >= 0:
@@ -142,15 +145,18 @@ class Pool:
 
     def may_have_room(self, entry: Entry) -> bool:
         """False: no engine has room for it, however much of its prompt is shared."""
+        task = entry.task
+        need = entry.working_set - min(task.prompt_tokens, len(task.prefix) * self.largest_block)
+        if need > self._most_free:
+            return False
         table = self.table
-        sequences = min(entry.task.num_sequences, self.largest_batch)
-        need = entry.working_set - min(
-            entry.task.prompt_tokens, len(entry.task.prefix) * self.largest_block
-        )
-        fits = table.working_set + need <= table.capacity
-        fits &= table.batch + sequences <= table.max_batch
-        fits &= table.accepts
-        return bool(fits.any())
+        sequences = min(task.num_sequences, self.largest_batch)
+        free = table.capacity - table.working_set
+        open_rows = table.accepts & (table.batch + sequences <= table.max_batch)
+        most = float(np.where(open_rows, free, -np.inf).max())
+        if sequences == 1:
+            self._most_free = most
+        return need <= most
 
     def idle_row(self, entry: Entry) -> int:
         """An engine with nothing to do that can hold the task; -1: there is none."""
@@ -223,6 +229,8 @@ class Pool:
         table.latency_batch[row] -= account.latency_sequences
         table.pending_prefill[row] -= account.pending_prefill
         self._use(row, -account.private_tokens - float(freed))
+        free = float(table.capacity[row] - table.working_set[row])
+        self._most_free = max(self._most_free, free)
         entry.account = None
         entry.engine_row = -1
 
