@@ -44,6 +44,8 @@ class Pool:
         self.num_idle = 0
         # No engine that takes work and has room in its batch has more free tokens than this.
         self._most_free = math.inf
+        # Tasks have been placed since that was found out: it may be much less.
+        self._is_loose = True
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row: seconds a token that are promised to tasks there, and to how many.
@@ -107,6 +109,7 @@ class Pool:
         self.largest_batch = int(table.max_batch[rows].max()) if rows else 0
         self.largest_block = int(table.block_tokens[rows].max()) if rows else 0
         self._most_free = math.inf
+        self._is_loose = True
         table.accepts[:] = False
         table.accepts[rows] = True
         if self._reserved >= 0:
@@ -149,14 +152,13 @@ class Pool:
         need = entry.working_set - min(task.prompt_tokens, len(task.prefix) * self.largest_block)
         if need > self._most_free:
             return False
-        table = self.table
-        sequences = min(task.num_sequences, self.largest_batch)
-        free = table.capacity - table.working_set
-        open_rows = table.accepts & (table.batch + sequences <= table.max_batch)
-        most = float(np.where(open_rows, free, -np.inf).max())
-        if sequences == 1:
-            self._most_free = most
-        return need <= most
+        if self._is_loose:
+            table = self.table
+            free = table.capacity - table.working_set
+            open_rows = table.accepts & (table.batch < table.max_batch)
+            self._most_free = float(np.where(open_rows, free, -np.inf).max())
+            self._is_loose = False
+        return need <= self._most_free
 
     def idle_row(self, entry: Entry) -> int:
         """An engine with nothing to do that can hold the task; -1: there is none."""
@@ -204,6 +206,7 @@ class Pool:
             claim=claim,
         )
         entry.account = account
+        self._is_loose = True
         table.batch[row] += account.sequences
         table.latency_batch[row] += account.latency_sequences
         table.pending_prefill[row] += account.pending_prefill

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.entry import Entry
@@ -40,16 +41,16 @@ class SharedTokens:
 
     def new_blocks(self, prefix: Sequence[Hashable]) -> int:
         """Blocks that nobody else has."""
-        new = 0
-        for key, width in _anchors(prefix):
-            if key not in self._counts:
-                new += width
-        return new
+        counts = self._counts
+        return sum(
+            width for end, width in _anchors(len(prefix)) if (prefix[end], width) not in counts
+        )
 
     def add(self, prefix: Sequence[Hashable]) -> None:
         """One more prompt."""
         counts = self._counts
-        for key, width in _anchors(prefix):
+        for end, width in _anchors(len(prefix)):
+            key = (prefix[end], width)
             count = counts.get(key, 0)
             counts[key] = count + 1
             if count == 0:
@@ -58,7 +59,8 @@ class SharedTokens:
     def remove(self, prefix: Sequence[Hashable]) -> None:
         """A prompt that was added is gone."""
         counts = self._counts
-        for key, width in _anchors(prefix):
+        for end, width in _anchors(len(prefix)):
+            key = (prefix[end], width)
             if counts[key] == 1:
                 del counts[key]
                 self._blocks -= width
@@ -66,18 +68,19 @@ class SharedTokens:
                 counts[key] -= 1
 
 
-def _anchors(prefix: Sequence[Hashable]) -> list[tuple[Hashable, int]]:
-    """The blocks at which prompts are compared, each with the blocks up to the one before it."""
-    found: list[tuple[Hashable, int]] = []
-    end, stride, length = 0, 1, len(prefix)
+@lru_cache(maxsize=4096)
+def _anchors(length: int) -> tuple[tuple[int, int], ...]:
+    """At which blocks prompts of this length are compared, and for how many blocks each stands."""
+    found: list[tuple[int, int]] = []
+    end, stride = 0, 1
     while end < length:
         if end >= 8 * stride:
             stride *= 2
-        # The last block of a prompt stands for its end, wherever that is, only with its own width.
+        # Beyond the last full stride each block stands for itself.
         width = stride if end + stride <= length else 1
         end += width
-        found.append(((width, prefix[end - 1]), width))
-    return found
+        found.append((end - 1, width))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
