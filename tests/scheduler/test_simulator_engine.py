@@ -160,12 +160,14 @@ def test_a_hit_saves_exactly_its_tokens() -> None:
     bench = Bench(profile())
     bench.submit(0.0, 1, [("system", 1000), ("x", 10)], 4)
     hit = bench.submit(5.0, 2, [("system", 1000), ("y", 10)], 4)
-    whole = bench.submit(9.0, 3, [("system", 1000), ("y", 10)], 4)
+    whole = bench.submit(9.0, 3, [("system", 1000), ("y", 24)], 4)
+    again = bench.submit(13.0, 4, [("system", 1000), ("y", 24)], 4)
     bench.run()
     # Full blocks of the common 1,000 tokens; and never the last token's block.
     assert hit.cached == 1000 // BLOCK * BLOCK
     assert hit.first_token_at == 5.0 + step(1010 - hit.cached, 0)
-    assert whole.cached == (1010 - 1) // BLOCK * BLOCK
+    assert whole.cached == hit.cached
+    assert again.cached == 1024 - BLOCK
 
 
 def test_same_step_sharing() -> None:
@@ -334,6 +336,17 @@ def test_host_tier_has_its_limit() -> None:
         bench.submit(2.0 * i, i, [(name, 1024)], 1)
     bench.run()
     assert bench.engine.cache.host_tokens <= 1024
+
+
+def test_what_is_about_to_be_fetched_stays_in_the_host() -> None:
+    bench = Bench(profile(capacity_tokens=1536, host_tokens=1024, reload_token_s=1e-6))
+    bench.submit(0.0, 1, [("a", 1024)], 1)
+    bench.submit(2.0, 2, [("b", 1024)], 1)
+    # To make room for it, the second would go to the host, in its place there.
+    again = bench.submit(4.0, 3, [("a", 1024), ("more", 32)], 1)
+    bench.run()
+    assert again.cached == 1024
+    assert bench.engine.counts.reloaded_tokens == 512
 
 
 def test_shared_prefix_is_read_once() -> None:

@@ -30,6 +30,8 @@ class Node:
         "key",
         "leaves",
         "links",
+        "newer",
+        "older",
         "owner",
         "parent",
         "pins",
@@ -45,6 +47,9 @@ class Node:
         self.parent = parent
         #: The only application that ever used it; None once there are two.
         self.owner: str | None = owner
+        #: Neighbours among what that application used.
+        self.older: Node | None = None
+        self.newer: Node | None = None
         self.resident = 0
         self.host = 0
         #: Sequences that use it.
@@ -95,7 +100,8 @@ class Cache:
         self._leaves: list[tuple[int, float, int, Node]] = []
         self._serial = 0
         self._host: OrderedDict[Node, None] = OrderedDict()
-        self._owned: dict[str, dict[Node, None]] = {}
+        #: The latest node of each application.
+        self._owned: dict[str, Node] = {}
 
     @property
     def used_tokens(self) -> int:
@@ -163,7 +169,10 @@ class Cache:
         node = self._nodes.get(part.key)
         if node is None:
             node = self._nodes[part.key] = Node(part.key, part.blocks, parent, owner)
-            self._owned.setdefault(owner, {})[node] = None
+            node.older = self._owned.get(owner)
+            if node.older is not None:
+                node.older.newer = node
+            self._owned[owner] = node
             if parent is not None:
                 parent.links += 1
         self.pin(node, owner)
@@ -209,10 +218,12 @@ class Cache:
 
     def forget(self, owner: str) -> None:
         """What only this application used goes first from now on."""
-        for node in self._owned.get(owner, ()):
+        node = self._owned.get(owner)
+        while node is not None:
             if node.rank:
                 node.rank = 0
                 self._offer(node)
+            node = node.older
 
     def check(self) -> None:
         """Assert that all counts agree with the nodes; for tests."""
@@ -224,6 +235,11 @@ class Cache:
         assert self.host_tokens <= self.host_capacity_tokens
         assert self.private_tokens >= 0
         assert self.used_tokens <= self.capacity_tokens
+        owners: dict[str, int] = {}
+        for node in nodes:
+            if node.owner is not None:
+                owners[node.owner] = owners.get(node.owner, 0) + 1
+        assert owners == {owner: _length(node) for owner, node in self._owned.items()}
         offered = {id(entry[3]) for entry in self._leaves if self._is_current(entry)}
         for node in nodes:
             children = [n for n in nodes if n.parent is node]
@@ -265,10 +281,10 @@ class Cache:
         if node.host < node.resident <= self.host_capacity_tokens // size:
             need = (node.resident - node.host) * size
             while self.host_tokens + need > self.host_capacity_tokens:
-                oldest = next(iter(self._host))
-                if oldest is node:
-                    self._host.move_to_end(node)
-                    continue
+                # What a sequence uses may be about to be fetched.
+                oldest = next((n for n in self._host if not n.pins and n is not node), None)
+                if oldest is None:
+                    return
                 self._drop_host(oldest)
             node.host = node.resident
             self.host_tokens += need
@@ -306,12 +322,17 @@ class Cache:
 
     def _disown(self, node: Node) -> None:
         owner = node.owner
-        node.owner = None
-        if owner is not None:
-            owned = self._owned[owner]
-            del owned[node]
-            if not owned:
-                del self._owned[owner]
+        if owner is None:
+            return
+        if node.newer is not None:
+            node.newer.older = node.older
+        elif node.older is not None:
+            self._owned[owner] = node.older
+        else:
+            del self._owned[owner]
+        if node.older is not None:
+            node.older.newer = node.newer
+        node.owner = node.older = node.newer = None
 
     def _clean(self, node: Node | None) -> None:
         """Forget nodes that hold nothing and lead nowhere, up to the root."""
@@ -328,3 +349,12 @@ class Cache:
             node = node.parent
             if node is not None:
                 node.links -= 1
+
+
+def _length(node: Node | None) -> int:
+    """Nodes from this one to the oldest of its owner."""
+    length = 0
+    while node is not None:
+        length += 1
+        node = node.older
+    return length

@@ -83,7 +83,7 @@ class Prompt:
 class PromptMaker:
     """Makes prompts out of segments, remembering the parts that it made lately."""
 
-    def __init__(self, block_tokens: int, max_blocks: int = 1_000_000) -> None:
+    def __init__(self, block_tokens: int, max_blocks: int = 300_000) -> None:
         self.block_tokens = block_tokens
         self._max_blocks = max_blocks
         self._blocks = 0
