@@ -417,3 +417,28 @@ def test_a_choice_explains_itself() -> None:
     assert choice.details["batch"] == 2
     assert choice.details["best_cached_tokens"] == 1600
     assert 0 < float(choice.details["ttft_s"]) < float(choice.details["finish_s"])
+
+
+def test_members_that_share_most_of_their_prompt_stay_together_even_if_later() -> None:
+    def home_of_the_second(shared_blocks: int) -> str:
+        engines = Engines("parrot", 2)
+        group = (GroupRef("review", 4),)
+        for row in (0, 1):
+            engines.pool.prefixes.stored(row, chain(1, shared_blocks))
+        engines.put_on(0, engines.entry(shared_blocks * BLOCK + 50, 400, groups=group))
+        engines.load(0, 7, prompt=2000, output=400)
+        prefix = chain(1, shared_blocks)
+        prompt = 300 * BLOCK + 50
+        return placed(engines, engines.entry(prompt, 400, prefix, groups=group)).decided_by
+
+    assert home_of_the_second(300) == "group"
+    assert home_of_the_second(100) != "group"
+
+
+def test_a_member_whose_prompt_is_cached_elsewhere_does_not_follow_its_group() -> None:
+    engines = Engines("parrot", 2)
+    group = (GroupRef("map", 4),)
+    engines.put_on(0, engines.entry(5000, 50, groups=group))
+    engines.pool.prefixes.stored(1, chain(1, 300))
+    choice = placed(engines, engines.entry(300 * BLOCK + 20, 50, chain(1, 300), groups=group))
+    assert (choice.row, choice.decided_by) == (1, "prefix")

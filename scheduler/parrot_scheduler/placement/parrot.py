@@ -16,9 +16,12 @@ The rules, in order:
    one more engine.
 5. Holders without room: waiting for one is worth while, for as long as computing the prompt
    elsewhere would take in all, when it is predicted to be sooner.
-6. Group: members go to an engine that has some already, unless they would end later there. A group
-   thus takes as few engines as it can without being slowed down, and more where one is too small;
-   each member is placed for itself, so none waits for room for all.
+6. Group: members go to an engine that has some already, unless they would end later there, or
+   more of their prompt is cached elsewhere. A group thus takes as few engines as it can without
+   being slowed down, and more where one is too small; each member is placed for itself, so none
+   waits for room for all. Members that share most of their prompt stay together even if each
+   would end a little later: every further copy of a prefix costs all, and engines read a shared
+   one once for all its readers, which predictions know nothing of.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ _HOLDER_SHARE = 0.5
 #: simulator more made every workload with groups slower (mixed, map-reduce, multi-agent): engines
 #: that batch continuously give nothing for company as such, and a shared prefix draws anyway.
 _GROUP_SLACK = 1.0
+#: The same where at least half of its prompt is there. On four simulated engines of the profile
+#: H200-8B at 0.2 jobs/s of `multi-agent`: mean job 43.2 s, and 48.0 s with 1.0 here.
+_SHARING_SLACK = 1.25
 #: How much more than elsewhere an engine may cost that has something of the task already.
 _PREFERRED_SLACK = 1.25
 
@@ -190,7 +196,13 @@ class Parrot:
     def _with_group(self, options: _Options, pick: _Pick) -> _Pick:
         """With others of its groups, unless it would end much later there."""
         entry, table, cost = options.entry, options.pool.table, options.cost
-        homes = [row for row in self._homes.rows(entry, options.pool) if options.mask[row]]
+        prompt = entry.task.prompt_tokens
+        least_hit = (prompt - options.new.item(pick.row)) * _HOLDER_SHARE
+        homes = [
+            row
+            for row in self._homes.rows(entry, options.pool)
+            if options.mask[row] and prompt - options.new.item(row) >= least_hit
+        ]
         if homes:
             row = min(homes, key=lambda row: (cost[row], row))
         else:
@@ -205,7 +217,9 @@ class Parrot:
             if fitting[pick.row] == fitting.max():
                 return pick
             row = int(np.where(fitting == fitting.max(), cost, np.inf).argmin())
-        latest_s = options.predict(pick.row).finish_s * self._group_slack
+        sharing = prompt - options.new.item(row) >= prompt * _HOLDER_SHARE
+        slack = max(self._group_slack, _SHARING_SLACK) if sharing else self._group_slack
+        latest_s = options.predict(pick.row).finish_s * slack
         return _Pick(row, "group") if options.predict(row).finish_s <= latest_s else pick
 
 
