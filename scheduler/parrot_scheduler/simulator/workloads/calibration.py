@@ -23,7 +23,13 @@ def chat(
         objective=LATENCY,
     )
     return ApplicationPlan(
-        id=name, arrival_s=arrival_s, calls=(call,), tenant=tenant, kind="chat", ttft_s=2.0
+        id=name,
+        arrival_s=arrival_s,
+        calls=(call,),
+        tenant=tenant,
+        kind="chat",
+        ttft_s=2.0,
+        tpot_s=0.1,
     )
 
 
@@ -32,7 +38,8 @@ class Calibration(Generator):
     """Figure 10: 100 ShareGPT prompts as a Poisson process of 5 to 25 a second.
 
     One A100, LLaMA 13B, engine capacity 2048 to 12288 tokens; the measure is time per output
-    token. Lengths: see `chat_lengths`. A first token is on time within 2 s.
+    token. Lengths: see `chat_lengths`. A chat is on time with its first token within 2 s and then
+    100 ms a token.
     """
 
     name: str = "calibration"

@@ -35,7 +35,7 @@ class Gpts(Generator):
     System prompt, query and output in tokens: productivity 7437/7/704, image generation
     1116/8/89, programming 1694/4/631, data analysis 2031/4/416. Four A6000, LLaMA 7B; 1 to 32
     calls a second (the baseline 0.25 to 2); the measure is the mean of latency / output length.
-    A call is on time with its first token within 2 s and 100 ms a token over its whole life.
+    A call is on time with its first token within 2 s and 100 ms a token from its arrival on.
     """
 
     name: str = "gpts"

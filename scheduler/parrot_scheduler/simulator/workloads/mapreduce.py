@@ -13,6 +13,8 @@ from parrot_scheduler.simulator.workloads.graph import deduced
 #: Tokens around the texts, at 4 characters a token: of a map, before and after; of the reduce.
 MAP = (17, 6)
 REDUCE = (10, 25)
+#: An application that ends within this time is on time, for goodput.
+GOAL_S = 10.0
 
 
 def map_reduce(
@@ -45,7 +47,12 @@ def map_reduce(
         )
     )
     return ApplicationPlan(
-        id=name, arrival_s=arrival_s, calls=deduced(calls), tenant="documents", kind="map-reduce"
+        id=name,
+        arrival_s=arrival_s,
+        calls=deduced(calls),
+        tenant="documents",
+        kind="map-reduce",
+        job_s=GOAL_S,
     )
 
 

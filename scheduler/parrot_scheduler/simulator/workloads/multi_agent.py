@@ -35,6 +35,8 @@ REVIEWERS = Round(
 REVISERS = Round(
     "reviser", 4175, 4175 * 17824 // 18242, (511, 636, 254, 404, 424, 191, 172, 448), 47938 / 36440
 )
+#: Seconds for each token of the longest outputs, for goodput.
+GOAL_TOKEN_S = 0.03
 ROUNDS = (ARCHITECT, CODERS, *(REVIEWERS, REVISERS) * 4)
 
 
@@ -54,7 +56,8 @@ class MultiAgent(Generator):
     1.23 to 1.32 times larger. `counting="llama"`, what ran, scales each round to these sums.
 
     One A100, LLaMA 13B, one application at a time; with `rate` and `count`, many that arrive as a
-    Poisson process.
+    Poisson process. An application is on time if it ends as if its rounds' longest outputs came one
+    after the other at `GOAL_TOKEN_S` a token.
     """
 
     name: str = "multi-agent"
@@ -74,6 +77,7 @@ class MultiAgent(Generator):
     def _plan(self, name: str, arrival_s: float) -> ApplicationPlan:
         calls: list[CallPlan] = []
         previous: tuple[int, ...] = ()
+        longest = 0
         for number, current in enumerate(ROUNDS):
             factor = self.scale * (current.llama if self.counting == "llama" else 1.0)
             shared = Segment(("round", name, number), max(1, round(current.shared * factor)))
@@ -94,6 +98,12 @@ class MultiAgent(Generator):
                     )
                 )
             previous = tuple(range(first, len(calls)))
+            longest += max(call.output_tokens for call in calls[first:])
         return ApplicationPlan(
-            id=name, arrival_s=arrival_s, calls=deduced(calls), tenant="agents", kind="multi-agent"
+            id=name,
+            arrival_s=arrival_s,
+            calls=deduced(calls),
+            tenant="agents",
+            kind="multi-agent",
+            job_s=GOAL_TOKEN_S * longest,
         )
