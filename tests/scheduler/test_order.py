@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.entry import Entry
+from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order import POLICIES
 from parrot_scheduler.order.aging import SHARE
 from parrot_scheduler.order.fair import BATCH_SHARE, Fair, charge_of
@@ -17,6 +18,7 @@ from parrot_scheduler.policy import Application, OrderPolicy
 from parrot_scheduler.task import GroupRef, Objective, Task
 
 CONFIG = SchedulerConfig(starvation_s=60.0, max_tenants=4)
+WHAT = ["push", "push", "push", "pop", "remove", "aside", "back", "update", "end"]
 LATENCY = Objective("latency")
 BATCH = Objective()
 
@@ -113,11 +115,7 @@ def test_every_task_comes_out_once(name: str, data: st.DataObject) -> None:
     placed: list[Entry] = []
     for _ in range(data.draw(st.integers(1, 60))):
         queue.now += data.draw(st.sampled_from([0.0, 0.1, 40.0]))
-        what = data.draw(
-            st.sampled_from(
-                ["push", "push", "push", "pop", "remove", "aside", "back", "update", "end"]
-            )
-        )
+        what = data.draw(st.sampled_from(WHAT))
         some = data.draw(st.sampled_from(list(queued))) if queued else None
         if what == "push":
             tenant = data.draw(st.sampled_from("abcdef"))
@@ -374,3 +372,19 @@ def test_tenants_are_forgotten_only_when_nothing_of_them_waits() -> None:
     assert isinstance(queue.order, Fair)
     assert len(queue.order.shares()) <= 8
     assert set(queue.drain()) == set(waiting)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 9)), max_size=200))
+def test_a_heap_follows_keys_that_change(changes: list[tuple[int, int | None]]) -> None:
+    """None stands for leaving; it agrees with a plain search for the smallest key at any time."""
+    heap: LazyHeap[int] = LazyHeap()
+    keys: dict[int, int] = {}
+    for item, key in changes:
+        if key is None:
+            assert heap.remove(item) == (keys.pop(item, None) is not None)
+        else:
+            heap.push(item, key)
+            keys[item] = key
+        assert heap.first_key() == min(keys.values(), default=None)
+        assert len(heap) == len(keys)
+        assert not keys or keys[heap.first() or 0] == heap.first_key()
