@@ -65,6 +65,14 @@ def workload_command(
             show_default=False,
         ),
     ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=V1,V2,…",
+            help="Run once for each value of a parameter of the workload, e.g. rate=1,2,4.",
+            show_default=False,
+        ),
+    ] = None,
     engines: Annotated[int, typer.Option(min=0, help="Engines to simulate.")] = 4,
     profile: Annotated[
         str, typer.Option(help="Kind of engine; an unknown name lists them.")
@@ -155,30 +163,37 @@ def workload_command(
             kind = kind.with_(host_tokens=host_tokens)
         changes = {"admission": admission, "order": order, "place": place, "keep": keep}
         configs = _configs(policy, {k: v for k, v in changes.items() if v is not None})
-        if log is not None and len(configs) > 1:
-            raise SimulateError("--log records one run: name one --policy")
+        swept, values = _sweep(sweep)
+        if log is not None and len(configs) * len(values) > 1:
+            raise SimulateError("--log records one run: name one --policy, and no --sweep")
         if plots is not None:
             from parrot_scheduler.simulator.plots import require_matplotlib
 
             require_matplotlib()
         network = _network(network_ms)
-        results = {}
+        results: dict[str, Results] = {}
+        sweeps: dict[str, dict[float, Results]] = {}
         for name, config in configs.items():
-            results[name] = _run(
-                name,
-                _workload(workload, parameter or [], scale, seed),
-                [kind] * engines,
-                config,
-                mode=mode,
-                network=network,
-                seed=seed,
-                warm_up=warm_up,
-                requests=requests,
-                stale_s=stale_ms / 1000,
-                courses=plots is not None,
-                log=log,
-            )
-        _show(results, json, plots, "png" if png else "svg")
+            for value in values:
+                run_name = f"{name} {swept}={value:g}" if swept else name
+                settings = [*(parameter or []), *([f"{swept}={value}"] if swept else [])]
+                results[run_name] = sweeps.setdefault(name, {})[value] = _run(
+                    run_name,
+                    _workload(workload, settings, scale, seed),
+                    [kind] * engines,
+                    config,
+                    mode=mode,
+                    network=network,
+                    seed=seed,
+                    warm_up=warm_up,
+                    requests=requests,
+                    stale_s=stale_ms / 1000,
+                    courses=plots is not None and not swept,
+                    log=log,
+                )
+        _show(results, json)
+        if plots is not None:
+            _draw(results, sweeps, swept, plots, "png" if png else "svg")
     except (SimulateError, OSError, ValueError) as error:
         _fail(str(error))
     except Exception as error:
@@ -256,16 +271,28 @@ def _progress(name: str, started: float) -> Callable[[int, float], None]:
     return show
 
 
-def _show(results: dict[str, Results], json: Path | None, plots: Path | None, suffix: str) -> None:
-    from parrot_scheduler.simulator.plots import draw
+def _show(results: dict[str, Results], json: Path | None) -> None:
     from parrot_scheduler.simulator.report import table, write_json
 
     typer.echo(table(results))
     if json is not None:
         write_json(results, json)
-    if plots is not None:
-        for path in draw(results, plots, suffix):
-            typer.echo(f"drew {path}", err=True)
+
+
+def _draw(
+    results: dict[str, Results],
+    sweeps: dict[str, dict[float, Results]],
+    swept: str,
+    folder: Path,
+    suffix: str,
+) -> None:
+    from parrot_scheduler.simulator.plots import draw, draw_load
+
+    paths = draw(results, folder, suffix)
+    if swept:
+        paths.append(draw_load(sweeps, folder / f"load.{suffix}", swept))
+    for path in paths:
+        typer.echo(f"drew {path}", err=True)
 
 
 def _replay(path: Path) -> None:
@@ -313,6 +340,20 @@ def _workload(name: str, parameters: list[str], scale: float | None, seed: int) 
             raise SimulateError(f"--set {item!r}: expected NAME=VALUE")
         values[key.replace("-", "_")] = value
     return build(name, values)
+
+
+def _sweep(text: str | None) -> tuple[str, list[float]]:
+    """The parameter and its values; a nameless one with one value when nothing is swept."""
+    if text is None:
+        return "", [0.0]
+    name, _, values = text.partition("=")
+    try:
+        numbers = [float(value) for value in values.split(",")]
+    except ValueError:
+        numbers = []
+    if not name or not numbers:
+        raise SimulateError(f"--sweep {text!r}: expected NAME=V1,V2,… with numbers")
+    return name, numbers
 
 
 def _profile(name: str) -> EngineProfile:

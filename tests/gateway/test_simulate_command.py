@@ -47,6 +47,20 @@ def test_policies_of_a_setup_can_be_replaced(tmp_path: Path) -> None:
     assert [config[name] for name in ("order", "admission", "place", "keep")] == arguments[1::2]
 
 
+def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    result = simulate(
+        "gpts", "--set", "count=8", "--scale", 0.1, "--policy", "lmetric,round-robin",
+        "--sweep", "rate=1,4", "--json", file,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    data = json.loads(file.read_text())
+    assert list(data) == [
+        "lmetric rate=1", "lmetric rate=4", "round-robin rate=1", "round-robin rate=4",
+    ]  # fmt: skip
+    assert data["lmetric rate=1"]["duration_s"] > 2 * data["lmetric rate=4"]["duration_s"]
+
+
 def test_same_command_same_output() -> None:
     arguments = ("mixed", "--requests", 12, "--scale", 0.2, "--mode", "session", "--seed", 3)
     assert simulate(*arguments).stdout == simulate(*arguments).stdout
@@ -64,6 +78,8 @@ def test_same_command_same_output() -> None:
         (["gpts", "--place", "best"], "best"),
         (["gpts", "--profile", "H9000"], "--profile 'H9000': there are A100"),
         (["gpts", "--mode", "psychic"], "--mode 'psychic'"),
+        (["gpts", "--sweep", "rate=a"], "--sweep 'rate=a'"),
+        (["gpts", "--sweep", "rate=1,2", "--log", "x"], "--log"),
         (["gpts", "--network-ms", "fast"], "--network-ms 'fast'"),
         (["gpts", "--network-ms", "300-200"], "--network-ms"),
         (["gpts", "--policy", "parrot,paper", "--log", "x"], "--log"),
@@ -160,22 +176,10 @@ def test_pictures(tmp_path: Path) -> None:
 
 def test_pictures_of_load(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pip install 'parrot-gateway[simulate]'")
-    from parrot_scheduler.config import PRESETS
-    from parrot_scheduler.simulator.plots import draw_load
-    from parrot_scheduler.simulator.profiles import PROFILES
-    from parrot_scheduler.simulator.simulation import simulate as run
-    from parrot_scheduler.simulator.workloads import build
-
-    sweeps = {
-        name: {
-            rate: run(
-                build("gpts", {"rate": rate, "count": 8, "scale": 0.1}),
-                engines=[PROFILES["H200-8B"]] * 2,
-                config=PRESETS[name],
-            )
-            for rate in (1.0, 8.0)
-        }
-        for name in ("round-robin", "lmetric")
-    }
-    path = draw_load(sweeps, tmp_path / "load.png", "calls per second")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    result = simulate(
+        "gpts", "--set", "count=8", "--scale", 0.1, "--sweep", "rate=1,8", "--policy",
+        "round-robin,lmetric", "--plots", tmp_path, "--png",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["completion.png", "load.png"]
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
