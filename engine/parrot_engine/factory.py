@@ -58,13 +58,17 @@ class EngineOptions:
     prefix_caching: bool | None = None
     seed: int | None = None
     num_threads: int | None = None
+    #: Random weights: of the model only the configuration is read (builtin engine only).
+    dummy_weights: bool = False
     #: Run Python code that comes with the checkpoint (huggingface engine only).
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `SettingsError` for a kind that does not exist."""
+        """Raises `SettingsError` for a kind that does not exist, or has no dummy weights."""
         if self.kind not in _KINDS:
             raise SettingsError("kind", f"{self.kind!r} is none of {', '.join(_KINDS)}")
+        if self.dummy_weights and self.kind == "huggingface":
+            raise SettingsError("dummy_weights", "the huggingface engine has none")
 
     @classmethod
     def from_json(cls, text: str) -> EngineOptions:
@@ -104,22 +108,41 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
         ModelError: the model cannot be found, read or run.
         SettingsError: an option does not fit model or machine.
     """
-    # First, as a download may be long.
-    builtin = None if options.kind == "huggingface" else _builtin_settings(options)
-    folder = resolve_model(options.model, with_code=options.trust_remote_code)
-    name = options.name or served_name(options.model)
+    settings, folder = _prepare(options)
     try:
         text = load_text_assets(folder)
     except TextAssetsError as error:
         raise CheckpointError(str(error)) from error
-    if builtin is not None:
+    return LoadedEngine(_load(options, settings, folder), text)
+
+
+def load_engine_alone(options: EngineOptions) -> Engine:
+    """As `load_engine`, but the model's tokenizer is not read and need not be there."""
+    return _load(options, *_prepare(options))
+
+
+def _prepare(options: EngineOptions) -> tuple[BuiltinSettings | None, Path]:
+    """Settings of the builtin engine, unless it is not wanted, and the model's folder."""
+    # Settings first, as a download may be long.
+    settings = None if options.kind == "huggingface" else _builtin_settings(options)
+    folder = resolve_model(
+        options.model,
+        with_code=options.trust_remote_code,
+        with_weights=not options.dummy_weights,
+    )
+    return settings, folder
+
+
+def _load(options: EngineOptions, settings: BuiltinSettings | None, folder: Path) -> Engine:
+    name = options.name or served_name(options.model)
+    if settings is not None:
         try:
-            return LoadedEngine(_load_builtin(folder, builtin, name), text)
+            return _load_builtin(folder, settings, name)
         except UnsupportedModelError as error:
-            if options.kind == "builtin":
+            if options.kind == "builtin" or options.dummy_weights:
                 raise
             _log.warning("%s: %s. Using the huggingface engine.", name, error)
-    return LoadedEngine(_load_huggingface(folder, options, name), text)
+    return _load_huggingface(folder, options, name)
 
 
 def _builtin_settings(options: EngineOptions) -> BuiltinSettings:

@@ -15,8 +15,12 @@ from parrot_engine.progress import download_bar
 #: The bundled model, for trying things out without a download.
 DEMO_MODEL = "parrot-demo"
 
-_DEMO_FOLDER = Path(__file__).parent / "assets" / "demo"
+_ASSETS = Path(__file__).parent / "assets"
+_DEMO_FOLDER = _ASSETS / "demo"
+#: Configurations without weights, by name.
+_SHAPES_FOLDER = _ASSETS / "shapes"
 
+#: Weights first.
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken")
 
 #: `name` or `owner/name`, as the hub allows them.
@@ -27,12 +31,18 @@ class ModelNotFoundError(ModelError):
     """A name that is neither a model folder nor a repository that can be had now."""
 
 
-def resolve_model(name_or_path: str, *, with_code: bool = False) -> Path:
+def shape_names() -> list[str]:
+    """Shapes of well-known models that need no download where weights are drawn at random."""
+    return sorted(folder.name for folder in _SHAPES_FOLDER.iterdir() if folder.is_dir())
+
+
+def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: bool = True) -> Path:
     """The folder of a model, downloading it if need be (resumes; files already here are kept).
 
     Args:
         name_or_path: a folder, `parrot-demo`, or a hub id such as `Qwen/Qwen3-0.6B`.
         with_code: also the Python files of the repository.
+        with_weights: False for the configuration alone; then `shape_names` are known too.
 
     Raises:
         ModelNotFoundError: says what was looked for and what to do.
@@ -42,12 +52,19 @@ def resolve_model(name_or_path: str, *, with_code: bool = False) -> Path:
         return _checked(path)
     if name_or_path == DEMO_MODEL:
         return _checked(_DEMO_FOLDER)
+    if name_or_path in shape_names():
+        if with_weights:
+            raise ModelNotFoundError(
+                f"{name_or_path} is a shape without weights, for measuring: ask for dummy weights."
+            )
+        return _checked(_SHAPES_FOLDER / name_or_path)
     if not _HUB_ID.match(name_or_path):
         raise ModelNotFoundError(
             f"There is no folder {name_or_path}, and it is not the name of a hub repository "
             "(OWNER/NAME)."
         )
-    return _checked(_download(name_or_path, with_code=with_code))
+    patterns = _PATTERNS if with_weights else _PATTERNS[1:]
+    return _checked(_download(name_or_path, [*patterns, *(["*.py"] if with_code else [])]))
 
 
 def served_name(name_or_path: str) -> str:
@@ -62,7 +79,7 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _download(repository: str, *, with_code: bool) -> Path:
+def _download(repository: str, patterns: list[str]) -> Path:
     try:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import (
@@ -76,7 +93,6 @@ def _download(repository: str, *, with_code: bool) -> Path:
             f"Downloading {repository} needs the huggingface_hub package; install it, or give a "
             "folder."
         ) from error
-    patterns = [*_PATTERNS, *(["*.py"] if with_code else [])]
     try:
         folder = snapshot_download(repository, allow_patterns=patterns, tqdm_class=download_bar())
         return Path(folder)

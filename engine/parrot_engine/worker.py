@@ -103,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of generations that give none of their own")
     parser.add_argument("--num-threads", type=int, help="CPU threads")
     parser.add_argument(
+        "--dummy-weights",
+        action="store_true",
+        default=None,
+        help="random weights: of the model only configuration and tokenizer are read",
+    )
+    parser.add_argument(
         "--trust-remote-code", action="store_true", default=None, help="run the checkpoint's code"
     )
     parser.add_argument("--engine-name", help="how operators see this engine (default: host:pid)")

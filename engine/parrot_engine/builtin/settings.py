@@ -64,6 +64,8 @@ class BuiltinSettings:
     kernels: str = "auto"
     #: Seeds generations that give no seed of their own; None: from the system.
     seed: int | None = None
+    #: Draw the weights at random, from `seed` or from 0, instead of reading them: for measuring.
+    dummy_weights: bool = False
     #: Plan and launch the next step while the device computes this one: `on`, `off`; `auto` does
     #: so on a GPU. Outputs are the same.
     overlap: str = "auto"

@@ -12,6 +12,6 @@ Synchronous and not thread-safe: the engine runs while a call waits for it.
 
 from parrot_engine.llm.context import LLMContext
 from parrot_engine.llm.llm import LLM, Progress
-from parrot_engine.llm.request import Prompt, RequestOutput
+from parrot_engine.llm.request import Prompt, Request, RequestOutput
 
-__all__ = ["LLM", "LLMContext", "Progress", "Prompt", "RequestOutput"]
+__all__ = ["LLM", "LLMContext", "Progress", "Prompt", "Request", "RequestOutput"]

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from parrot_engine.completion import Completion, CompletionOutput
-from parrot_engine.llm.request import Prompt
+from parrot_engine.llm.request import Prompt, tokenizer_of
 from parrot_engine.llm.session import Session, raise_failure
 from parrot_engine.protocol import Event, Fill, Filled, Generate, Generated, SamplingParams
 from parrot_engine.text import Tokenizer
@@ -21,7 +21,7 @@ class LLMContext:
     def __init__(
         self,
         session: Session,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         context_id: int,
         token_ids: list[int],
     ) -> None:
@@ -35,8 +35,12 @@ class LLMContext:
 
     @property
     def text(self) -> str:
-        """Everything filled and generated so far."""
-        return self._tokenizer.decode(self.token_ids)
+        """Everything filled and generated so far.
+
+        Raises:
+            ValueError: the LLM has no tokenizer.
+        """
+        return tokenizer_of(self._tokenizer).decode(self.token_ids)
 
     def fill(self, prompt: Prompt, *, prompt_logprobs: int | None = None) -> Filled:
         """Append a text or token ids.
@@ -46,10 +50,12 @@ class LLMContext:
 
         Raises:
             GenerationError: it does not fit.
+            ValueError: a text, but the LLM has no tokenizer.
         """
         self._check_open()
         if isinstance(prompt, str):
-            token_ids = self._tokenizer.encode(prompt, add_special_tokens=not self.token_ids)
+            tokenizer = tokenizer_of(self._tokenizer)
+            token_ids = tokenizer.encode(prompt, add_special_tokens=not self.token_ids)
         else:
             token_ids = list(prompt)
         try:
@@ -68,7 +74,7 @@ class LLMContext:
         """
         self._check_open()
         params = params if params is not None else self._session.default_params()
-        completion = Completion(self._tokenizer, self.token_ids, params)
+        completion = Completion(self._tokenizer, self.token_ids, params, streams=False)
         # NOTE: the engine knows no stop strings and may be ahead when one is found; so it runs on
         # a fork, which then either takes the context's place or is thrown away.
         target = self._session.new_id() if params.stop else self.id

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from parrot_engine.factory import EngineKind, EngineOptions, load_engine
+from parrot_engine.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
 from parrot_engine.hub import DEMO_MODEL
 from parrot_engine.llm.context import LLMContext
-from parrot_engine.llm.request import Prompt, Request, RequestOutput
+from parrot_engine.llm.request import OnTokens, Prompt, Request, RequestOutput, tokenizer_of
 from parrot_engine.llm.session import Session
 from parrot_engine.protocol import Engine, EngineInfo, EngineStats, Fill, SamplingParams
 from parrot_engine.text import Tokenizer
@@ -25,7 +25,12 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, kind: EngineKind = "auto", **options: Any
+        self,
+        model: str | None = None,
+        *,
+        kind: EngineKind = "auto",
+        skip_tokenizer: bool = False,
+        **options: Any,
     ) -> None:
         """Load a model.
 
@@ -34,8 +39,11 @@ class LLM:
                 for the small demo model that comes with the package.
             kind: `builtin`, `huggingface`, or `auto`: the builtin engine where it knows the
                 model, else the huggingface engine, with a warning in the log.
+            skip_tokenizer: do not read the model's tokenizer, which need not be there: prompts are
+                token ids, outputs have no text.
             options: the other fields of `parrot_engine.factory.EngineOptions`, such as `device`,
-                `dtype` and `kv_cache_bytes`. What the chosen engine does not know is ignored.
+                `dtype`, `kv_cache_bytes` and `dummy_weights`. What the chosen engine does not
+                know is ignored.
 
         Raises:
             ModelError: there is no such model, or no engine of this kind can run it.
@@ -43,17 +51,24 @@ class LLM:
             TypeError: there is no such option.
         """
         name = model if model is not None else DEMO_MODEL
-        loaded = load_engine(EngineOptions(name, kind=kind, **options))
-        self._begin(loaded.engine, Tokenizer(loaded.text))
+        chosen = EngineOptions(name, kind=kind, **options)
+        if skip_tokenizer:
+            self._begin(load_engine_alone(chosen), None)
+        else:
+            loaded = load_engine(chosen)
+            self._begin(loaded.engine, Tokenizer(loaded.text))
 
     @classmethod
-    def of(cls, engine: Engine, tokenizer: Tokenizer) -> Self:
-        """An LLM on any engine; nobody else may drive it, and closing the LLM closes it."""
+    def of(cls, engine: Engine, tokenizer: Tokenizer | None) -> Self:
+        """An LLM on any engine, with or without a tokenizer.
+
+        Nobody else may drive the engine, and closing the LLM closes it.
+        """
         llm = cls.__new__(cls)
         llm._begin(engine, tokenizer)
         return llm
 
-    def _begin(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def _begin(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._session = Session(engine)
@@ -65,8 +80,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's own tokenizer."""
-        return self._tokenizer
+        """The model's own tokenizer.
+
+        Raises:
+            ValueError: it was skipped.
+        """
+        return tokenizer_of(self._tokenizer)
 
     def stats(self) -> EngineStats:
         """Counters and gauges of the engine."""
@@ -74,11 +93,11 @@ class LLM:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def default_params(self) -> SamplingParams:
         """`SamplingParams` with what the checkpoint itself recommends."""
@@ -91,6 +110,7 @@ class LLM:
         *,
         n: int = 1,
         prompt_logprobs: int | None = None,
+        detokenize: bool = True,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, all in one stream of batches.
@@ -101,6 +121,7 @@ class LLM:
             n: continuations per prompt, by forks that share its KV. With a seed the i-th draws
                 from `seed + i`.
             prompt_logprobs: report log-probabilities of the prompts, with this many alternatives.
+            detokenize: make texts of the generated tokens.
             progress: told after each finished prompt.
 
         Returns:
@@ -109,36 +130,89 @@ class LLM:
         Raises:
             GenerationError: a prompt failed, for example because it is too long. Everything else
                 under way is cancelled; the LLM can be used again.
-            ValueError: no tokens in a prompt, `n` below 1, or not as many params as prompts.
+            ValueError: no tokens in a prompt, `n` below 1, not as many params as prompts, or
+                text in or out that nobody can tokenize.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
+        ended: list[Request] = []
         requests = [
-            Request(self._session, self._tokenizer, prompt, chosen, n, prompt_logprobs)
+            Request(
+                self._session,
+                self._tokenizer,
+                prompt,
+                chosen,
+                n,
+                prompt_logprobs=prompt_logprobs,
+                detokenize=detokenize,
+                on_end=ended.append,
+            )
             for prompt, chosen in self._pair(prompts, params)
         ]
         waiting = iter(requests)
         upcoming = next(waiting, None)
-        running: list[Request] = []
+        running: set[Request] = set()
         window = max(4, 2 * self.info.max_batch_size)
         finished = 0
+        outputs: dict[Request, RequestOutput] = {}
         try:
             while upcoming is not None or running:
                 while upcoming is not None and (not running or (len(running) + 1) * n <= window):
                     # Entered first: an interrupt after this frees what was submitted.
-                    running.append(upcoming)
+                    running.add(upcoming)
                     upcoming.start()
                     upcoming = next(waiting, None)
                 self._session.step()
-                for request in [request for request in running if request.finished]:
+                for request in ended:
                     running.remove(request)
+                    outputs[request] = request.output()
                     finished += 1
                     if progress is not None:
                         progress(finished, len(requests))
+                ended.clear()
         finally:
             for request in running:
                 request.cancel()
-        return [request.output() for request in requests]
+        return [outputs[request] for request in requests]
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        detokenize: bool = True,
+        on_tokens: OnTokens | None = None,
+    ) -> Request:
+        """Start a prompt without waiting for it: it runs while `step` is called.
+
+        Args:
+            prompt: a text or token ids.
+            params: None takes `default_params`.
+            detokenize: make a text of the generated tokens.
+            on_tokens: told of new tokens as they come.
+
+        Returns:
+            A request with `finished`, `output()` (which raises `GenerationError` for one that
+            failed) and `cancel()`.
+
+        Raises:
+            ValueError: the prompt has no tokens, or text in or out that nobody can tokenize.
+        """
+        request = Request(
+            self._session,
+            self._tokenizer,
+            prompt,
+            params if params is not None else self.default_params(),
+            1,
+            detokenize=detokenize,
+            on_tokens=on_tokens,
+        )
+        request.start()
+        return request
+
+    def step(self) -> None:
+        """One step of the engine: some tokens for everything that was submitted."""
+        self._session.step()
 
     def context(self) -> LLMContext:
         """A new, empty context."""

@@ -24,6 +24,7 @@ from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.dummy import draw_weights
 from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
 from parrot_engine.progress import ProgressLines
@@ -67,7 +68,14 @@ def load_runner(
         torch.cuda.set_device(device)
     kernels = resolve_kernels(settings.kernels, device)
     try:
-        model, defaults, spec = load_model(path, device, settings.dtype, progress, kernels=kernels)
+        model, defaults, spec = load_model(
+            path,
+            device,
+            settings.dtype,
+            progress,
+            kernels=kernels,
+            dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
+        )
     except torch.cuda.OutOfMemoryError as error:
         raise SettingsError(
             "device", f"the weights do not fit into the memory of {device}: {error}"
@@ -163,12 +171,22 @@ def load_model(
     progress: Progress | None = None,
     *,
     kernels: Kernels = "torch",
+    dummy_seed: int | None = None,
 ) -> LoadedModel:
-    """Build the model of a checkpoint and load its weights; errors as `load_runner`."""
+    """Build the model of a checkpoint and load its weights; errors as `load_runner`.
+
+    With `dummy_seed` the weights are drawn from it, and only the configuration is read.
+    """
     raw = read_json(path / "config.json")
     family = family_of(raw)
     config = family.read_config(raw)
     defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
+    if dummy_seed is not None:
+        stored = config.dtype or "bfloat16"
+        spec = TensorSpec(device, resolve_dtype(dtype, stored, device), kernels)
+        model = family.build(config, spec)
+        draw_weights(model, dummy_seed)
+        return LoadedModel(model.eval(), defaults, spec)
     with TensorFiles(path) as files:
         spec = TensorSpec(
             device, resolve_dtype(dtype, config.dtype or files.dtype, device), kernels
