@@ -30,6 +30,22 @@ CHUNKS = 16
 def build(size: Size, salt: str) -> Workload:
     """The workload with `size.count` chats, and map-reduce jobs in proportion; prompts begin
     with `salt`. Time between arrivals is scaled like the lengths."""
+    jobs = chats(size, salt)
+    for number, arrives_s in enumerate(summary_times(size)):
+        jobs.append(
+            map_reduce.job(
+                replace(size, count=CHUNKS),
+                f"{salt} Job {number}.",
+                prefix=f"job_{number}_",
+                arrives_s=arrives_s,
+                objective="throughput",
+            )
+        )
+    return Workload("chat", tuple(jobs), ("parallel",), per_token=("chat",))
+
+
+def chats(size: Size, salt: str) -> list[Job]:
+    """`size.count` chats, evenly one after the other, each with a prompt of its own."""
     draw = random.Random(2024)  # noqa: S311 - a workload, not a secret
     jobs: list[Job] = []
     for number in range(size.count):
@@ -45,19 +61,14 @@ def build(size: Size, salt: str) -> Workload:
         )
         arrives_s = number * INTERVAL_S * size.scale
         jobs.append(Job(call.name, "chat", (call,), (call.name,), arrives_s))
+    return jobs
+
+
+def summary_times(size: Size) -> list[float]:
+    """When the map-reduce jobs beside `size.count` chats start."""
     gaps = islice(cycle(JOB_GAPS_S), max(0, round(JOBS * size.count / CHATS) - 1))
     start_s = JOBS_START_S * size.count / CHATS
-    for number, arrives_s in enumerate(accumulate(gaps, initial=start_s)):
-        jobs.append(
-            map_reduce.job(
-                replace(size, count=CHUNKS),
-                f"{salt} Job {number}.",
-                prefix=f"job_{number}_",
-                arrives_s=arrives_s * size.scale,
-                objective="throughput",
-            )
-        )
-    return Workload("chat", tuple(jobs), ("parallel",), per_token=("chat",))
+    return [arrives_s * size.scale for arrives_s in accumulate(gaps, initial=start_s)]
 
 
 def _length(draw: random.Random, median: int, most: int) -> int:

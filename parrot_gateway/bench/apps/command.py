@@ -20,6 +20,12 @@ from parrot_gateway.settings import DEMO_MODEL
 if TYPE_CHECKING:
     from parrot_gateway.bench.apps.measure import AppOutcome, Comparison
 
+#: Applications that compare ways of calling, and those that compare policies of placement.
+BY_CLIENT = tuple(name for name, recipe in RECIPES.items() if not recipe.by_policy)
+BY_POLICY = tuple(name for name, recipe in RECIPES.items() if recipe.by_policy)
+POLICIES = ("parrot", "round-robin", "least-loaded")
+ENGINES = 4
+
 DELAYS_MS = (0.0, 50.0, 250.0)
 QUICK_DELAYS_MS = (0.0, 250.0)
 
@@ -27,7 +33,7 @@ QUICK_DELAYS_MS = (0.0, 250.0)
 class Options(msgspec.Struct, frozen=True):
     """What to run, and where."""
 
-    apps: tuple[str, ...] = tuple(RECIPES)
+    apps: tuple[str, ...] = BY_CLIENT
     #: The application's own when not given.
     scale: float | None = None
     count: int | None = None
@@ -141,8 +147,27 @@ def apps_command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(RECIPES)}; repeatable.",
-            show_default="all",
+            help=f"{', '.join(RECIPES)}; repeatable. {' and '.join(BY_POLICY)} compare policies of "
+            "placement on several engines, the others ways of calling.",
+            show_default=", ".join(BY_CLIENT),
+        ),
+    ] = None,
+    engines: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Compare policies, each with so many engine processes of its own.",
+            show_default=f"{ENGINES} for {' and '.join(BY_POLICY)}",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A policy to compare, as `serve --policy` takes it; the first is compared with "
+            "each other; repeatable.",
+            show_default=", ".join(POLICIES),
         ),
     ] = None,
     scale: Annotated[
@@ -150,15 +175,15 @@ def apps_command(
         typer.Option(
             min=0.001,
             help="Multiplies the paper's numbers of tokens.",
-            show_default="0.25; multi-agent 0.125",
+            show_default="0.25; multi-agent 0.125, gpts 0.2",
         ),
     ] = None,
     count: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Steps, chunks, branches or chats.",
-            show_default="20, 16, 8 and 40",
+            help="Steps, chunks, branches, chats or calls.",
+            show_default="the paper's; 40 calls of gpts",
         ),
     ] = None,
     network_delay: Annotated[
@@ -194,19 +219,36 @@ def apps_command(
         ),
     ] = None,
 ) -> None:
-    """Run the paper's applications call by call and with semantic variables, and compare."""
+    """Run the paper's applications call by call and with semantic variables, and compare.
+
+    Or, on several engines, under different policies of placement.
+    """
     from rich.console import Console
 
     from parrot_gateway.client_key import key_of_option
     from parrot_gateway.config_file import ConfigError
 
     console = Console(stderr=True)
-    apps = tuple(dict.fromkeys(app or RECIPES))
+    apps = tuple(dict.fromkeys(app or BY_CLIENT))
     for name in apps:
         if name not in RECIPES:
             raise typer.BadParameter(
                 f"'{name}' is none of {', '.join(RECIPES)}", param_hint="--app"
             )
+    by_policy = bool(engines or policy or set(apps) & set(BY_POLICY))
+    if by_policy:
+        _check_by_policy(apps, policy, network_delay, base_url, set_by_hand=bool(engines or policy))
+        _compare_policies(
+            apps,
+            tuple(dict.fromkeys(policy or POLICIES)),
+            engines=engines or ENGINES,
+            model=model,
+            count=count,
+            scale=scale,
+            rounds=min(rounds, 2) if quick else rounds,
+            json_file=json_file,
+        )
+        return
     try:
         options = Options(
             apps=apps,
@@ -226,6 +268,77 @@ def apps_command(
     show(outcomes)
     if json_file is not None:
         write_json(json_file, options, outcomes)
+    if not all(outcome.same_texts for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _check_by_policy(
+    apps: Sequence[str],
+    policies: Sequence[str] | None,
+    delays: Sequence[float] | None,
+    base_url: str | None,
+    *,
+    set_by_hand: bool,
+) -> None:
+    from parrot_scheduler.config import PRESETS
+
+    for name in policies or ():
+        if name not in PRESETS:
+            raise typer.BadParameter(
+                f"'{name}' is none of {', '.join(PRESETS)}", param_hint="--policy"
+            )
+    if not set_by_hand and not set(apps) <= set(BY_POLICY):
+        raise typer.BadParameter(
+            f"{' and '.join(BY_POLICY)} compare policies, the others ways of calling: run them "
+            "apart, or pass --engines to compare policies by all of them",
+            param_hint="--app",
+        )
+    for option, value in (("--network-delay", delays), ("--base-url", base_url)):
+        if value:
+            raise typer.BadParameter(
+                "policies are compared on gateways of the benchmark's own, without a network",
+                param_hint=option,
+            )
+
+
+def _compare_policies(
+    apps: Sequence[str],
+    policies: Sequence[str],
+    *,
+    engines: int,
+    model: str,
+    count: int | None,
+    scale: float | None,
+    rounds: int,
+    json_file: Path | None,
+) -> None:
+    from rich.console import Console
+
+    # The command line must not wait for an HTTP client to be imported.
+    from parrot_gateway.bench.apps import policy_report
+    from parrot_gateway.bench.apps.policies import compare
+
+    console = Console(stderr=True)
+    try:
+        with console.status("starting") as status:
+            outcomes = asyncio.run(
+                compare(
+                    apps,
+                    policies,
+                    engines=engines,
+                    model=model,
+                    count=count,
+                    scale=scale,
+                    rounds=rounds,
+                    progress=status.update,
+                )
+            )
+    except BenchmarkError as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from None
+    policy_report.show(outcomes)
+    if json_file is not None:
+        policy_report.write_json(json_file, outcomes, model=model, rounds=rounds)
     if not all(outcome.same_texts for outcome in outcomes):
         raise typer.Exit(1)
 

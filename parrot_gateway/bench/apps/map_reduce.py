@@ -18,16 +18,22 @@ def build(size: Size, salt: str) -> Workload:
 
 
 def job(
-    size: Size, salt: str, *, prefix: str = "", arrives_s: float = 0.0, objective: str = ""
+    size: Size,
+    salt: str,
+    *,
+    prefix: str = "",
+    arrives_s: float = 0.0,
+    objective: str = "",
+    first_seed: int = 0,
 ) -> Job:
-    """One summary, its calls named with `prefix` in front."""
+    """One summary, its calls named with `prefix` in front, their seeds from `first_seed` on."""
     tokens = size.tokens(OUTPUT_TOKENS)
     maps = [
         Call(
             f"{prefix}map_{number}",
             (f"{salt}\nSummarise this part of a book in one sentence:\n{chunk}\nThe summary:",),
             tokens,
-            seed=number,
+            seed=first_seed + number,
             objective=objective,
         )
         for number, chunk in enumerate(book.chunks(size.count, size.characters(CHUNK_TOKENS)))
@@ -36,5 +42,7 @@ def job(
     for each in maps:
         prompt += ["\n- ", Output(each.name)]
     prompt.append("\nThe summary of all:")
-    last = Call(f"{prefix}reduce", tuple(prompt), tokens, seed=size.count, objective=objective)
+    last = Call(
+        f"{prefix}reduce", tuple(prompt), tokens, seed=first_seed + size.count, objective=objective
+    )
     return Job(f"{prefix}reduce", "map-reduce", (*maps, last), (last.name,), arrives_s)

@@ -106,7 +106,7 @@ async def measure(
         BenchmarkError: a call failed.
     """
     build = RECIPES[app].build
-    workload = build(size, _salt())
+    workload = build(size, salt())
     ways: list[Way] = [*workload.clients, SEMANTIC]
     client.round_trip_s = 0.0
     firsts: dict[Way, RunResult] = {}
@@ -123,8 +123,8 @@ async def measure(
             # Whoever is first in one round is last in the next.
             for way in ways if number % 2 == 0 else reversed(ways):
                 progress(f"{app}: {delay_ms:g} ms, round {number + 1} of {rounds}, {way}")
-                result = await _run(client, build(size, _salt()), way)
-                for kind, seconds in _by_kind(workload, result).items():
+                result = await _run(client, build(size, salt()), way)
+                for kind, seconds in seconds_by_kind(workload, result).items():
                     times[way].setdefault(kind, []).append(seconds)
         samples[f"{delay_ms:g}"] = times
         comparisons += _compare(app, workload, size, delay_ms, times)
@@ -151,7 +151,8 @@ async def _run(client: GatewayClient, workload: Workload, way: Way) -> RunResult
             await client.forget(session)
 
 
-def _by_kind(workload: Workload, result: RunResult) -> dict[str, list[float]]:
+def seconds_by_kind(workload: Workload, result: RunResult) -> dict[str, list[float]]:
+    """The time of each job, per token of its answer where so told."""
     found: dict[str, list[float]] = {}
     for done in result.jobs:
         per = done.job.tokens if done.job.kind in workload.per_token else 1
@@ -185,10 +186,10 @@ def _compare(
                     delay_ms=delay_ms,
                     client=client,
                     client_p50=median(theirs) * factor,
-                    client_p99=_p99(theirs) * factor,
+                    client_p99=p99(theirs) * factor,
                     client_mean=fmean(theirs) * factor,
                     semantic_p50=median(semantic) * factor,
-                    semantic_p99=_p99(semantic) * factor,
+                    semantic_p99=p99(semantic) * factor,
                     semantic_mean=fmean(semantic) * factor,
                     speedup=median(ratios),
                     client_round_trips=job.round_trips(client),
@@ -199,7 +200,7 @@ def _compare(
     return found
 
 
-def _p99(seconds: list[float]) -> float:
+def p99(seconds: list[float]) -> float:
     """The longest of fewer than a hundred."""
     return Spread.of(seconds).p99 / 1000
 
@@ -224,8 +225,8 @@ def differences(runs: dict[Way, RunResult]) -> list[str]:
     return found
 
 
-def _salt() -> str:
-    """As long as any other: digits."""
+def salt() -> str:
+    """What prompts of a run begin with: as long as any other: digits."""
     return f"Copy {secrets.randbelow(10**12):012d}."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from parrot_gateway.bench.apps import chain, chat, map_reduce, multi_agent
+from parrot_gateway.bench.apps import chain, chat, gpts, map_reduce, mixed, multi_agent
 from parrot_gateway.bench.apps.workload import Size, Workload
 
 
@@ -18,6 +18,8 @@ class Recipe:
     #: On a CPU with the demo model.
     scale: float
     what: str
+    #: Whether it is for several engines: policies of placement are compared by it.
+    by_policy: bool = False
 
 
 RECIPES = {
@@ -25,4 +27,6 @@ RECIPES = {
     "map-reduce": Recipe(map_reduce.build, 16, 0.25, "chunks"),
     "multi-agent": Recipe(multi_agent.build, 8, 0.125, "branches"),
     "chat": Recipe(chat.build, 40, 0.25, "chats"),
+    "gpts": Recipe(gpts.build, 40, 0.2, "calls", by_policy=True),
+    "mixed": Recipe(mixed.build, 40, 0.25, "chats", by_policy=True),
 }

@@ -151,6 +151,20 @@ class GatewayClient:
         except msgspec.MsgspecError:
             return None
 
+    async def health(self) -> dict[str, Any]:
+        """What a gateway says of itself.
+
+        Raises:
+            BenchmarkError: it says nothing.
+        """
+        url = self.base_url.removesuffix("/v1") + "/health"
+        try:
+            async with self._http.get(url) as response:
+                answer: dict[str, Any] = msgspec.json.decode(await response.read())
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+            raise BenchmarkError(f"{url} does not answer: {error or 'timeout'}") from None
+        return answer
+
     async def forget(self, session: str) -> None:
         """Delete a session. What cannot be deleted expires."""
         url = f"{self.base_url}/sessions/{session}"
@@ -169,7 +183,12 @@ class GatewayClient:
 
 
 async def run_workload(
-    client: GatewayClient, workload: Workload, way: Way, session: str
+    client: GatewayClient,
+    workload: Workload,
+    way: Way,
+    session: str,
+    *,
+    session_per_job: bool = False,
 ) -> RunResult:
     """Run all jobs, each from its arrival on.
 
@@ -178,6 +197,7 @@ async def run_workload(
         workload: what.
         way: how.
         session: name of the session, for semantic variables; one that nobody has used.
+        session_per_job: each job is an application of its own: see `session_of`.
 
     Raises:
         BenchmarkError: any call failed; the others are cancelled.
@@ -187,12 +207,25 @@ async def run_workload(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_run_job(client, job, way, session, start))
+                group.create_task(
+                    _run_job(
+                        client,
+                        job,
+                        way,
+                        session_of(session, job) if session_per_job else session,
+                        start,
+                    )
+                )
                 for job in workload.jobs
             ]
     except* BenchmarkError as failures:
         raise _first(failures) from None
     return RunResult(tuple(task.result() for task in tasks), client.requests - before)
+
+
+def session_of(session: str, job: Job) -> str:
+    """The session of one job, where each has its own."""
+    return f"{session}-{job.name}"
 
 
 async def _run_job(

@@ -1,0 +1,108 @@
+"""What a comparison of policies tells: a table for people, JSON for machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.bench.apps.policies import PoliciesOutcome, PolicyOutcome, Times
+from parrot_gateway.bench.apps.recipes import RECIPES
+from parrot_gateway.bench.report import machine
+
+
+def show(outcomes: Sequence[PoliciesOutcome]) -> None:
+    """Print a table for each application."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for outcome in outcomes:
+        console.print(
+            f"[bold]{outcome.app}[/]: {outcome.count} {RECIPES[outcome.app].what}, "
+            f"{outcome.calls} calls, {outcome.tokens:,} tokens of output, the paper's lengths x "
+            f"{outcome.scale:g}, {outcome.engines} engines under each policy",
+            highlight=False,
+        )
+        table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for name in ("", "policy"):
+            table.add_column(name, no_wrap=True)
+        for name in ("p50", "p99", "whole p50", "p99", "faster", "prefilled", "cached"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for policy in outcome.policies:
+            for index, times in enumerate(policy.times):
+                table.add_row(*_cells(outcome, policy, times, first=index == 0))
+        console.print(table)
+        same = "the same" if outcome.same_texts else "DIFFERENT"
+        console.print(
+            f"Final texts under all policies: {same}.",
+            style="dim" if outcome.same_texts else "red",
+            highlight=False,
+        )
+        console.print()
+    console.print(
+        "Times from a job's start until its client has what it reads, of all rounds; whole: in "
+        "seconds, whatever the unit. Faster: so many times is the first policy than this one, in "
+        "medians and in means, the median over the rounds. Prefilled: prompt tokens that engines "
+        "computed in a round; cached: that they found; medians over the rounds. "
+        f"Load average of this machine: {_load()}.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _cells(
+    outcome: PoliciesOutcome, policy: PolicyOutcome, times: Times, *, first: bool
+) -> list[str]:
+    digits = 1 if times.unit == "ms/token" else 2
+    found = [
+        f"{each.p50:.2f} {each.mean:.2f}"
+        for each in outcome.speed_ups
+        if (each.kind, each.against) == (times.kind, policy.policy)
+    ]
+    work = ["", ""]
+    if first:
+        middle = sorted(policy.work, key=lambda work: work.prefilled_tokens)[len(policy.work) // 2]
+        work = [f"{middle.prefilled_tokens:,}", f"{middle.cached_tokens:,}"]
+    return [
+        f"{times.kind} {times.unit}",
+        policy.policy,
+        f"{times.p50:.{digits}f}",
+        f"{times.p99:.{digits}f}",
+        f"{times.end_to_end_p50_s:.2f} s",
+        f"{times.end_to_end_p99_s:.2f} s",
+        *(found or [""]),
+        *work,
+    ]
+
+
+def _load() -> str:
+    try:
+        return ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    except OSError:
+        return "unknown"
+
+
+def write_json(path: Path, outcomes: Sequence[PoliciesOutcome], *, model: str, rounds: int) -> None:
+    """Write everything that was measured, and where."""
+    content: dict[str, Any] = {
+        "benchmark": "apps, by policy",
+        "machine": machine(),
+        "load_average": _load(),
+        "model": model,
+        "rounds": rounds,
+        "apps": [to_dict(outcome) for outcome in outcomes],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def to_dict(outcome: PoliciesOutcome) -> dict[str, Any]:
+    """All of it as plain types."""
+    content: dict[str, Any] = msgspec.to_builtins(outcome)
+    for plain, policy in zip(content["policies"], outcome.policies, strict=True):
+        plain["prefilled_tokens"] = policy.prefilled()
+    return content
