@@ -19,6 +19,7 @@ from parrot_gateway.bench.apps.command import apps_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.graph_command import graph_command
+from parrot_gateway.paper_command import ablation_command, paper_command
 from parrot_gateway.simulate_command import simulate
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(simulate, name="simulate")
+simulate.command("paper")(paper_command)
+simulate.command("ablation")(ablation_command)
 
 
 def main() -> None:
