@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.simulator.clock import Clock
-from parrot_scheduler.simulator.engine import Sequence, SimulatedEngine
+from parrot_scheduler.simulator.engine import SimulatedEngine
+from parrot_scheduler.simulator.macro_step import MacroStep
 from parrot_scheduler.simulator.plan import Segment
 from parrot_scheduler.simulator.profiles import EngineProfile
 from parrot_scheduler.simulator.prompt import PromptMaker
+from parrot_scheduler.simulator.sequence import Sequence
 from parrot_scheduler.task import StepModel
 
 BLOCK = 16
@@ -98,6 +100,28 @@ class Bench:
 
 def step(prefill: int, context: int) -> float:
     return MODEL.step_s(prefill_tokens=prefill, context_tokens=context)
+
+
+@given(
+    compute=st.floats(0, 0.1),
+    memory=st.floats(1e-4, 0.1),
+    growth=st.floats(0, 1e-3),
+    planned=st.integers(1, 400),
+    share=st.floats(0, 1),
+)
+def test_macro_step_is_the_sum_of_its_steps(
+    compute: float, memory: float, growth: float, planned: int, share: float
+) -> None:
+    macro = MacroStep()
+    macro.compute_s, macro.memory_s, macro.growth_s = compute, memory, growth
+    macro.planned = planned
+    total = sum(max(compute, memory + i * growth) for i in range(planned))
+    assert macro.time_of(planned) == pytest.approx(total, rel=1e-9)
+    elapsed = share * total
+    steps = macro.steps_until(elapsed)
+    assert 1 <= steps <= planned
+    assert steps == planned or macro.time_of(steps) >= elapsed
+    assert steps == 1 or macro.time_of(steps - 1) < elapsed
 
 
 def test_one_call_takes_exactly_its_steps() -> None:

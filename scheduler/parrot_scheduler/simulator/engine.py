@@ -14,93 +14,13 @@ Partly filled blocks count by their tokens: half a block per sequence less than 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from math import ceil, sqrt
 from typing import NamedTuple, Protocol
 
-from parrot_scheduler.actions import Retention
-from parrot_scheduler.simulator.cache import Cache, Node
+from parrot_scheduler.simulator.cache import Cache
+from parrot_scheduler.simulator.macro_step import MacroStep
 from parrot_scheduler.simulator.profiles import EngineProfile
-from parrot_scheduler.simulator.prompt import Part, Prompt
-from parrot_scheduler.task import EngineId, TaskId
-
-
-class Sequence:
-    """One task on an engine. Compared by identity."""
-
-    __slots__ = (
-        "admitted_at",
-        "application",
-        "cached",
-        "computed",
-        "cursor",
-        "failed",
-        "finish_step",
-        "first_token_at",
-        "generated",
-        "join_step",
-        "key",
-        "max_tokens",
-        "nodes",
-        "output_part",
-        "output_tokens",
-        "own_context",
-        "preemptions",
-        "prefilled",
-        "private",
-        "prompt",
-        "retention",
-        "state",
-        "submitted_at",
-        "target",
-        "task_id",
-    )
-
-    def __init__(
-        self,
-        task_id: TaskId,
-        prompt: Prompt,
-        output_tokens: int,
-        *,
-        max_tokens: int | None = None,
-        output_part: Part | None = None,
-        application: str = "",
-        priority: int = 0,
-        retention: Retention = "normal",
-    ) -> None:
-        self.task_id = task_id
-        self.prompt = prompt
-        #: What it really generates, and what it may.
-        self.output_tokens = output_tokens
-        self.max_tokens = output_tokens if max_tokens is None else max_tokens
-        #: What its output adds to the prefix, for those who continue it.
-        self.output_part = output_part
-        self.application = application
-        self.retention: Retention = retention
-        #: Place in the queue; the second part is set by the engine.
-        self.key = (priority, 0)
-        self.state = "waiting"  # waiting | loading | filling | decoding | ended
-        self.failed = False
-        self.submitted_at = 0.0
-        self.admitted_at = -1.0
-        self.first_token_at = -1.0
-        #: Prompt tokens found in the cache at first; tokens filled, those done twice included.
-        self.cached = 0
-        self.prefilled = 0
-        self.preemptions = 0
-        #: Tokens to fill before it can decode, and those that are done.
-        self.target = prompt.tokens
-        self.computed = 0
-        self.generated = 0
-        #: While decoding: the engine's count of decode steps at its beginning and end, and the
-        #: keys that it alone read at first.
-        self.join_step = 0
-        self.finish_step = 0
-        self.own_context = 0
-        #: Pinned, from the root; and which of the prompt's parts is the last of them.
-        self.nodes: list[Node] = []
-        self.cursor = 0
-        #: Tokens of KV of its own; while decoding, at the beginning of its decode.
-        self.private = 0
+from parrot_scheduler.simulator.sequence import Sequence
+from parrot_scheduler.task import EngineId
 
 
 class Listener(Protocol):
@@ -179,16 +99,12 @@ class SimulatedEngine:
         self._decode_steps = 0
         self._link_free_at = 0.0
 
-        # The macro-step in work: up to `_planned` steps of equal batch since `_since`.
+        # The macro-step in work; what its steps fill, and whether they decode.
         self._working = False
         self._wake_pending = False
-        self._since = 0.0
-        self._planned = 0
+        self._macro = MacroStep()
         self._chunks: list[tuple[Sequence, int]] = []
         self._advances = False
-        self._compute_s = 0.0
-        self._memory_s = 0.0
-        self._memory_growth_s = 0.0
         self._is_open = True
 
         self._busy_s = 0.0
@@ -313,48 +229,22 @@ class SimulatedEngine:
             return
         if not (self._is_open or at_once):
             return
-        steps = self._steps_until(now - self._since)
-        if steps < self._planned:
-            self._planned = steps
+        steps = self._macro.steps_until(now - self._macro.since)
+        if steps < self._macro.planned:
+            self._macro.planned = steps
             self._version += 1
-            self._listener.wake_engine(self, self._since + self._time_of(steps), self._version)
-
-    def _time_of(self, steps: int) -> float:
-        """Seconds of the first `steps` steps of the macro-step."""
-        compute, memory, growth = self._compute_s, self._memory_s, self._memory_growth_s
-        if memory >= compute:
-            bound = 0
-        elif growth <= 0.0:
-            bound = steps
-        else:
-            bound = min(steps, ceil((compute - memory) / growth))
-        rest = steps - bound
-        first = memory + bound * growth
-        return bound * compute + rest * first + growth * (rest * (rest - 1) / 2)
-
-    def _steps_until(self, elapsed: float) -> int:
-        """Steps of the macro-step that have begun before so many seconds had passed."""
-        compute, memory, growth = self._compute_s, self._memory_s, self._memory_growth_s
-        if memory >= compute and growth > 0.0:
-            b = memory - growth / 2
-            guess = (sqrt(b * b + 2 * growth * max(elapsed, 0.0)) - b) / growth
-        else:
-            guess = elapsed / max(compute, memory)
-        steps = min(max(1, ceil(guess)), self._planned)
-        while steps < self._planned and self._time_of(steps) < elapsed:
-            steps += 1
-        while steps > 1 and self._time_of(steps - 1) >= elapsed:
-            steps -= 1
-        return steps
+            end = self._macro.since + self._macro.time_of(steps)
+            self._listener.wake_engine(self, end, self._version)
 
     def _settle(self, now: float) -> None:
         """Take in what the macro-step in work has done by now."""
         self._working = False
-        elapsed = now - self._since
-        steps = self._planned
-        if self._time_of(steps) > elapsed + 1e-9:
+        macro = self._macro
+        elapsed = now - macro.since
+        steps = macro.planned
+        if macro.time_of(steps) > elapsed + 1e-9:
             # Cut in the middle of a step: by a cancellation, or the engine's end.
-            steps = self._steps_until(elapsed) - 1
+            steps = macro.steps_until(elapsed) - 1
         cache = self.cache
         decodes = len(self._ends)
         chunks, self._chunks = self._chunks, []
@@ -365,7 +255,7 @@ class SimulatedEngine:
         self._batch_seconds += elapsed * (decodes + len(chunks))
         self._kv_seconds += elapsed * (kv + grown / 2)
         if self.timeline is not None:
-            self.timeline.add(self._since, now, decodes + len(chunks), kv, filled)
+            self.timeline.add(macro.since, now, decodes + len(chunks), kv, filled)
         self._steps += steps
         self._prefilled += filled
         for sequence, tokens in chunks:
@@ -432,9 +322,10 @@ class SimulatedEngine:
         tokens = sum(n for _, n in chunks)
         self._advances = decodes > 0 and (chunked or not chunks)
         context = self._context if self._advances else 0
-        self._compute_s = tokens * model.prefill_token_s + model.overhead_s
-        self._memory_s = model.weights_s + context * model.context_token_s + model.overhead_s
-        self._memory_growth_s = decodes * model.context_token_s if self._advances else 0.0
+        macro = self._macro
+        macro.compute_s = tokens * model.prefill_token_s + model.overhead_s
+        macro.memory_s = model.weights_s + context * model.context_token_s + model.overhead_s
+        macro.growth_s = decodes * model.context_token_s if self._advances else 0.0
         steps = 1
         if not chunks:
             steps = self._ends[0][0] - self._decode_steps
@@ -446,9 +337,9 @@ class SimulatedEngine:
             most = self.cache.free_tokens // decodes
             steps = max(1, min(steps, self._ends[0][0] - self._decode_steps, most))
         self._working = True
-        self._since = now
-        self._planned = steps
-        self._listener.wake_engine(self, now + self._time_of(steps), self._version)
+        macro.since = now
+        macro.planned = steps
+        self._listener.wake_engine(self, now + macro.time_of(steps), self._version)
 
     # Sequences
 

@@ -28,7 +28,7 @@ from parrot_scheduler.events import (
     Tick,
 )
 from parrot_scheduler.scheduler import Scheduler
-from parrot_scheduler.simulator import engine as engines_module
+from parrot_scheduler.simulator import sequence as sequences
 from parrot_scheduler.simulator.client import Call, Clients, Network, Run, check
 from parrot_scheduler.simulator.clock import Clock
 from parrot_scheduler.simulator.engine import SimulatedEngine
@@ -185,7 +185,7 @@ class Simulation:
         self._reported_at: dict[EngineId, float] = {}
         self._used: list[EngineUse] = []
         self._events: list[Event] = []
-        self._tasks: dict[TaskId, tuple[Call, engines_module.Sequence, SimulatedEngine | None]] = {}
+        self._tasks: dict[TaskId, tuple[Call, sequences.Sequence, SimulatedEngine | None]] = {}
         self._next_task = 0
         self._wish: float | None = None
         self._tick_at: float | None = None
@@ -391,7 +391,7 @@ class Simulation:
             content = ("output", application.id, plan.index)
             output = self._maker.behind(prompt, Segment(content, plan.output_tokens))
         task = self._clients.task_of(task_id, call, prompt, hashed=self._hashed)
-        sequence = engines_module.Sequence(
+        sequence = sequences.Sequence(
             task_id,
             prompt,
             plan.output_tokens,
@@ -423,9 +423,7 @@ class Simulation:
         else:
             self._send(consumer)
 
-    def _call_done(
-        self, call: Call, sequence: engines_module.Sequence, engine: SimulatedEngine
-    ) -> None:
+    def _call_done(self, call: Call, sequence: sequences.Sequence, engine: SimulatedEngine) -> None:
         """The server has all of a call's output."""
         now = self.clock.now
         run = call.run
@@ -443,9 +441,7 @@ class Simulation:
         else:
             self._call_ended(call)
 
-    def _measure(
-        self, call: Call, sequence: engines_module.Sequence, now: float, back_s: float
-    ) -> None:
+    def _measure(self, call: Call, sequence: sequences.Sequence, now: float, back_s: float) -> None:
         run = call.run
         tokens = sequence.generated
         first = sequence.first_token_at if tokens else now
@@ -541,22 +537,18 @@ class Simulation:
     def _engine_wakes(self, engine: SimulatedEngine, version: int) -> None:
         engine.wake(self.clock.now, version)
 
-    def _engine_loaded(self, engine: SimulatedEngine, sequence: engines_module.Sequence) -> None:
+    def _engine_loaded(self, engine: SimulatedEngine, sequence: sequences.Sequence) -> None:
         engine.finish_loading(self.clock.now, sequence)
 
     def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
         """See `engine.Listener`."""
         self.clock.at(time, _WAKE, engine, version)
 
-    def loaded(
-        self, engine: SimulatedEngine, sequence: engines_module.Sequence, time: float
-    ) -> None:
+    def loaded(self, engine: SimulatedEngine, sequence: sequences.Sequence, time: float) -> None:
         """See `engine.Listener`."""
         self.clock.at(time, _LOADED, engine, sequence)
 
-    def filled(
-        self, engine: SimulatedEngine, sequence: engines_module.Sequence, now: float
-    ) -> None:
+    def filled(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
         """See `engine.Listener`."""
         event = TaskProgress(
             sequence.task_id,
@@ -566,7 +558,7 @@ class Simulation:
         )
         self._tell(event, self._staleness.progress_s)
 
-    def ended(self, engine: SimulatedEngine, sequence: engines_module.Sequence, now: float) -> None:
+    def ended(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
         """See `engine.Listener`."""
         call, _, _ = self._tasks.pop(sequence.task_id)
         succeeded = not sequence.failed
