@@ -92,9 +92,24 @@ PROFILES: dict[str, EngineProfile] = {
             max_batch_tokens=8000,
             source="Engine: the Parrot paper's setup (4,000 blocks of 16 tokens, batch 256, 8,000 "
             "batched tokens). Step: estimated from the data sheet (A100-80GB: 2.0 TB/s and "
-            "312 TFLOP/s, of which 75 % and 55 %) and 7 ms of CPU work per step, a guess. A step of "
-            "2,048, 4,096 or 12,288 tokens of context takes 25.4, 26.5 or 31.0 ms; the paper's "
-            "figure 10 has 20.6, 24.8 and 54.7 ms per token at such caps, prefill included.",
+            "312 TFLOP/s, of which 75 % and 55 %) and 4 ms of CPU work per step, chosen so that "
+            "a lone decode takes 21.3 ms as in the paper's figure 11 (34.6 s more for 25 more "
+            "tokens in each of 65 calls; see simulator/workloads/documents.py for the 65).",
+        ),
+        EngineProfile(
+            name="A100-7B-2024",
+            # 6.74e9 weights; keys and values of 32 layers x 4,096 x 2 x 2 bytes.
+            step_model=roofline(
+                parameters=6.74e9,
+                kv_bytes_per_token=524_288,
+                bandwidth=1.5e12,
+                flops=170e12,
+                overhead_s=4e-3,
+            ),
+            capacity_tokens=6800 * 16,
+            max_batch_tokens=8192,
+            source="Engine: the Parrot paper's setup for its figures 14 and 15 (6,800 blocks of 16 "
+            "tokens). Step: as A100-13B-2024.",
         ),
         EngineProfile(
             name="A6000-7B-2024",
