@@ -81,14 +81,15 @@ class Gateway:
         return self.catalog.resolve(model)
 
     def seats(
-        self, model: str, purpose: Purpose, on_seat: Callable[[RemoteEngine, float], None]
+        self, model: str, purpose: Purpose, on_seat: Callable[[RemoteEngine, float, str], None]
     ) -> ModelSeats:
         """The engines of a model for one call, which then asks for a place on one of them.
 
         Args:
             model: as engines know it.
             purpose: of the call.
-            on_seat: told of the engine that it gets, and of the seconds that it waited.
+            on_seat: told of the engine that it gets, of the seconds that it waited, and why it is
+                this one.
 
         Raises:
             ModelLoadingError, OverloadedError: as `engine_of`.

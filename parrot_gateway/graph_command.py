@@ -50,6 +50,7 @@ class _Node(msgspec.Struct):
     priority: int = 0
     tokens: int = 0
     engine: str | None = None
+    placement: str | None = None
     submitted_s: float = 0.0
     started_s: float | None = None
     first_token_s: float | None = None
@@ -113,6 +114,7 @@ def read_graph(data: bytes) -> GraphSnapshot:
             priority=node.priority,
             tokens=node.tokens,
             engine=node.engine,
+            placement=node.placement or "",
             submitted=node.submitted_s,
             started=node.started_s,
             first_token=node.first_token_s,

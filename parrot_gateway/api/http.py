@@ -51,13 +51,14 @@ class Exchange:
         purpose: what is known of the call beside its body.
         engine: name of the engine of our own that answers, once it was chosen.
         queued_s: how long the call waited for that engine.
+        placement: in a few words, why it is that one.
         reader: of a call that the gateway makes itself; takes the text of an engine of our own,
             so that nothing need be sent.
     """
 
     __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "engine",
-                 "error_body", "fail_in_band", "purpose", "queued_s", "reader", "request_id",
-                 "responded", "scope", "started")  # fmt: skip
+                 "error_body", "fail_in_band", "placement", "purpose", "queued_s", "reader",
+                 "request_id", "responded", "scope", "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -77,6 +78,7 @@ class Exchange:
         self.purpose = ORDINARY
         self.engine: str | None = None
         self.queued_s = 0.0
+        self.placement = ""
         self.reader: TextReader | None = None
         self._watcher: asyncio.Task[None] | None = None
 

@@ -16,8 +16,9 @@ def seats_for(exchange: Exchange, gateway: Gateway, model: str) -> ModelSeats:
         OverloadedError: its engines could not be started.
     """
 
-    def seated(engine: RemoteEngine, waited_s: float) -> None:
+    def seated(engine: RemoteEngine, waited_s: float, why: str) -> None:
         exchange.engine = engine.name
         exchange.queued_s = waited_s
+        exchange.placement = why
 
     return gateway.seats(model, exchange.purpose, seated)

@@ -86,6 +86,8 @@ class CallNode(Node):
     #: Tokens generated so far.
     tokens: int = 0
     engine: str | None = None
+    #: In a few words, why it ran on that engine.
+    placement: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -416,6 +418,7 @@ class Graph:
             priority=call.priority if call else 0,
             tokens=call.tokens if call else 0,
             engine=call.engine if call else None,
+            placement=call.placement if call else "",
             submitted=node.submitted,
             started=node.started,
             first_token=call.first_token if call else None,

@@ -30,6 +30,8 @@ class NodeView:
     priority: int = 0
     tokens: int = 0
     engine: str | None = None
+    #: In a few words, why it ran there.
+    placement: str = ""
     #: Seconds on one clock, the one that `GraphSnapshot.taken_at` was read from.
     submitted: float = 0.0
     started: float | None = None

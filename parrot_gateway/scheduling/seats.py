@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from parrot_engine.protocol import EngineInfo
+from parrot_scheduler.actions import Place
 from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.task import Task
 
@@ -21,6 +23,8 @@ from parrot_gateway.scheduling.tasks import prefix_of, task_of
 
 if TYPE_CHECKING:
     from parrot_engine.text import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class EngineSeat:
@@ -43,10 +47,11 @@ class EngineSeat:
         """See `Seat`."""
         if self._ticket is None:
             self._ticket = await self._seats._submit(self._request)
-        place = await self._ticket.placed()
+        ticket = self._ticket
+        place = await ticket.placed()
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(KINDS) * self._seats.purpose.priority
-        return self._seats._engine(place.engine_id, time.perf_counter() - self._asked_at)
+        return self._seats._engine(ticket.task, place, time.perf_counter() - self._asked_at)
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
         """See `Seat`."""
@@ -75,7 +80,8 @@ class Seats:
         registry: where its engines are.
         sample: any engine of the model, for what all of them have in common.
         purpose: of the call.
-        on_seat: told of the engine and of the seconds that the call waited for it.
+        on_seat: told of the engine, of the seconds that the call waited for it, and in a few
+            words of why it is this one.
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class Seats:
         registry: EngineRegistry,
         sample: RemoteEngine,
         purpose: Purpose,
-        on_seat: Callable[[RemoteEngine, float], None],
+        on_seat: Callable[[RemoteEngine, float, str], None],
     ) -> None:
         self.shell = shell
         self._registry = registry
@@ -122,11 +128,23 @@ class Seats:
 
         return self.shell.submit(make)
 
-    def _engine(self, engine_id: str, waited_s: float) -> RemoteEngine:
-        engine = self._registry.get(engine_id)
+    def _engine(self, task: Task, place: Place, waited_s: float) -> RemoteEngine:
+        engine = self._registry.get(place.engine_id)
         if engine is None:
             raise EngineLostError("The engine that was to run this call has just left.")
-        self._on_seat(engine, waited_s)
+        why = in_words(task, place)
+        logger.debug(
+            "task %d of %s runs on %s after %.3f s: %s (cost %.4g of %s; %s)",
+            task.id,
+            task.application,
+            engine.name,
+            waited_s,
+            why,
+            place.reasons.cost,
+            place.reasons.policy,
+            place.reasons.details,
+        )
+        self._on_seat(engine, waited_s, why)
         return engine
 
     def _engine_named(self, name: str | None) -> str | None:
@@ -135,3 +153,16 @@ class Seats:
         model = self._sample.info.model
         found = (e.id for e in self._registry.engines_for(model) if name in (e.name, e.id))
         return next(found, None)
+
+
+def in_words(task: Task, place: Place) -> str:
+    """Why a task is where it is, in a few words."""
+    reasons = place.reasons
+    said = (
+        f"{reasons.decided_by} of {reasons.candidates}"
+        if reasons.candidates > 1
+        else (reasons.decided_by)
+    )
+    if reasons.expected_cached_tokens:
+        said += f", {reasons.expected_cached_tokens} of {task.prompt_tokens} tokens cached"
+    return f"{said}, held {reasons.held_s:.1f} s" if reasons.held_s else said

@@ -58,12 +58,13 @@ async def test_text(demo: GatewayProcess, session: str) -> None:
     assert "3 done" in lines[0]
     assert [line for line in lines if line.startswith("stage")] == ["stage 0", "stage 1"]
     assert len(re.findall(r"done [\d.]+ m?s", run.stdout)) == 3
-    assert re.search(r"map_(0, map_1|1, map_0) → reduce$", lines[-1])
+    assert re.search(r"map_(0, map_1|1, map_0) → reduce · ", lines[-1])
 
 
 async def test_pictures_for_files(demo: GatewayProcess, session: str) -> None:
     data = json.loads(graph(demo, session, "--format", "json").stdout)
     assert [call["state"] for call in data["calls"]] == ["done"] * 3
+    assert all(call["engine"] and call["placement"] for call in data["calls"])
     assert graph(demo, session, "--format", "mermaid").stdout.startswith("flowchart")
     svg = graph(demo, session, "--format", "svg").stdout
     assert ET.fromstring(svg).tag.endswith("svg")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from parrot_engine.block_hash import prompt_hashes
 from parrot_engine.protocol import BlockChanges, EngineStats, Fill
@@ -18,6 +19,8 @@ from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
 from parrot_gateway.config_file import ConfigError
+from parrot_gateway.core.drawing.text import to_text
+from parrot_gateway.graph_command import read_graph
 from parrot_gateway.scheduling.step_times import StepTimes
 from parrot_gateway.settings import SchedulerSettings, load_settings
 
@@ -184,6 +187,39 @@ async def test_what_is_recorded_replays_to_the_same_decisions(tmp_path: Path) ->
     decided = [line for line in lines if line.startswith('{"actions"')]
     assert len(decided) > 40
     assert list(replay(inputs)) == decided
+
+
+async def test_a_call_tells_where_it_ran_and_why() -> None:
+    engines = [small_engine(), small_engine()]
+    async with serving(*engines) as service:
+        semantic = {"session": "s", "output": "o"}
+        body = {"model": "m", "prompt": SYSTEM, "max_tokens": 4, "parrot": semantic}
+        status, headers, _ = await service.post("/v1/completions", body)
+        assert status == 200
+        async with aiohttp.ClientSession(service.root) as http:
+            graph = await (await http.get("/v1/sessions/s/graph")).read()
+        (call,) = json.loads(graph)["calls"]
+        assert call["engine"] == headers[b"x-parrot-engine"].decode()
+        assert call["placement"] == "load of 2"
+        assert f"{call['engine']}: load of 2" in to_text(read_graph(graph))
+
+
+async def test_the_queue_header_tells_of_the_wait_for_an_engine_too() -> None:
+    engine = small_engine(1, automatic=False)
+    async with serving(engine) as service:
+        first = asyncio.create_task(ask(service, "a"))
+        await engine.wait_for(lambda: fills(engine) == 1)
+        body = {"model": "m", "prompt": "b", "max_tokens": 4, "parrot": {"session": "s"}}
+        second = asyncio.create_task(service.post("/v1/completions", body))
+        await until(lambda: tasks_of(service) == 2)
+        # What it waits at least.
+        await asyncio.sleep(0.05)
+        engine.automatic = True
+        engine.step()
+        assert (await first)[0] == 200
+        status, headers, _ = await second
+        assert status == 200
+        assert int(headers[b"x-parrot-queue-ms"]) >= 50
 
 
 @pytest.mark.parametrize("field", ["policy", "admission", "order", "place", "keep"])

@@ -83,6 +83,7 @@ class InternalRunner:
         finally:
             exchange.finish()
             job.call.engine = exchange.engine or wire.engine
+            job.call.placement = exchange.placement
             if wire.num_tokens is not None:
                 job.call.tokens = wire.num_tokens
 

@@ -216,8 +216,7 @@ class SemanticCalls:
                 raise job.client_error()
             job.task = task
             executor.begin(job)
-            waited_ms = (time.perf_counter() - exchange.started) * 1000
-            headers.append((b"x-parrot-queue-ms", b"%d" % waited_ms))
+            tee.waited_s = time.perf_counter() - exchange.started
             exchange.purpose = purpose_of(job, self._service.urgency, tenant_of(exchange))
             await ordinary(exchange, job.render())
             # The answer is out: a client that leaves now leaves in good order.

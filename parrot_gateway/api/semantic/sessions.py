@@ -166,6 +166,7 @@ def _describe_call(node: CallNode) -> dict[str, Any]:
         "objective": str(node.objective),
         "priority": node.priority,
         "engine": node.engine,
+        "placement": node.placement or None,
         "tokens": node.tokens,
         "submitted": node.submitted,
         "started": node.started,

@@ -43,6 +43,8 @@ class AnswerTee:
         self._headers = headers
         self._clock = clock
         self._reads = job.output is not None or job.context is not None
+        #: How long the call waited for its inputs; what it waited for an engine is added.
+        self.waited_s = 0.0
         #: Comments went out before the handler began.
         self._began = False
         #: The handler's head, held until the first byte of the body or swallowed.
@@ -93,6 +95,7 @@ class AnswerTee:
         self._job.call.engine = (
             self._exchange.engine if upstream is None else upstream.decode("latin-1")
         )
+        self._job.call.placement = self._exchange.placement
         self.reader.start(self._status, content_type)
         if self._began:
             if not (self._status < 400 and content_type.startswith(b"text/event-stream")):
@@ -101,6 +104,8 @@ class AnswerTee:
         engine = self._exchange.engine
         if engine is not None:
             headers.append((b"x-parrot-engine", engine.encode()))
+        waited_ms = (self.waited_s + self._exchange.queued_s) * 1000
+        headers.append((b"x-parrot-queue-ms", b"%d" % waited_ms))
         self._head = {**message, "headers": [*headers, *self._headers]}
 
     def _note_usage(self, head: Message, body: bytes) -> None:

@@ -48,6 +48,7 @@ def _node(node: NodeView, now: float, begin: float) -> dict[str, Any]:
         "priority": node.priority,
         "tokens": node.tokens,
         "engine": node.engine,
+        "placement": node.placement or None,
         "submitted_s": round(node.submitted - begin, 6),
         "started_s": _since(node.started, begin),
         "first_token_s": _since(node.first_token, begin),

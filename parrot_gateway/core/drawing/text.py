@@ -66,7 +66,8 @@ def _flow(node: NodeView, names: dict[str, str]) -> str:
     reads = ", ".join(names[variable_id] for variable_id in node.inputs)
     writes = f"→ {names[node.output]}" if node.output is not None else ""
     pipeline = f"| {node.detail}" if node.detail else ""
-    return " ".join(part for part in (reads, pipeline, writes) if part)
+    where = f"· {node.engine}: {node.placement}" if node.placement else ""
+    return " ".join(part for part in (reads, pipeline, writes, where) if part)
 
 
 def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int) -> str:
