@@ -166,6 +166,10 @@ class UpstreamSettings(_Section):
     breaker_successes: int = Field(default=2, gt=0)
     #: Model to use instead when this upstream cannot answer (any name this gateway serves).
     fallback: str | None = None
+    #: Tell it what a call is for, by a `priority` in the body of completions and chats, unless the
+    #: caller gives one: as vLLM (`--scheduling-policy priority`) or as SGLang
+    #: (`--enable-priority-scheduling`) reads it.
+    hints: Literal["none", "vllm", "sglang"] = "none"
     #: Pass the caller's Authorization on. By default only when neither this upstream nor the
     #: gateway has a key of its own.
     forward_authorization: bool | None = None

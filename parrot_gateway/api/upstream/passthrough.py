@@ -1,9 +1,10 @@
 """Calls that an upstream answers: bytes in, bytes out.
 
-What the caller sent goes on unchanged (but for the model's name and our own `parrot` field) and so
-does what comes back, status, errors and event streams included. Only a failure in mid-stream adds
-something: an error event, because clients take a stream that just ends for a success. No semantic
-features, no retries and no connections here (`engines/upstream.py`).
+What the caller sent goes on unchanged (but for the model's name, our own `parrot` field, and a
+priority where the setting `hints` asks for it) and so does what comes back, status, errors and
+event streams included. Only a failure in mid-stream adds something: an error event, because clients
+take a stream that just ends for a success. No semantic features, no retries and no connections here
+(`engines/upstream.py`).
 
 No keep-alive comments are put into a silent upstream's stream: its bytes pass as they are.
 """
@@ -19,6 +20,7 @@ import msgspec
 
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
+from parrot_gateway.engines.hints import HINTED_PATHS, with_hints
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import usage_of_body
@@ -91,9 +93,11 @@ async def forward(
             connection must be cut, for nothing else tells the client.
         ClientDisconnected: the client went away.
     """
-    await _Relay(exchange, upstream, path, stream).run(
-        rewrite(body, None if model == requested_model else model), timeout_s, fallback
-    )
+    body = rewrite(body, None if model == requested_model else model)
+    style = upstream.settings.hints
+    if style != "none" and path in HINTED_PATHS:
+        body = with_hints(body, style, exchange.purpose)
+    await _Relay(exchange, upstream, path, stream).run(body, timeout_s, fallback)
 
 
 async def forward_any(
