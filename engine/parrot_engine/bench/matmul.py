@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.bench.device import Limits, measure_limits, time_s
+from parrot_engine.bench.layer import WAYS, use_chaining
+from parrot_engine.kernels import dependent
 from parrot_engine.kernels.launch import device_limits
 from parrot_engine.kernels.skinny_tuning import Product, Tuning
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
@@ -295,7 +297,12 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
         for tuning in candidates(case, tokens, memory)
     ]
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        workers,
+        mp_context=get_context("spawn"),
+        initializer=use_chaining,
+        initargs=(dependent.CHAINING,),
+    ) as pool:
         list(pool.map(_compile, *zip(*jobs, strict=True), chunksize=4))
     _print({"candidates": len(jobs)})
     for case, of_case in itertools.groupby(jobs, key=lambda job: job[0]):
@@ -371,13 +378,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sweep", action="store_true", help="other kernels and tiles")
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", type=int, nargs="*", choices=_TOKENS, default=list(_TOKENS))
+    parser.add_argument("--cases", nargs="*", help="of a sweep: qkv, o, gate_up, down, head")
+    parser.add_argument("--way", choices=list(WAYS), help="how kernels overlap: see bench.layer")
     options = parser.parse_args(arguments)
+    if options.way is not None:
+        use_chaining(WAYS[options.way])
     with torch.inference_mode():
         limits = measure_limits()
         torch.cuda.empty_cache()
         _print(limits._asdict())
         shapes = [SHAPES[name] for name in options.models]
         if options.sweep:
+            shapes = [
+                shape._replace(
+                    cases=tuple(
+                        case
+                        for case in shape.cases
+                        if options.cases is None or case.name in options.cases
+                    )
+                )
+                for shape in shapes
+            ]
             sweep(shapes, options.tokens, limits)
             return
         for shape in shapes:
