@@ -16,6 +16,7 @@ import typer
 
 from parrot_gateway import __version__
 from parrot_gateway.bench.apps.command import apps_command
+from parrot_gateway.bench.engine import ENGINE_COMMAND_SETTINGS, engine_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.graph_command import graph_command
@@ -172,6 +173,9 @@ def doctor() -> None:
 bench.command("overhead")(overhead_command)
 bench.command("apps")(apps_command)
 bench.command("scheduler")(scheduler_command)
+bench.command("engine", context_settings=ENGINE_COMMAND_SETTINGS, add_help_option=False)(
+    engine_command
+)
 app.command("graph")(graph_command)
 
 

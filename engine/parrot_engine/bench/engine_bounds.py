@@ -1,0 +1,79 @@
+"""What the device's limits allow a model: the least time of a decode step and of a prefill.
+
+A step takes at least the time to read all weights and keys once, and at least that of its
+arithmetic; a prefill at least that of its arithmetic. Activations, norms and new keys are left out:
+the bound is low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from parrot_engine.bench.device import Limits
+from parrot_engine.models.config import ModelConfig
+
+
+class Segment(NamedTuple):
+    """Tokens of prompts that are computed once: so many, behind so many others."""
+
+    start: int
+    length: int
+
+
+class Bounds(NamedTuple):
+    """Bounds of one model on one device."""
+
+    config: ModelConfig
+    #: Bytes of a weight and of an element of the KV cache.
+    itemsize: int
+    limits: Limits
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights that every token meets: all products of all layers."""
+        config = self.config
+        heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+        return config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, which only tokens with logits meet."""
+        return self.config.vocab_size * self.config.hidden_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one token, all layers together."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.itemsize
+
+    def step_s(self, rows: int, kv_tokens: float, attended: float) -> float:
+        """Seconds of a step of `rows` decodes.
+
+        Args:
+            rows: decodes, one token each.
+            kv_tokens: tokens whose keys and values are read, shared ones once.
+            attended: tokens that the rows attend to, summed over rows.
+        """
+        weights = self.layer_weights + self.head_weights
+        moved = weights * self.itemsize + kv_tokens * self.kv_bytes
+        flops = 2 * weights * rows + self._attention_flops(attended)
+        return max(moved / self.limits.bytes_per_s, flops / self.limits.flops_per_s)
+
+    def prefill_s(self, segments: Sequence[Segment], rows: int) -> float:
+        """Seconds to compute segments, `rows` tokens of which get logits."""
+        tokens = sum(segment.length for segment in segments)
+        attended = sum(s.length * (s.start + (s.length + 1) / 2) for s in segments)
+        flops = 2 * (self.layer_weights * tokens + self.head_weights * rows)
+        return (flops + self._attention_flops(attended)) / self.limits.flops_per_s
+
+    def _attention_flops(self, attended: float) -> float:
+        config = self.config
+        return 4 * config.num_layers * config.num_heads * config.head_dim * attended
+
+
+def bounds_of(config: ModelConfig, dtype: str, limits: Limits | None) -> Bounds | None:
+    """Bounds of a model; None without limits, and for models with sliding windows."""
+    if limits is None or any(window is not None for window in config.windows):
+        return None
+    return Bounds(config, 4 if dtype == "float32" else 2, limits)

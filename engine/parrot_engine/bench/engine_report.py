@@ -1,0 +1,124 @@
+"""The outcome of `parrot-gateway bench engine`: where it was measured, a table, JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parrot_engine.bench.engine_results import CaseResult, Figure
+
+#: Packages whose versions move the figures.
+_PACKAGES = ("torch", "triton", "numpy", "transformers", "vllm", "parrot-gateway")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The machine and the software, as far as they can be found out."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    described: dict[str, Any] = {
+        "device": "cpu",
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "load_average": list(os.getloadavg()),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": versions,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        described |= {
+            "device": properties.name,
+            "device_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return described
+
+
+def memory(device: torch.device) -> dict[str, int]:
+    """Memory in use now, in bytes: of the GPU by anybody, or the most that this process had."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return {
+            "device_bytes": total - free,
+            "torch_peak_bytes": torch.cuda.max_memory_reserved(device),
+        }
+    return {"process_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def line_of(result: CaseResult) -> str:
+    """A result as one line of progress."""
+    if result.skipped is not None:
+        return f"{result.engine} {result.case}: skipped: {result.skipped}"
+    figures = ", ".join(
+        f"{figure.name} {number(figure.median)} {figure.unit}" for figure in result.figures
+    )
+    return f"{result.engine} {result.case}: {figures}"
+
+
+def table(results: Sequence[CaseResult]) -> str:
+    """All figures, a line each, those of other engines beside ours."""
+    engines = list(dict.fromkeys(result.engine for result in results))
+    ours, peers = engines[0], engines[1:]
+    header = ["case", "figure", "unit", ours, "spread", "bound", "of bound", *peers]
+    theirs = {
+        (result.engine, result.case, figure.name): number(figure.median)
+        for result in results
+        for figure in result.figures
+    }
+    lines: list[list[str]] = []
+    skipped = []
+    for result in results:
+        if result.skipped is not None:
+            skipped.append(line_of(result))
+            continue
+        if result.engine != ours:
+            continue
+        for figure in result.figures:
+            cells = [theirs.get((peer, result.case, figure.name), "-") for peer in peers]
+            lines.append([result.case, figure.name, figure.unit, *_cells(figure), *cells])
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    shown = []
+    for line in [header, ["-" * width for width in widths], *lines]:
+        cells = [
+            cell.ljust(width) if place < 3 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        shown.append("  ".join(cells).rstrip())
+    return "\n".join([*shown, *skipped])
+
+
+def _cells(figure: Figure) -> list[str]:
+    return [
+        number(figure.median),
+        f"{100 * figure.spread:.0f} %" if len(figure.runs) > 1 else "",
+        "" if figure.bound is None else number(figure.bound),
+        "" if figure.share is None else f"{100 * figure.share:.0f} %",
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits or more."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
