@@ -32,15 +32,16 @@ from parrot_engine.models.ops import Residual
 _BLOCK_SIZE = 64
 _LAYERS = {"llama-8b": 8, "qwen-0.5b": 24}
 _MB = 1 << 20
+#: By name; the number is that of the megabytes of its weight that a product fetches ahead.
 WAYS = {
     "off": dependent.OFF,
     "late": Chaining("late"),
     "early": Chaining("early"),
-    "early, keys": Chaining("early", 0, keys_ahead=True),
-    "late, 8 MB, keys": Chaining("late", 8 * _MB, keys_ahead=True),
-    "early, 8 MB, keys": Chaining("early", 8 * _MB, keys_ahead=True),
-    "early, 16 MB, keys": Chaining("early", 16 * _MB, keys_ahead=True),
-    "early, 32 MB, keys": Chaining("early", 32 * _MB, keys_ahead=True),
+    "early-keys": Chaining("early", 0, keys_ahead=True),
+    "late-8-keys": Chaining("late", 8 * _MB, keys_ahead=True),
+    "early-8-keys": Chaining("early", 8 * _MB, keys_ahead=True),
+    "early-16-keys": Chaining("early", 16 * _MB, keys_ahead=True),
+    "early-32-keys": Chaining("early", 32 * _MB, keys_ahead=True),
 }
 
 
