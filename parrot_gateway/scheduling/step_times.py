@@ -1,13 +1,19 @@
 """How long an engine's steps take, learned from its counters.
 
-A heartbeat says how many steps were run, how many tokens filled, and how many seconds the engine
-was busy. Between two of them `busy = steps x a + filled x b` holds roughly: `a` is what a step
-costs whatever is in it, `b` what a prefilled token adds. Both are fitted by least squares that
-forget.
+A heartbeat says how many steps were run, how many tokens filled, how much KV is in use, and how
+many seconds the engine was busy. Between two of them, for a step on average,
+
+    busy = a + b x filled tokens + c x tokens in use
+
+holds roughly: `a` is what a step costs whatever is in it, `b` what a prefilled token adds, `c` what
+a token of a running context adds to each step. They are fitted by least squares that forget, drawn
+to a first guess by as much as a few readings weigh: what the readings cannot tell stays as guessed.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 from parrot_engine.protocol import EngineStats
 from parrot_scheduler.task import StepModel
 
@@ -15,8 +21,10 @@ from parrot_scheduler.task import StepModel
 _FORGET = 0.98
 #: Readings before the fit is believed.
 _ENOUGH = 5
-#: A pull towards the first guess, in units of one squared step and one squared token.
-_RIDGE = 1e-6
+#: What the first guess counts, in readings of a step that takes as long as guessed.
+_GUESS_COUNTS = 0.05
+#: A term is never less than this share of its guess: none is free.
+_LEAST = 0.02
 
 
 class StepTimes:
@@ -24,14 +32,22 @@ class StepTimes:
 
     Args:
         guess: believed until there are enough readings, and for what they cannot tell.
+        capacity_tokens: tokens of KV that fit on the engine; 0: it does not tell of them.
+        block_tokens: tokens of one block.
     """
 
-    def __init__(self, guess: StepModel) -> None:
+    def __init__(self, guess: StepModel, capacity_tokens: int = 0, block_tokens: int = 0) -> None:
         self._guess = guess
+        self._capacity = capacity_tokens
+        self._block_tokens = block_tokens
         self._before: EngineStats | None = None
         self._readings = 0
-        # Sums of the normal equations: steps², steps x filled, filled², and both with busy.
-        self._ss = self._sf = self._ff = self._sb = self._fb = 0.0
+        #: What a unit of each term takes, as guessed: the fit is in multiples of these.
+        self._units = np.array(
+            [guess.weights_s + guess.overhead_s, guess.prefill_token_s, guess.context_token_s]
+        )
+        self._squares = np.eye(3) * _GUESS_COUNTS
+        self._products = np.full(3, _GUESS_COUNTS)
 
     def note(self, stats: EngineStats) -> StepModel | None:
         """A heartbeat came; a new model when it tells something."""
@@ -46,35 +62,41 @@ class StepTimes:
         if steps <= 0 or busy_s <= 0.0 or filled < 0:
             return None
         # Per step, so that a long interval does not outweigh a short one by its square.
-        self._add(1.0, filled / steps, busy_s / steps)
+        terms = np.array([1.0, filled / steps, (self._used(before) + self._used(stats)) / 2])
+        # In steps of the guessed length.
+        row = terms * self._units / self._units[0]
+        keep = np.eye(3) * (_GUESS_COUNTS * (1.0 - _FORGET))
+        self._squares = self._squares * _FORGET + np.outer(row, row) + keep
+        self._products = self._products * _FORGET + row * (busy_s / steps / self._units[0])
+        self._products += _GUESS_COUNTS * (1.0 - _FORGET)
         self._readings += 1
         return self._fit() if self._readings >= _ENOUGH else None
 
-    def _add(self, steps: float, filled: float, busy_s: float) -> None:
-        for name, value in (
-            ("_ss", steps * steps),
-            ("_sf", steps * filled),
-            ("_ff", filled * filled),
-            ("_sb", steps * busy_s),
-            ("_fb", filled * busy_s),
-        ):
-            setattr(self, name, getattr(self, name) * _FORGET + value)
+    def _used(self, stats: EngineStats) -> float:
+        """Tokens that contexts hold."""
+        return max(0.0, float(self._capacity - stats.free_blocks * self._block_tokens))
 
     def _fit(self) -> StepModel:
-        guess = self._guess
-        step_guess = guess.weights_s + guess.overhead_s
-        ss, ff = self._ss + _RIDGE, self._ff + _RIDGE
-        sb, fb = self._sb + _RIDGE * step_guess, self._fb + _RIDGE * guess.prefill_token_s
-        determinant = ss * ff - self._sf * self._sf
-        step_s = (sb * ff - fb * self._sf) / determinant
-        token_s = (ss * fb - self._sf * sb) / determinant
-        if step_s <= 0.0:
-            step_s, token_s = 0.0, fb / ff
-        if token_s <= 0.0:
-            step_s, token_s = sb / ss, guess.prefill_token_s
+        step_s, token_s, context_s = _solve(self._squares, self._products) * self._units
         return StepModel(
-            weights_s=step_s,
-            context_token_s=guess.context_token_s,
-            prefill_token_s=token_s,
+            weights_s=float(step_s),
+            context_token_s=float(context_s),
+            prefill_token_s=float(token_s),
             overhead_s=0.0,
         )
+
+
+def _solve(
+    squares: npt.NDArray[np.float64], products: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The least squares, none of the three below its least."""
+    found = np.full(len(products), _LEAST)
+    free = np.ones(len(products), dtype=bool)
+    while free.any():
+        rest = products[free] - squares[np.ix_(free, ~free)] @ found[~free]
+        values = np.linalg.solve(squares[np.ix_(free, free)], rest)
+        found[free] = np.maximum(values, _LEAST)
+        if (values >= _LEAST).all():
+            break
+        free[np.flatnonzero(free)[values < _LEAST]] = False
+    return found
