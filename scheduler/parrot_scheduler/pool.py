@@ -139,8 +139,7 @@ class Pool:
         block = int(table.block_tokens[row])
         need = entry.working_set
         if block:
-            rows, blocks = self.prefixes.match_claimed(_chain(entry, block))
-            need -= block * int(blocks[rows == row].sum())
+            need -= block * self.prefixes.claimed_on(row, _chain(entry, block))
         return bool(
             table.batch[row] + sequences <= table.max_batch[row]
             and table.working_set[row] + need <= table.capacity[row]
@@ -189,9 +188,8 @@ class Pool:
         table, task = self.table, entry.task
         block = int(table.block_tokens[row])
         chain = _chain(entry, block)
-        before = self.prefixes.claimed_blocks(row)
         claim = self.prefixes.claim(row, chain)
-        shared = (self.prefixes.claimed_blocks(row) - before) * block
+        needed = (len(chain) - claim.shared_blocks) * block
         entry.state = "placed"
         entry.engine_id = table.ids[row]
         entry.engine_row = row
@@ -210,7 +208,7 @@ class Pool:
         table.batch[row] += account.sequences
         table.latency_batch[row] += account.latency_sequences
         table.pending_prefill[row] += account.pending_prefill
-        self._use(row, account.private_tokens + shared)
+        self._use(row, account.private_tokens + needed)
         self._promise(row, account.step_limit_s, 1)
         here = self.placed[row]
         self.num_idle -= not here
@@ -221,9 +219,7 @@ class Pool:
         account, row = entry.account, entry.engine_row
         assert account is not None, f"task {entry.task.id} is not placed"
         table = self.table
-        before = self.prefixes.claimed_blocks(row)
-        self.prefixes.release(account.claim)
-        freed = (before - self.prefixes.claimed_blocks(row)) * table.block_tokens[row]
+        freed = self.prefixes.release(account.claim) * table.block_tokens[row]
         here = self.placed[row]
         del here[entry.task.id]
         self.num_idle += not here

@@ -15,16 +15,16 @@ Three sources feed the index:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import groupby, repeat
+from itertools import chain, groupby, repeat
 from operator import or_
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from parrot_scheduler.claims import ClaimTree, Reach, Run
 from parrot_scheduler.task import Task
 
 Rows = npt.NDArray[np.intp]
@@ -43,7 +43,7 @@ class Match(NamedTuple):
     blocks: Rows
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """Rows that hold a chain up to one depth and no further."""
 
     rows: int
@@ -59,6 +59,8 @@ class Claim(NamedTuple):
     keys: tuple[Hashable, ...]
     #: Leading blocks that other tasks placed there needed already.
     shared_blocks: int
+    #: Where it ends in the tree of claims.
+    last: Run
 
 
 def chain_of(task: Task, block_tokens: int) -> tuple[Hashable, ...]:
@@ -91,9 +93,7 @@ class PrefixIndex:
         # Key -> rows, least recently used first. Neighbours of a chain share one int object as
         # far as possible: they compare by identity first, and memory stays small.
         self._held: dict[Hashable, int] = {}
-        # Key -> rows where a placed task needs it, and how many tasks do, by row.
-        self._claimed: dict[Hashable, int] = {}
-        self._claims: dict[int, dict[Hashable, int]] = {}
+        self._claims = ClaimTree()
         # By row that does not report: what it is assumed to hold, least recently used first.
         self._assumed: dict[int, OrderedDict[Hashable, None]] = {}
         self._num_assumed = 0
@@ -113,42 +113,55 @@ class PrefixIndex:
     def match(self, prefix: Sequence[Hashable]) -> Match:
         """Who holds, or is about to hold, how much of a prompt.
 
-        Costs two look-ups a block and one numpy operation for each distinct depth.
+        Costs a look-up a block and one numpy operation for each distinct depth.
         """
-        return _as_arrays(self._levels(prefix))
+        return _as_arrays(self.levels(prefix))
 
     def depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
         """The same as one value for each of the first `num_rows` rows; None: nobody holds any."""
-        return _as_column(self._levels(prefix), num_rows)
+        return as_column(self.levels(prefix), num_rows)
 
     def match_claimed(self, prefix: Sequence[Hashable]) -> Match:
         """Like `match`, but only blocks that placed tasks need: memory that is shared with them."""
-        return _as_arrays(self._claimed_levels(prefix))
+        return _as_arrays(self.claimed_levels(prefix))
 
-    def claimed_depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
-        """Like `depths`, but only blocks that placed tasks need."""
-        return _as_column(self._claimed_levels(prefix), num_rows)
+    def levels(self, prefix: Sequence[Hashable]) -> list[Level]:
+        """The same as sets of rows by depth; every row is in one of them at most."""
+        return self._levels(prefix, self._claims.reach(prefix))
 
-    def _levels(self, prefix: Sequence[Hashable]) -> list[_Level]:
-        if not prefix or (prefix[0] not in self._held and prefix[0] not in self._claimed):
-            return []
+    def claimed_levels(self, prefix: Sequence[Hashable]) -> list[Level]:
+        """Like `levels`, but only blocks that placed tasks need. Does not look at each block."""
+        return _levels_of_reach(self._claims.reach(prefix))
+
+    def both_levels(self, prefix: Sequence[Hashable]) -> tuple[list[Level], list[Level]]:
+        """`levels` and `claimed_levels`."""
+        reach = self._claims.reach(prefix)
+        return self._levels(prefix, reach), _levels_of_reach(reach)
+
+    def _levels(self, prefix: Sequence[Hashable], reach: list[Reach]) -> list[Level]:
+        if not prefix or not self._held or (not reach and prefix[0] not in self._held):
+            return _levels_of_reach(reach)
         rows = map(self._held.get, prefix, repeat(0))
-        if prefix[0] in self._claimed:
-            rows = map(or_, rows, map(self._claimed.get, prefix, repeat(0)))
+        if reach:
+            rows = map(or_, rows, _each_block(reach))
         return _levels_of(rows)
 
-    def _claimed_levels(self, prefix: Sequence[Hashable]) -> list[_Level]:
-        if not prefix or prefix[0] not in self._claimed:
-            return []
-        return _levels_of(map(self._claimed.get, prefix, repeat(0)))
+    def claimed_on(self, row: int, prefix: Sequence[Hashable]) -> int:
+        """Leading blocks of a prompt that tasks placed on one engine need."""
+        depth, bit = 0, 1 << row
+        for rows, end in self._claims.reach(prefix):
+            if not rows & bit:
+                break
+            depth = end
+        return depth
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one engine holds or is about to hold."""
-        bit = 1 << row
-        for depth, key in enumerate(prefix):
-            if not (self._held.get(key, 0) | self._claimed.get(key, 0)) & bit:
-                return depth
-        return len(prefix)
+        bit, held = 1 << row, self._held
+        depth, length = self.claimed_on(row, prefix), len(prefix)
+        while depth < length and held.get(prefix[depth], 0) & bit:
+            depth += 1
+        return depth
 
     # What engines report
 
@@ -217,55 +230,25 @@ class PrefixIndex:
     # What placed tasks need
 
     def claim(self, row: int, prefix: Sequence[Hashable]) -> Claim:
-        """A task with this prompt has been placed there.
-
-        Costs a look-up for each block that nobody needed there yet, and the logarithm of the rest:
-        whoever needs a block needs all before it, so the claims of a row form a tree of keys.
-        """
+        """A task with this prompt has been placed there. Does not look at each of its blocks."""
         keys = tuple(prefix)
-        claims = self._claims.setdefault(row, {})
-        shared = bisect_left(range(len(keys)), True, key=lambda depth: keys[depth] not in claims)
-        # A key counts its successors in the tree, and the claims that end with it.
-        if shared:
-            claims[keys[shared - 1]] += 1
-        fresh = keys[shared:]
-        claims.update(dict.fromkeys(fresh, 1))
-        claimed, bit = self._claimed, 1 << row
-        before, after = 0, bit
-        for key in fresh:
-            rows = claimed.get(key, 0)
-            if rows is not before:
-                before = rows
-                joined = rows | bit
-                after = joined if joined != after else after
-            claimed[key] = after
+        last, shared = self._claims.add(row, keys)
         if 2 * len(self._held) > self._max_blocks:
             self._touch(keys)
-        return Claim(row, self._tenures.get(row, 0), keys, shared)
+        return Claim(row, self._tenures.get(row, 0), keys, shared, last)
 
     def release(self, claim: Claim) -> int:
         """The task has ended; how many blocks no placed task needs any more.
 
         Releasing for an engine that has left does nothing. A claim is released once.
         """
-        claims = self._claims.get(claim.row)
-        if claims is None or claim.tenure != self._tenures.get(claim.row, 0):
+        if claim.tenure != self._tenures.get(claim.row, 0):
             return 0
-        freed: list[Hashable] = []
-        for key in reversed(claim.keys):
-            count = claims.get(key, 0)
-            if count > 1:
-                claims[key] = count - 1
-                break
-            if count:
-                del claims[key]
-                freed.append(key)
-        self._unclaim(claim.row, freed)
-        return len(freed)
+        return self._claims.remove(claim.row, claim.last)
 
     def claimed_blocks(self, row: int) -> int:
         """Distinct blocks that the tasks placed on an engine need."""
-        return len(self._claims.get(row, ()))
+        return self._claims.blocks(row)
 
     # Engines come and go
 
@@ -274,7 +257,7 @@ class PrefixIndex:
         if row < 0:
             return
         self.evicted(row, None)
-        self._unclaim(row, self._claims.pop(row, {}))
+        self._claims.drop_row(row)
         self._tenures[row] = self._tenures.get(row, 0) + 1
 
     def _touch(self, keys: Sequence[Hashable]) -> None:
@@ -285,45 +268,51 @@ class PrefixIndex:
             if rows:
                 held[key] = rows
 
-    def _unclaim(self, row: int, keys: Iterable[Hashable]) -> None:
-        claimed, bit = self._claimed, 1 << row
-        before = after = 0
-        for key in keys:
-            rows = claimed[key]
-            if rows is not before:
-                before, after = rows, rows ^ bit
-            if after:
-                claimed[key] = after
-            else:
-                del claimed[key]
+
+def _each_block(reach: list[Reach]) -> Iterable[int]:
+    """Rows that need a prompt, block by block."""
+    starts = [0, *(depth for _, depth in reach)]
+    runs = [repeat(rows, end - start) for start, (rows, end) in zip(starts, reach, strict=False)]
+    return chain(chain.from_iterable(runs), repeat(0))
 
 
-def _levels_of(rows: Iterable[int]) -> list[_Level]:
+def _levels_of_reach(reach: list[Reach]) -> list[Level]:
+    levels: list[Level] = []
+    deeper = 0
+    for rows, depth in reversed(reach):
+        if rows != deeper:
+            levels.append(Level(rows ^ deeper, depth))
+            deeper = rows
+    return levels
+
+
+def _levels_of(rows: Iterable[int]) -> list[Level]:
     """Who holds how much of a chain, from the rows that hold each of its keys."""
-    levels: list[_Level] = []
+    levels: list[Level] = []
     there, depth = -1, 0
     # Runs of equal sets come and go without a step of Python for each key.
     for here, run in groupby(rows):
         still = there & here
         if depth and still != there:
-            levels.append(_Level(there ^ still, depth))
+            levels.append(Level(there ^ still, depth))
         there = still
         if not there:
             return levels
         depth += len(list(run))
-    levels.append(_Level(there, depth))
+    levels.append(Level(there, depth))
     return levels
 
 
-def _as_arrays(levels: list[_Level]) -> Match:
+def _as_arrays(levels: list[Level]) -> Match:
     if not levels:
         return _NOTHING
-    rows = [np.flatnonzero(_unpack(bits, bits.bit_length())) for bits, _ in levels]
+    rows = [np.flatnonzero(unpack(bits, bits.bit_length())) for bits, _ in levels]
     blocks = [depth for _, depth in levels]
     return Match(np.concatenate(rows), np.repeat(blocks, [len(some) for some in rows]))
 
 
-def _as_column(levels: list[_Level], num_rows: int) -> Depths | None:
+def as_column(levels: list[Level], num_rows: int) -> Depths | None:
+    """Depths as one value for each of the first `num_rows` rows; None without levels."""
     if not levels:
         return None
     column: Depths | None = None
@@ -335,9 +324,9 @@ def _as_column(levels: list[_Level], num_rows: int) -> Depths | None:
                 few.append((row, depth))
                 bits ^= 1 << row
         elif column is None:
-            column = np.multiply(_unpack(bits, num_rows), depth, dtype=np.float64)
+            column = np.multiply(unpack(bits, num_rows), depth, dtype=np.float64)
         else:
-            column += np.multiply(_unpack(bits, num_rows), depth, dtype=np.float64)
+            column += np.multiply(unpack(bits, num_rows), depth, dtype=np.float64)
     if column is None:
         column = np.zeros(num_rows)
     for row, depth in few:
@@ -345,7 +334,7 @@ def _as_column(levels: list[_Level], num_rows: int) -> Depths | None:
     return column
 
 
-def _unpack(bits: int, num_rows: int) -> npt.NDArray[np.uint8]:
-    """One 0 or 1 for each row."""
+def unpack(bits: int, num_rows: int) -> npt.NDArray[np.uint8]:
+    """A set of rows as one 0 or 1 for each row."""
     raw = np.frombuffer(bits.to_bytes((num_rows + 7) // 8, "little"), dtype=np.uint8)
     return np.unpackbits(raw, count=num_rows, bitorder="little")

@@ -266,6 +266,24 @@ def test_a_match_looks_twice_at_each_block_however_many_engines_hold_it(engines:
     assert set(match.blocks.tolist()) == {50}
 
 
+def test_a_claim_does_not_look_at_every_block() -> None:
+    """Neither where its prompt parts from others, nor where it goes on alone."""
+    index = PrefixIndex()
+    Counting.looks = 0
+    claims = [
+        index.claim(
+            row, [Counting(block if block < 500 else 1000 * row + block) for block in range(900)]
+        )
+        for row in range(1, 11)
+    ]
+    index.match_claimed([Counting(block) for block in range(900)])
+    assert as_dict(index.match_claimed(list(range(900)))) == dict.fromkeys(range(1, 11), 500)
+    for claim in claims:
+        index.release(claim)
+    assert Counting.looks <= 5 * 11
+    assert as_dict(index.match_claimed(list(range(900)))) == {}
+
+
 def test_depths_of_many_engines_are_one_column() -> None:
     index = PrefixIndex()
     for row in range(30):

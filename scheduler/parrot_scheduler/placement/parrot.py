@@ -38,6 +38,7 @@ from parrot_scheduler.placement.groups import GroupHomes, group_size
 from parrot_scheduler.placement.predict import Prediction, predict_all, predict_row
 from parrot_scheduler.policy import Application, Choice
 from parrot_scheduler.pool import Pool
+from parrot_scheduler.prefix_index import as_column
 from parrot_scheduler.table import Column
 
 #: The least that counts as one block.
@@ -134,7 +135,7 @@ class Parrot:
         """Rows with room for its working set; blocks that tasks there need already are free."""
         table, task = pool.table, entry.task
         used = table.working_set + float(task.prompt_tokens + entry.expected_output)
-        shared = pool.prefixes.claimed_depths(task.prefix, len(used))
+        shared = as_column(pool.prefixes.claimed_levels(task.prefix), len(used))
         if shared is not None:
             used -= shared * table.block_tokens
         target = table.capacity * self._target
