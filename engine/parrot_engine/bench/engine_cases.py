@@ -299,8 +299,10 @@ GROUPS: dict[str, _Group] = {
 def warm_up(bench: Bench) -> None:
     """Compile and allocate what a first request would: none of the cases' prompts."""
     sizes = bench.sizes
-    for count, length in ((1, sizes.prompt), (max(sizes.batches), 8)):
-        bench.time_s(bench.source.independent("warm-up", count, count, length, 4))
+    for count, length in ((1, sizes.prompt), (max(sizes.batches), 8), (1, sizes.prefill)):
+        prompts = bench.source.independent("warm-up", length, count, length, 4)
+        if bench.obstacle(prompts) is None:
+            bench.time_s(prompts)
 
 
 def run_cases(bench: Bench, names: list[str]) -> Iterator[CaseResult]:

@@ -42,7 +42,7 @@ class Sizes:
     writes: tuple[int, int] = (16, 512)
     #: Shares of the capacity at which requests arrive, and for how long.
     loads: tuple[float, ...] = (0.3, 0.6, 0.9)
-    load_s: float = 10.0
+    load_s: float = 8.0
 
 
 #: For trying out, and for small models on a CPU.
