@@ -174,5 +174,8 @@ def test_operations_are_those_of_torch(num_tokens: int, activation: str) -> None
     torch.testing.assert_close(onto.total(), expected.linear_onto(x, inner, down).total())
     assert (onto.delta is None) == (num_tokens <= MAX_TOKENS)
     logits = ops.logits(x, norm, head)
+    given = torch.full_like(logits, float("nan"))
+    assert ops.logits(x, norm, head, given).data_ptr() == given.data_ptr()
+    assert torch.equal(given, logits)
     assert logits.dtype is torch.float32
     torch.testing.assert_close(logits, expected.logits(x, norm, head), rtol=1e-5, atol=1e-5)

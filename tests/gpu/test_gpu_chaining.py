@@ -42,14 +42,14 @@ def _replayed(work: Callable[[], Tensor]) -> list[Tensor]:
     return [first, out.clone()]
 
 
-@pytest.mark.parametrize("way", [name for name in WAYS if name != "off"])
-@pytest.mark.parametrize("batch", [1, 3, 8, 16, 64])
+@pytest.mark.parametrize("way", ["late", "early-16-keys"])
+@pytest.mark.parametrize("batch", [1, 3, 8, 64])
 @torch.inference_mode()
 def test_layers(runner: ModelRunner, batch: int, way: str) -> None:
     config = runner._model.config
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, 64)
     # The largest of them reads its prefix in wide items, on a stream of their own.
-    shared = {8: 1024, 16: 1024, 64: 6144}.get(batch, 0)
+    shared = {8: 1024, 64: 6144}.get(batch, 0)
     loads = [decode_load(batch, shared + 130, shape, shared=shared)]
     if batch == 3:
         loads.append(prefill_load(100, 64, shape))
@@ -73,3 +73,6 @@ def test_logits_of_many_rows_are_not_rounded_on_the_way() -> None:
     exact = ops.rms_norm(hidden, norm).double() @ weight.double().t()
     assert logits.dtype is torch.float32
     assert float((logits - exact).norm() / exact.norm()) < 1e-5
+    given = torch.full_like(logits, float("nan"))
+    assert torch.equal(ops.logits(hidden, norm, Affine(weight), given), logits)
+    assert torch.equal(given, logits)

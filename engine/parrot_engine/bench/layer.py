@@ -110,6 +110,16 @@ class Layers:
 
 
 @torch.inference_mode()
+def compile_all(runner: ModelRunner, loads: Sequence[Load], ways: Sequence[str]) -> None:
+    """Run everything once, which leaves its kernels in Triton's cache on disk."""
+    for load in loads:
+        step = Layers(runner, load)
+        for name in ways:
+            with chaining(WAYS[name]):
+                step.layers()
+
+
+@torch.inference_mode()
 def compare(
     runner: ModelRunner, loads: Sequence[Load], ways: Sequence[str], *, attention: bool
 ) -> None:
@@ -143,13 +153,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--attention", action="store_true", help="attention alone")
     parser.add_argument("--shared", action="store_true", help="a shared prefix of 6,144 as well")
+    parser.add_argument(
+        "--warm", action="store_true", help="only compile, in a small process: one a way at a time"
+    )
     options = parser.parse_args(arguments)
-    runner = dummy_runner(_BLOCK_SIZE, 4096, _LAYERS[options.shape], options.shape)
+    layers = 1 if options.warm else _LAYERS[options.shape]
+    runner = dummy_runner(_BLOCK_SIZE, 4096, layers, options.shape)
     config = runner._model.config
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, _BLOCK_SIZE)
     loads = [decode_load(batch, 576, shape) for batch in options.batches]
     if options.shared:
         loads.append(decode_load(64, 6400, shape, shared=6144))
+    if options.warm:
+        compile_all(runner, loads, options.ways)
+        return
     compare(runner, loads, options.ways, attention=options.attention)
 
 

@@ -254,7 +254,7 @@ class StepGraphs:
             token_ids = self._buffer.index_select(0, places)
             hidden = self._model(token_ids, positions, self._kv_cache, self.attention, plan)
             if logits is not None:
-                logits.copy_(self._model.logits(hidden))
+                self._model.logits(hidden, out=logits)
             return hidden
 
         # What the buffer holds was laid out for another bucket.

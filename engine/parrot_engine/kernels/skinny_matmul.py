@@ -341,13 +341,13 @@ def product(
     gated: bool = False,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """y = f(norm(x) W^T + bias) + residual for contiguous `x` `[num_tokens, in]`, W `[out, in]`.
 
     `norm` is (weight, eps) of an RMSNorm of x. With `gated` the halves of W are gate and up, and
     f(gate, up) = silu(gate) x up, so y is half as wide. `residual` has the shape of y. Everything
-    is summed in float32 and rounded once, to `out_dtype` (that of x unless given).
+    is summed in float32 and rounded once, to the dtype of `out` where it is given, else that of x.
 
     `tuning` must allow as many tokens as x has; columns can be cut (`splits`) only where neither
     `norm` nor `gated` is asked for.
@@ -359,8 +359,11 @@ def product(
     out_size = weight.shape[0] // (2 if gated else 1)
     assert 1 <= num_tokens <= tuning.tokens
     assert tuning.splits == 1 or not (norm or gated)
-    shape, dtype = (num_tokens, out_size), out_dtype or x.dtype
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    shape = (num_tokens, out_size)
+    if out is None:
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    assert out.shape == shape
+    assert out.is_contiguous()
     norm_weight, eps = norm or (x, 0.0)
     blocks = triton.cdiv(out_size, tuning.block_out)
     fused = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}

@@ -77,7 +77,7 @@ class Decoder(nn.Module):
             residual = layer(residual, layer_kv, step)
         return residual.total()
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, vocab_size]` in float32 for hidden states of `forward`."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """`[rows, vocab_size]` in float32 for hidden states of `forward`; `out` where given."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self._ops.logits(hidden, self.model.norm.norm, Affine(head.weight))
+        return self._ops.logits(hidden, self.model.norm.norm, Affine(head.weight), out)

@@ -83,9 +83,10 @@ class Ops:
         """`hidden` and the product of x, added up or not."""
         return Residual(hidden, F.linear(x, *linear))
 
-    def logits(self, hidden: Tensor, norm: Norm, head: Affine) -> Tensor:
-        """Norm, then the output head: float32."""
-        return F.linear(self.rms_norm(hidden, norm), *head).float()
+    def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
+        """Norm, then the output head: float32, into `out` where one is given."""
+        logits = F.linear(self.rms_norm(hidden, norm), *head)
+        return logits.float() if out is None else out.copy_(logits)
 
 
 def ops_of(kernels: Kernels) -> Ops:

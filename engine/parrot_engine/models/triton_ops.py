@@ -90,15 +90,18 @@ class TritonOps(Ops):
             return super().linear_onto(hidden, x, linear)
         return Residual(product(x, linear.weight, tuning, bias=linear.bias, residual=hidden))
 
-    def logits(self, hidden: Tensor, norm: Norm, head: Affine) -> Tensor:
+    def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """See `Ops`."""
         tuning = self._tuning(hidden, head, norm=True)
         if tuning is None:
             if head.bias is None and hidden.is_cuda and hidden.dtype is not torch.float32:
                 # In one pass, and not rounded to two bytes in between.
-                normed = self.rms_norm(hidden, norm)
-                return torch.mm(normed, head.weight.t(), out_dtype=torch.float32)
-            return super().logits(hidden, norm, head)
-        return product(
-            hidden, head.weight, tuning, norm=norm, bias=head.bias, out_dtype=torch.float32
-        )
+                operands = self.rms_norm(hidden, norm), head.weight.t()
+                if out is None:
+                    return torch.mm(*operands, out_dtype=torch.float32)
+                return torch.mm(*operands, out_dtype=torch.float32, out=out)
+            return super().logits(hidden, norm, head, out)
+        if out is None:
+            shape = (len(hidden), len(head.weight))
+            out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        return product(hidden, head.weight, tuning, norm=norm, bias=head.bias, out=out)
