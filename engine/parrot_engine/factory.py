@@ -113,7 +113,7 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
         text = load_text_assets(folder)
     except TextAssetsError as error:
         raise CheckpointError(str(error)) from error
-    return LoadedEngine(_load(options, settings, folder), text)
+    return LoadedEngine(_load(options, settings, folder, text), text)
 
 
 def load_engine_alone(options: EngineOptions) -> Engine:
@@ -133,11 +133,16 @@ def _prepare(options: EngineOptions) -> tuple[BuiltinSettings | None, Path]:
     return settings, folder
 
 
-def _load(options: EngineOptions, settings: BuiltinSettings | None, folder: Path) -> Engine:
+def _load(
+    options: EngineOptions,
+    settings: BuiltinSettings | None,
+    folder: Path,
+    text: TextAssets | None = None,
+) -> Engine:
     name = options.name or served_name(options.model)
     if settings is not None:
         try:
-            return _load_builtin(folder, settings, name)
+            return _load_builtin(folder, settings, name, text)
         except UnsupportedModelError as error:
             if options.kind == "builtin" or options.dummy_weights:
                 raise
@@ -152,11 +157,16 @@ def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
     return BuiltinSettings.for_device(device.type, **_chosen(options, fields(BuiltinSettings)))
 
 
-def _load_builtin(folder: Path, settings: BuiltinSettings, name: str) -> Engine:
+def _load_builtin(
+    folder: Path, settings: BuiltinSettings, name: str, text: TextAssets | None
+) -> Engine:
     from parrot_engine.builtin.engine import BuiltinEngine
 
     progress = ProgressLines("loading weights")
-    return BuiltinEngine.load(folder, settings, model=name, progress=progress)
+    tokenizer_json = None if text is None else text.tokenizer_json
+    return BuiltinEngine.load(
+        folder, settings, model=name, progress=progress, tokenizer_json=tokenizer_json
+    )
 
 
 def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -29,6 +29,20 @@ FailureCode: TypeAlias = Literal[
     "overloaded",  # a bounded queue of the engine is full
     "engine_error",  # anything else; the engine's log has the details
 ]
+
+
+#: How a grammar is written: a JSON schema; any JSON object (no text); a regular expression for the
+#: whole output; a JSON array of strings, one of which is the output; a grammar in Lark's or GBNF's
+#: notation.
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of a Generate must conform to."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,8 @@ class SamplingParams:
     logprobs: int | None = None
     #: Strings that end the text; not part of it.
     stop: tuple[str, ...] = ()
+    #: Only tokens that continue this grammar are drawn; end of text only where it may end.
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +213,8 @@ class EngineInfo:
     reports_blocks: bool = False
     #: Sampling defaults of the checkpoint's generation_config (temperature, top_p, top_k, …).
     default_sampling: dict[str, float] = field(default_factory=dict)
+    #: Whether it keeps outputs to a grammar (`SamplingParams.grammar`).
+    supports_grammars: bool = False
 
 
 @dataclass(frozen=True, slots=True)

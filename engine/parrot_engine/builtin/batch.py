@@ -95,6 +95,8 @@ class SamplingRow:
     end_token_ids: frozenset[int]
     #: Tokens behind `generated_token_ids` that were launched but are not known yet.
     num_pending: int = 0
+    #: Of the grammar that the generation has to follow.
+    matcher: Matcher | None = None
     #: Nothing but the largest logit is asked for.
     is_plain: bool = field(init=False)
     #: What is drawn depends on the ids generated before, not on their number alone.
@@ -106,6 +108,7 @@ class SamplingRow:
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
+            or self.matcher is not None
         )
         self.is_plain = (
             params.temperature == 0
@@ -137,6 +140,22 @@ class RowOutcome(NamedTuple):
     scores: Sequence[TokenLogprobs] = ()
     #: Whether the scored logits were finite.
     is_sound: bool = True
+
+
+class Matcher(Protocol):
+    """Follows one generation through its grammar."""
+
+    #: Why no token can be allowed any more, once that is so.
+    problem: str | None
+
+    def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
+        """Write which tokens may follow: bit i of the mask is token i.
+
+        Args:
+            generated_token_ids: of the generation so far; those of the last call and maybe more.
+            mask: zeros, a bit for each token of the vocabulary; stays as it is with a `problem`.
+        """
+        ...
 
 
 class Launch(Protocol):

@@ -9,7 +9,7 @@ and freed, is `parrot_engine.builtin.store`; which of them wait, run or idle is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
@@ -17,14 +17,15 @@ from operator import is_not
 from typing import Literal, Protocol, TypeAlias
 
 from parrot_engine.block_hash import block_hash, root_hash
-from parrot_engine.builtin.batch import SamplingRow
+from parrot_engine.builtin.batch import Matcher, SamplingRow
 from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
 
 #: `unborn` waits for its parent to reach the fork; `waiting` has work but no place in the batch;
-#: `running` has one; `idle` has no work; `gone` was freed or failed.
-ContextState: TypeAlias = Literal["unborn", "waiting", "running", "idle", "gone"]
+#: `running` has one; `held` has work, but its grammar is being compiled; `idle` has no work; `gone`
+#: was freed or failed.
+ContextState: TypeAlias = Literal["unborn", "waiting", "running", "held", "idle", "gone"]
 
 #: Sorts work: (priority, number of the submission), smaller first.
 Rank: TypeAlias = tuple[int, int]
@@ -65,12 +66,21 @@ class PendingGenerate:
     end_token_ids: frozenset[int]
     #: Made when its first token is about to be sampled; its lists grow with the generation.
     row: SamplingRow | None = None
+    #: Its grammar is being compiled: no token can be drawn yet.
+    is_held: bool = False
+    #: Makes what keeps it to its grammar, if it has one and that is compiled.
+    new_matcher: Callable[[], Matcher] | None = None
 
     def begin(self, token_ids: list[int]) -> SamplingRow:
         """The one sampling row, made if there is none: the first token follows these."""
         if self.row is None:
             self.row = SamplingRow(
-                self.sampling, list(token_ids), [], self.seed, self.end_token_ids
+                self.sampling,
+                list(token_ids),
+                [],
+                self.seed,
+                self.end_token_ids,
+                matcher=None if self.new_matcher is None else self.new_matcher(),
             )
         return self.row
 
@@ -175,10 +185,16 @@ class Context:
         """
         for pending in self.pending:
             if isinstance(pending, PendingGenerate):
-                return pending if self.has_room_for(pending) else None
+                return pending if self.has_room_for(pending) and not pending.is_held else None
             if isinstance(pending, PendingFill) and pending is not self.pending[0]:
                 return None
         return None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what comes next is a Generate whose grammar is being compiled."""
+        head = self.pending[0] if self.pending else None
+        return isinstance(head, PendingGenerate) and head.is_held
 
     def is_at(self, generate: PendingGenerate | None) -> bool:
         """Whether this Generate is at the head of the queue."""

@@ -9,7 +9,9 @@ while a step is computed the host plans and launches the next, and applies the o
 two steps are launched and not applied, and between calls of `step` at most one. What this asks of
 planning stands in `parrot_engine.builtin.batcher`.
 
-No tokenizer, no text, no thread, no network.
+No tokenizer, no text, no network. What its tokens say is known to grammars alone
+(`parrot_engine.builtin.grammar`), which are compiled in threads of their own: a generation whose
+grammar is not ready is held, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ import torch
 from parrot_engine.builtin.batch import Launch, RowOutcome, SampledToken, StepBatch
 from parrot_engine.builtin.batcher import Batcher, PlannedRow, StepPlan
 from parrot_engine.builtin.blocks import BlockPool
+from parrot_engine.builtin.contexts import PendingGenerate
+from parrot_engine.builtin.grammar import GrammarCompiler
+from parrot_engine.builtin.held import HeldGenerations
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.builtin.validation import check_fill, check_generate
@@ -96,13 +101,21 @@ class BuiltinEngine:
     is not to be trusted any more; close it.
     """
 
-    def __init__(self, runner: Runner, settings: BuiltinSettings, *, model: str) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        settings: BuiltinSettings,
+        *,
+        model: str,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         """Take a loaded runner.
 
         Args:
             runner: with a KV cache of `num_blocks` blocks of `settings.block_size` tokens.
             settings: limits of batches, contexts and queues.
             model: name under which the model is served.
+            grammars: for its vocabulary; without them generations with a grammar are refused.
 
         Raises:
             SettingsError: settings and runner do not match.
@@ -135,6 +148,7 @@ class BuiltinEngine:
         if settings.overlap == "auto":
             self._overlaps = self._looks_first = runner.device.startswith("cuda")
         self._in_flight: _InFlight | None = None
+        self._held = None if grammars is None else HeldGenerations(self._store, grammars)
         self._info = EngineInfo(
             model=model,
             kind="builtin",
@@ -150,6 +164,7 @@ class BuiltinEngine:
             max_batch_tokens=settings.max_batch_tokens,
             reports_blocks=settings.prefix_caching,
             default_sampling=dict(runner.default_sampling),
+            supports_grammars=grammars is not None,
         )
 
     @classmethod
@@ -160,6 +175,7 @@ class BuiltinEngine:
         *,
         model: str,
         progress: Callable[[int, int], None] | None = None,
+        tokenizer_json: str | None = None,
     ) -> BuiltinEngine:
         """An engine for the checkpoint in `folder`.
 
@@ -168,6 +184,7 @@ class BuiltinEngine:
             settings: limits, device, dtype.
             model: name under which the model is served.
             progress: told how many of how many weights are loaded.
+            tokenizer_json: the model's tokenizer, for outputs that follow a grammar.
 
         Raises:
             ModelError: the checkpoint cannot be served.
@@ -175,7 +192,9 @@ class BuiltinEngine:
         """
         from parrot_engine.models.loader import load_runner
 
-        return cls(load_runner(folder, settings, progress), settings, model=model)
+        runner = load_runner(folder, settings, progress)
+        grammars = None if tokenizer_json is None else _load_grammars(tokenizer_json, runner)
+        return cls(runner, settings, model=model, grammars=grammars)
 
     def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
         return Batcher(self._store, self._pool, settings)
@@ -196,6 +215,8 @@ class BuiltinEngine:
         is work: further calls bring its events.
         """
         self._take_inbox()
+        if self._held is not None:
+            self._held.release()
         before = self._in_flight
         if before is not None and self._looks_first and before.launch.ready():
             # The device waits for us: a plan that knows the tokens costs nothing more.
@@ -206,6 +227,8 @@ class BuiltinEngine:
             plan = self._batcher.plan(None if before is None else before.plan)
             if plan.rows:
                 launched = self._launch(plan)
+            elif before is None and self._held is not None and self._store.states.num_held:
+                self._held.wait()
             elif before is None and self._store.states.has_work and not self._store.events:
                 raise EngineStateError("batcher", "there is work, but nothing was planned")
         if before is not None:
@@ -242,6 +265,8 @@ class BuiltinEngine:
         self._runner = None
         self._in_flight = None
         self._inbox.clear()
+        if self._held is not None:
+            self._held.close()
 
     def check_integrity(self) -> None:
         """Check all invariants of blocks and contexts; for tests, and for idle engines.
@@ -275,7 +300,17 @@ class BuiltinEngine:
             ends = frozenset(params.stop_token_ids)
             if not params.ignore_eos:
                 ends |= self._eos
+            self._submit_generate(primitive, seed, ends)
+
+    def _submit_generate(self, primitive: Generate, seed: int, ends: frozenset[int]) -> None:
+        if primitive.sampling.grammar is None:
             self._store.submit_generate(primitive, seed=seed, end_token_ids=ends)
+        elif self._held is not None:
+            self._held.submit(primitive, seed=seed, end_token_ids=ends)
+        else:
+            raise PrimitiveError(
+                "invalid_request", "grammar: this engine was loaded without its model's tokenizer"
+            )
 
     def _launch(self, plan: StepPlan) -> _InFlight:
         if self._runner is None:
@@ -346,6 +381,9 @@ class BuiltinEngine:
                 token = _UNSOUND
         elif not context.is_at(generate):
             return
+        if token is not None and token.token_id is None and _grammar_problem(generate):
+            self._store.fail(context, "invalid_request", _grammar_problem(generate))
+            return
         if token is not None and token.token_id is None:
             self._store.fail(
                 context,
@@ -372,6 +410,24 @@ class BuiltinEngine:
             self._store.complete_fill(context)
             # Forks in front of a Generate are of the context without its tokens, or its failure.
             self._store.bear_forks(context)
+
+
+def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | None:
+    """Grammars for a model; None, with a warning, where its tokenizer does not lend itself."""
+    try:
+        return GrammarCompiler(
+            tokenizer_json, vocab_size=runner.vocab_size, eos_token_ids=runner.eos_token_ids
+        )
+    except SettingsError as error:
+        _log.warning("No structured output with this model: %s", error)
+        return None
+
+
+def _grammar_problem(generate: PendingGenerate | None) -> str:
+    """Why the generation's grammar allows nothing any more; empty if that is not so."""
+    row = None if generate is None else generate.row
+    matcher = None if row is None else row.matcher
+    return "" if matcher is None else matcher.problem or ""
 
 
 def _is_first_token(planned: PlannedRow) -> bool:

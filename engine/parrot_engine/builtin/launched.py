@@ -20,6 +20,7 @@ from parrot_engine.builtin.sampler import (
     score,
 )
 from parrot_engine.builtin.sampling_inputs import SamplingInputs, prepare
+from parrot_engine.builtin.token_mask import make_masks
 from parrot_engine.builtin.upload import Download, Part, Upload
 from parrot_engine.protocol import TokenLogprobs
 
@@ -73,6 +74,7 @@ class LaunchedStep:
         """Sample and score on the device, and start the copies to the host.
 
         `logits` is float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
+        Masks of grammars are made here, while the device computes them.
         """
         self._inputs = inputs
         #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
@@ -81,8 +83,9 @@ class LaunchedStep:
         tensors: list[Tensor] = []
         self._has_scores = False
         if inputs.sampled:
+            masks = make_masks(inputs.sampling.rows, logits.shape[1], device)
             choice = choose(
-                logits if inputs.at is None else logits[inputs.at.tensor], inputs.sampling
+                logits if inputs.at is None else logits[inputs.at.tensor], inputs.sampling, masks
             )
             tensors.append(choice.checked)
             if choice.scores is not None:

@@ -1,7 +1,8 @@
 """From logits to tokens, for all rows of a step at once; on the device of the logits.
 
 Order of operations, as in transformers' processors and warpers: repetition penalty, presence and
-frequency penalties, logit bias, `min_tokens` -> temperature -> top-k -> top-p -> min-p -> draw.
+frequency penalties, logit bias, `min_tokens`, grammar -> temperature -> top-k -> top-p -> min-p ->
+draw.
 Temperature 0 takes the largest of the processed logits. Log-probabilities are those of the raw
 logits.
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from parrot_engine.builtin.batch import SampledToken, SamplingRow
 from parrot_engine.builtin.sampling_inputs import Draws, Ranking, SamplingInputs, prepare
+from parrot_engine.builtin.token_mask import TokenMasks, apply_masks, make_masks
 from parrot_engine.builtin.upload import Upload
 from parrot_engine.protocol import TokenLogprobs
 
@@ -71,7 +73,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     upload = Upload()
     inputs = prepare(rows, logits.shape[1], upload)
     upload.send(logits.device)
-    choice = choose(logits, inputs)
+    choice = choose(logits, inputs, make_masks(rows, logits.shape[1], logits.device))
     return assemble_tokens(inputs, choice.checked, choice.scores)
 
 
@@ -92,12 +94,16 @@ def prompt_logprobs(
 # -- on the device
 
 
-def choose(logits: Tensor, inputs: SamplingInputs) -> Choice:
+def choose(logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Choice:
     """One token for each row of `logits`, float32 `[n, vocab_size]`, which stay as they are.
 
     Never waits for the device. What `inputs` refers to must have been sent there.
     """
     processed = _process(logits, inputs)
+    if masks is not None:
+        # Last, so that no bias brings back what is not allowed.
+        processed = logits.clone() if processed is logits else processed
+        apply_masks(processed, masks)
     largest, tokens = processed.max(dim=-1)
     draws = inputs.draws
     if draws is not None and draws.at is None:

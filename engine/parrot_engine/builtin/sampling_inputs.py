@@ -151,7 +151,8 @@ def _gather_edits(
                 generated.add(index, (token,), -penalty)
         for token, bias in (params.logit_bias or {}).items():
             biased.add(index, (token,), bias)
-        if row.index < params.min_tokens:
+        # A grammar's mask knows about `min_tokens`: where it may only end, it ends.
+        if row.index < params.min_tokens and row.matcher is None:
             banned.add(index, row.end_token_ids)
     return seen.edit(upload), generated.edit(upload), biased.edit(upload), banned.positions(upload)
 

@@ -1,8 +1,9 @@
 """Which state each context is in, and what follows from it.
 
 A context with work waits in the line or runs in the batch; one without is idle, and its KV can be
-taken when blocks run out. This module moves contexts between these and keeps the lists; why they
-move is decided by `parrot_engine.builtin.store` and `parrot_engine.builtin.batcher`.
+taken when blocks run out. So can that of one that is held: it has work, but cannot go on yet. This
+module moves contexts between these and keeps the lists; why they move is decided by
+`parrot_engine.builtin.store` and `parrot_engine.builtin.batcher`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from parrot_engine.exceptions import ContextStateError
 
 _TRANSITIONS: dict[ContextState, frozenset[ContextState]] = {
     "unborn": frozenset({"idle", "gone"}),
-    "waiting": frozenset({"running", "idle", "gone"}),
-    "running": frozenset({"waiting", "idle", "gone"}),
-    "idle": frozenset({"waiting", "gone"}),
+    "waiting": frozenset({"running", "held", "idle", "gone"}),
+    "running": frozenset({"waiting", "held", "idle", "gone"}),
+    "held": frozenset({"waiting", "idle", "gone"}),
+    "idle": frozenset({"waiting", "held", "gone"}),
     "gone": frozenset(),
 }
 
@@ -33,7 +35,7 @@ class ContextStates:
         self.running: dict[Context, None] = {}
         #: Contexts in state `waiting`, except for one that the batcher took out to look at.
         self.line = WaitingLine()
-        #: Idle contexts that hold KV, least recently used first; pinned ones apart.
+        #: Idle and held contexts that hold KV, least recently used first; pinned ones apart.
         self.idle: OrderedDict[Context, None] = OrderedDict()
         self.idle_pinned: OrderedDict[Context, None] = OrderedDict()
         self._all: dict[Context, None] = {}
@@ -49,7 +51,12 @@ class ContextStates:
     @property
     def num_waiting(self) -> int:
         """Contexts that have work but no place in the batch."""
-        return self._count["waiting"] + self._count["unborn"]
+        return self._count["waiting"] + self._count["held"] + self._count["unborn"]
+
+    @property
+    def num_held(self) -> int:
+        """Of these, contexts that cannot go on yet."""
+        return self._count["held"]
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +84,7 @@ class ContextStates:
         """
         old = context.state
         if old == state:
-            if state == "idle":
+            if state in ("idle", "held"):
                 self._place_idle(context)
             elif state == "waiting" and context.queued != context.rank:
                 # The head of its queue changed (all of it was found in the prefix cache), or
@@ -89,7 +96,7 @@ class ContextStates:
         self.line.remove(context)
         if old == "running":
             del self.running[context]
-        elif old == "idle":
+        elif old in ("idle", "held"):
             self._displace_idle(context)
         self._count[old] -= 1
         self._count[state] += 1
@@ -99,7 +106,7 @@ class ContextStates:
             self.running[context] = None
         elif state == "waiting":
             self.line.add(context)
-        elif state == "idle":
+        elif state in ("idle", "held"):
             self._place_idle(context)
 
     def drop_blocks(self, context: Context) -> None:
@@ -155,21 +162,26 @@ class ContextStates:
                 raise self.illegal(context, "runs behind a row that does not count")
             if not least <= held <= end // context.block_size + 1:
                 raise self.illegal(context, f"holds {held} blocks, needs {least}")
-            if (context.state in ("running", "waiting")) != bool(
+            if (context.state in ("running", "waiting", "held")) != bool(
                 context.pending and context.state != "unborn"
             ):
                 raise self.illegal(context, "work and state do not match")
             if (context.state == "running") != (context in self.running):
                 raise self.illegal(context, "not in the batch that it runs in")
+            if context.is_held != (context.state == "held") and context.state != "unborn":
+                raise self.illegal(context, "held without a grammar to wait for, or the reverse")
             if (context.state == "waiting") != (context in line):
                 raise self.illegal(context, "waits without standing in the line")
             if context in line and context.queued != context.rank:
                 raise self.illegal(context, "stands in the line under another rank")
-            if (context.state == "idle" and held > 0) != (
+            if (context.state in ("idle", "held") and held > 0) != (
                 context in (self.idle_pinned if context.pin else self.idle)
             ):
                 raise self.illegal(context, "its KV could not be found when blocks run out")
-            if any(counted[state] != self._count[state] for state in ("waiting", "idle", "unborn")):
+            if any(
+                counted[state] != self._count[state]
+                for state in ("waiting", "held", "idle", "unborn")
+            ):
                 raise self.illegal(context, "contexts are miscounted")
             if len(self.line) != counted["waiting"]:
                 raise self.illegal(context, "the line is miscounted")

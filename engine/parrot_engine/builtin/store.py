@@ -15,8 +15,9 @@ failed id that were under way are answered with the same failure until the id is
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-from parrot_engine.builtin.batch import SampledToken
+from parrot_engine.builtin.batch import Matcher, SampledToken
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import (
     Context,
@@ -85,9 +86,14 @@ class ContextStore:
         self._enqueue(context, PendingFill(self._number, tokens, primitive.priority, count))
 
     def submit_generate(
-        self, primitive: Generate, *, seed: int, end_token_ids: frozenset[int]
-    ) -> None:
-        """Queue a validated Generate.
+        self,
+        primitive: Generate,
+        *,
+        seed: int,
+        end_token_ids: frozenset[int],
+        is_held: bool = False,
+    ) -> tuple[Context, PendingGenerate]:
+        """Queue a validated Generate; one that is held waits for `release`.
 
         Raises:
             PrimitiveError: it cannot be queued; give the context up with `fail_id`.
@@ -95,9 +101,20 @@ class ContextStore:
         context = self._open(primitive)
         self._number += 1
         sampling, priority = primitive.sampling, primitive.priority
-        self._enqueue(
-            context, PendingGenerate(self._number, sampling, priority, seed, end_token_ids)
+        generate = PendingGenerate(
+            self._number, sampling, priority, seed, end_token_ids, is_held=is_held
         )
+        self._enqueue(context, generate)
+        return context, generate
+
+    def release(
+        self, context: Context, generate: PendingGenerate, new_matcher: Callable[[], Matcher]
+    ) -> None:
+        """A held Generate may go on, kept to what `new_matcher` makes."""
+        generate.new_matcher = new_matcher
+        generate.is_held = False
+        if context.is_at(generate):
+            self.settle(context)
 
     def free(self, context_id: int) -> None:
         """Forget a context, or that it failed; does nothing for an unknown id."""
@@ -213,7 +230,9 @@ class ContextStore:
             if current.state == "gone":
                 continue
             if current.pending:
-                if current.state != "running":
+                if current.is_held:
+                    self.states.move(current, "held")
+                elif current.state != "running":
                     self.states.move(current, "waiting")
             elif current.freed:
                 self._remove(current)
@@ -264,6 +283,8 @@ class ContextStore:
             context.pending.popleft()
             self._emit(context, Generated(context.id, [], generate.no_logprobs(), "length"))
             return True
+        if generate.is_held:
+            return False
         context.step_back(len(context.token_ids) - 1)
         generate.begin(context.token_ids)
         return False

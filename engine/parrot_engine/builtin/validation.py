@@ -66,6 +66,8 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             raise _refusal("logit_bias", token_id, f"token ids from 0 to {vocab_size - 1}")
         if math.isnan(bias) or bias == math.inf:
             raise _refusal(f"logit_bias[{token_id}]", bias, "a number, or -inf to ban the token")
+    if params.grammar is not None and params.ignore_eos:
+        raise _refusal("ignore_eos", True, "with a grammar the output ends where that ends")
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             raise _refusal("stop_token_ids", token_id, f"token ids from 0 to {vocab_size - 1}")

@@ -188,6 +188,10 @@ class HuggingFaceEngine:
             work = Filling(primitive)
         else:
             check_generate(primitive, self.info.vocab_size)
+            if primitive.sampling.grammar is not None:
+                raise PrimitiveError(
+                    "invalid_request", "grammar: the huggingface engine follows none"
+                )
             context = self._open(primitive)
             ends = frozenset(primitive.sampling.stop_token_ids)
             if not primitive.sampling.ignore_eos:
