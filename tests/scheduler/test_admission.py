@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,12 +21,14 @@ from parrot_scheduler.events import (
     Tick,
 )
 from parrot_scheduler.scheduler import Scheduler
-from parrot_scheduler.task import EngineDescription, Task
+from parrot_scheduler.task import EngineDescription, StepModel, Task
 
 _ids = count(1)
+#: A token is filled in a tenth of a second.
+SLOW = StepModel(weights_s=0.001, context_token_s=0.0, prefill_token_s=0.1)
 
 
-def started(keep: str = "none", **engine: int) -> Scheduler:
+def started(keep: str = "none", **engine: Any) -> Scheduler:
     config = SchedulerConfig(
         admission="working-set",
         order="fcfs",
@@ -113,9 +116,9 @@ def test_the_same_beginning_counts_once() -> None:
 
 
 def test_what_paused_applications_keep_counts_and_they_return_first() -> None:
-    scheduler = started(keep="hazard")
-    agent = task("agent", 500, successors=1)
-    scheduler.step(0.0, [TaskSubmitted(agent)])
+    scheduler = started(keep="hazard", step_model=SLOW)
+    agent, busy = task("agent", 500, successors=1), task("busy", 20)
+    scheduler.step(0.0, [TaskSubmitted(agent), TaskSubmitted(busy)])
     scheduler.step(1.0, [TaskFinished(agent.id, 0, 20)])
     other = task("other", 400)
     assert kinds(scheduler.step(1.1, [TaskSubmitted(other)])) == [("Hold", "other")]
@@ -124,6 +127,14 @@ def test_what_paused_applications_keep_counts_and_they_return_first() -> None:
     scheduler.step(1.3, [TaskFinished(back.id, 0, 20)])
     actions = scheduler.step(1.4, [ApplicationFinished("agent")])
     assert kinds(actions) == [("Release", "other"), ("Place", other.id)]
+
+
+def test_what_paused_applications_keep_yields_while_engines_have_nothing_to_compute() -> None:
+    scheduler = started(keep="hazard", step_model=SLOW)
+    agent, other = task("agent", 500, successors=1), task("other", 400)
+    scheduler.step(0.0, [TaskSubmitted(agent)])
+    scheduler.step(1.0, [TaskFinished(agent.id, 0, 20)])
+    assert kinds(scheduler.step(1.1, [TaskSubmitted(other)])) == [("Place", other.id)]
 
 
 def test_a_held_application_without_calls_is_not_held_any_more() -> None:

@@ -100,6 +100,8 @@ def draw_experiment(experiment: Experiment, outcomes: Sequence[Outcome], folder:
         OSError: the file cannot be written.
     """
     plt = require_matplotlib()
+    # Letters as letters: a fifth of the size.
+    plt.rcParams["svg.fonttype"] = "none"
     folder.mkdir(parents=True, exist_ok=True)
     labels = [point.label for point in experiment.points]
     figure, axis = plt.subplots(figsize=(6.4, 4))
