@@ -76,7 +76,7 @@ def _is_busy(pool: Pool) -> bool:
     """Whether prefill piles up before the engines."""
     table = pool.table
     backlog_s = float(table.pending_prefill @ table.prefill_token_s)
-    return backlog_s > _BUSY_S * max(1, np.count_nonzero(table.accepts))
+    return backlog_s > _BUSY_S * max(1, int(np.count_nonzero(table.accepts)))
 
 
 @lru_cache(maxsize=4096)
