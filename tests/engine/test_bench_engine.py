@@ -151,6 +151,27 @@ def test_it_runs_without_the_gateways_packages(tmp_path: Path) -> None:
     assert "decode-4" in ran.stdout
 
 
+def test_the_command_of_the_gateway(tmp_path: Path) -> None:
+    """Its options are the program's own, and its status too."""
+    file = tmp_path / "engine.json"
+    program = "import sys; from parrot_gateway.cli import main; main()"
+    command_line = [sys.executable, "-c", program, "bench", "engine"]
+    options = ["--model", "parrot-demo", "--device", "cpu", "--quick", "--cases", "decode"]
+    ran = subprocess.run(
+        [*command_line, *options, "--repetitions", "1", "--json", str(file)],
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "parrot decode-4: step" in ran.stderr
+    assert len(json.loads(file.read_text())["cases"]) == 2
+    refused = subprocess.run(
+        [*command_line, "--cases", "nonsense"], capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert "nonsense" in refused.stderr
+
+
 class Scripted:
     """Implements `Subject`; hands out what it is told to."""
 
