@@ -56,6 +56,8 @@ def test_all_cases(shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert report["limits"] is None
     assert report["ready_s"] > 0
     assert report["memory"]["end"]["process_peak_bytes"] > 0
+    assert report["elapsed_s"] > report["ready_s"]
+    assert "small, float32, random weights, on cpu" in out
     cases = {case["case"]: case for case in report["cases"]}
     assert list(cases) == [
         *("decode-1", "decode-4", "shared", "unshared", "families", "tree"),

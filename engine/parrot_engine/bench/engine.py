@@ -27,7 +27,7 @@ from parrot_engine.bench.engine_bounds import bounds_of
 from parrot_engine.bench.engine_cases import GROUPS, Bench, run_cases
 from parrot_engine.bench.engine_peers import PEERS, is_installed, open_peer
 from parrot_engine.bench.engine_prompts import QUICK, PromptSource, Sizes
-from parrot_engine.bench.engine_report import line_of, machine, memory, table
+from parrot_engine.bench.engine_report import line_of, machine, memory, summary, table
 from parrot_engine.bench.engine_results import BenchError, CaseResult
 from parrot_engine.bench.engine_subjects import ParrotSubject
 from parrot_engine.exceptions import ParrotEngineError
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report, results = _measure_own(parsed)
             for peer in parsed.peers:
                 results += _run_peer(parsed, peer, report["model"]["dtype"])
-            print(table(results))
+            print(summary(report), table(results), sep="\n\n")
         else:
             report, results = _measure_peer(parsed)
     except (ParrotEngineError, BenchError) as error:
@@ -202,6 +202,8 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         )
         results = _run(bench, parsed.cases)
         report["memory"]["end"] = memory(device)
+    report["elapsed_s"] = time.perf_counter() - begin
+    say(f"all cases done {report['elapsed_s']:.0f} s after the start of loading")
     del llm, bench
     gc.collect()
     if device.type == "cuda":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,32 @@ def memory(device: torch.device) -> dict[str, int]:
             "torch_peak_bytes": torch.cuda.max_memory_reserved(device),
         }
     return {"process_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """What was measured on what, in a few lines."""
+    where, model, engine = report["machine"], report["model"], report["engine"]
+    versions = where["packages"]
+    weights = "random weights" if model["dummy_weights"] else "the checkpoint's weights"
+    lines = [
+        f"{model['name']}, {model['dtype']}, {weights}, on {where['device']} ({where['cpu']}); "
+        f"torch {versions['torch']}, triton {versions['triton']}",
+        f"ready after {report['ready_s']:.1f} s; blocks of {engine['block_size']} tokens, "
+        f"{engine['num_blocks']} of them; up to {engine['max_batch_size']} contexts and "
+        f"{engine['max_batch_tokens']} tokens a step",
+        "memory at the end: "
+        + ", ".join(
+            f"{name.removesuffix('_bytes')} {size / 2**30:.1f} GiB"
+            for name, size in report["memory"]["end"].items()
+        ),
+    ]
+    limits = report["limits"]
+    if limits is not None:
+        lines.append(
+            f"limits measured: copy {limits['bytes_per_s'] / 1e12:.2f} TB/s, "
+            f"matrix product {limits['flops_per_s'] / 1e12:.0f} TFLOP/s"
+        )
+    return "\n".join(lines)
 
 
 def line_of(result: CaseResult) -> str:
