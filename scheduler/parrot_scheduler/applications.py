@@ -84,7 +84,7 @@ class Applications:
         self._idle[application.id] = application
         row = self._pool.row_of(application.last_engine)
         if keep and row >= 0:
-            capacity = float(self._pool.table.capacity[row])
+            capacity = self._pool.table.cells.capacity[row]
             application.kept_tokens = min(float(application.context_tokens), capacity)
             self._pool.keep(row, application.kept_tokens)
             self._kept[application.id] = application

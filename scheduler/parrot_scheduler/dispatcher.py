@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from parrot_scheduler.actions import Cancel, Place, Reasons, Release
+from parrot_scheduler.actions import Cancel, Place, Reasons
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.model_queue import Held, ModelQueue
 from parrot_scheduler.policy import Choice

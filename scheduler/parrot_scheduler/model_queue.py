@@ -168,9 +168,10 @@ class ModelQueue:
 
     def progress(self, entry: Entry, filled: int, cached: int, generated: int, now: float) -> None:
         """A placed task got on; counts are sane."""
-        was_pending = self.pool.table.pending_prefill[entry.engine_row] > 0
+        pending, row = self.pool.table.cells.pending_prefill, entry.engine_row
+        was_pending = pending[row] > 0
         self.pool.progress(entry, filled, cached, generated)
-        if was_pending and self.pool.table.pending_prefill[entry.engine_row] <= 0:
+        if was_pending and pending[row] <= 0:
             self.has_room = True
 
     def finish(self, entry: Entry, now: float, *, succeeded: bool) -> None:
@@ -279,7 +280,7 @@ class ModelQueue:
         row = pool.row_of(task.bound_to)
         if row < 0 and not pool.num_accepting:
             return True
-        capacity = int(pool.table.capacity[row] if row >= 0 else pool.largest_capacity)
+        capacity = int(pool.table.cells.capacity[row] if row >= 0 else pool.largest_capacity)
         if task.prompt_tokens + min(1, task.max_tokens) > capacity:
             self.reject(
                 entry,

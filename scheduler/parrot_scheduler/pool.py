@@ -9,7 +9,7 @@ import numpy as np
 
 from parrot_scheduler.entry import Account, Entry
 from parrot_scheduler.events import EngineReport
-from parrot_scheduler.prefix_index import PrefixIndex, chain_of
+from parrot_scheduler.prefix_index import PrefixIndex, chain_of, rows_of
 from parrot_scheduler.table import EngineTable
 from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel
 
@@ -17,6 +17,8 @@ from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepMo
 _GROWTH = 1.5
 #: Templates and applications that an engine without visible blocks is believed to cache.
 _HIDDEN_BLOCKS = 1024
+#: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
+FEW_ROWS = 16
 
 
 class Pool:
@@ -42,6 +44,17 @@ class Pool:
         self.total_kept = 0.0
         #: Engines with nothing placed on them.
         self.num_idle = 0
+        #: Sets of rows, bit r for row r: those that take new work, those whose batch is full, those
+        #: with a sequence.
+        self.accepting = 0
+        self.full = 0
+        self.busy = 0
+        #: The largest engine that takes new work, a reserved one left out.
+        self.largest_accepting = 0.0
+        #: Tokens of a block where all engines that take work have the same; -1 otherwise.
+        self.common_block = -1
+        #: Tasks that were promised seconds a token.
+        self.num_promises = 0
         # No engine that takes work and has room in its batch has more free tokens than this.
         self._most_free = math.inf
         # Tasks have been placed since that was found out: it may be much less.
@@ -72,6 +85,7 @@ class Pool:
         self.placed[row] = {}
         self._limits[row] = {}
         self.num_idle += 1
+        self._set_batch(row, 0.0)
         self._recount()
         return row
 
@@ -90,6 +104,8 @@ class Pool:
         self.table.remove(engine_id)
         self.prefixes.drop_row(row)
         del self.placed[row], self._limits[row]
+        self.full &= ~(1 << row)
+        self.busy &= ~(1 << row)
         self.num_idle -= 1
         self.reports.pop(row, None)
         self._draining.pop(row, None)
@@ -114,6 +130,11 @@ class Pool:
         table.accepts[rows] = True
         if self._reserved >= 0:
             table.accepts[self._reserved] = False
+        accepting = [row for row in rows if row != self._reserved]
+        self.accepting = sum(1 << row for row in accepting)
+        self.largest_accepting = max(map(table.cells.capacity.__getitem__, accepting), default=0.0)
+        blocks = set(table.block_tokens[accepting].tolist())
+        self.common_block = int(blocks.pop()) if len(blocks) == 1 else -1
 
     def report(self, row: int, report: EngineReport) -> bool:
         """What an engine says of itself; False: it cannot be true, and was not taken."""
@@ -132,17 +153,17 @@ class Pool:
 
     def has_room(self, entry: Entry, row: int) -> bool:
         """Whether an engine has room for a task now, or nothing to do at all."""
-        table = self.table
-        if table.batch[row] == 0:
+        cells = self.table.cells
+        if cells.batch[row] == 0:
             return True
-        sequences = min(entry.task.num_sequences, table.max_batch[row])
-        block = int(table.block_tokens[row])
+        sequences = min(entry.task.num_sequences, cells.max_batch[row])
+        block = int(cells.block_tokens[row])
         need = entry.working_set
         if block:
             need -= block * self.prefixes.claimed_on(row, _chain(entry, block))
-        return bool(
-            table.batch[row] + sequences <= table.max_batch[row]
-            and table.working_set[row] + need <= table.capacity[row]
+        return (
+            cells.batch[row] + sequences <= cells.max_batch[row]
+            and cells.working_set[row] + need <= cells.capacity[row]
         )
 
     def may_have_room(self, entry: Entry) -> bool:
@@ -152,12 +173,23 @@ class Pool:
         if need > self._most_free:
             return False
         if self._is_loose:
-            table = self.table
-            free = table.capacity - table.working_set
-            open_rows = table.accepts & (table.batch < table.max_batch)
-            self._most_free = float(np.where(open_rows, free, -np.inf).max())
+            self._most_free = self._find_most_free()
             self._is_loose = False
         return need <= self._most_free
+
+    def _find_most_free(self) -> float:
+        there = self.accepting & ~self.full
+        if there.bit_count() <= FEW_ROWS:
+            cells = self.table.cells
+            free = [cells.capacity[row] - cells.working_set[row] for row in rows_of(there)]
+            return max(free, default=-math.inf)
+        table = self.table
+        free_there = np.where(
+            table.accepts & (table.batch < table.max_batch),
+            table.capacity - table.working_set,
+            -np.inf,
+        )
+        return float(free_there.item(free_there.argmax()))
 
     def idle_row(self, entry: Entry) -> int:
         """An engine with nothing to do that can hold the task; -1: there is none."""
@@ -177,7 +209,7 @@ class Pool:
 
     def cached_on(self, entry: Entry, row: int) -> int:
         """Prompt tokens that an engine is believed to hold; at least one stays to be computed."""
-        block = int(self.table.block_tokens[row])
+        block = int(self.table.cells.block_tokens[row])
         if not block:
             return 0
         blocks = self.prefixes.blocks_on(row, _chain(entry, block))
@@ -186,7 +218,8 @@ class Pool:
     def place(self, entry: Entry, row: int, expected_cached: int, now: float) -> None:
         """Account for a task that is placed on a row."""
         table, task = self.table, entry.task
-        block = int(table.block_tokens[row])
+        cells = table.cells
+        block = int(cells.block_tokens[row])
         chain = _chain(entry, block)
         claim = self.prefixes.claim(row, chain)
         needed = (len(chain) - claim.shared_blocks) * block
@@ -199,15 +232,15 @@ class Pool:
             sequences=task.num_sequences,
             latency_sequences=task.num_sequences if entry.objective.is_latency else 0,
             pending_prefill=float(task.prompt_tokens - entry.expected_cached),
-            private_tokens=float(entry.working_set - len(chain) * block),
+            private_tokens=float(task.prompt_tokens + entry.expected_output - len(chain) * block),
             step_limit_s=_step_limit(entry.objective),
             claim=claim,
         )
         entry.account = account
         self._is_loose = True
-        table.batch[row] += account.sequences
-        table.latency_batch[row] += account.latency_sequences
-        table.pending_prefill[row] += account.pending_prefill
+        self._set_batch(row, cells.batch[row] + account.sequences)
+        cells.latency_batch[row] += account.latency_sequences
+        cells.pending_prefill[row] += account.pending_prefill
         self._use(row, account.private_tokens + needed)
         self._promise(row, account.step_limit_s, 1)
         here = self.placed[row]
@@ -218,18 +251,19 @@ class Pool:
         """A placed task has ended: take away what it added."""
         account, row = entry.account, entry.engine_row
         assert account is not None, f"task {entry.task.id} is not placed"
-        table = self.table
-        freed = self.prefixes.release(account.claim) * table.block_tokens[row]
+        cells = self.table.cells
+        freed = self.prefixes.release(account.claim) * cells.block_tokens[row]
         here = self.placed[row]
         del here[entry.task.id]
         self.num_idle += not here
         self._promise(row, account.step_limit_s, -1)
-        table.batch[row] -= account.sequences
-        table.latency_batch[row] -= account.latency_sequences
-        table.pending_prefill[row] -= account.pending_prefill
-        self._use(row, -account.private_tokens - float(freed))
-        free = float(table.capacity[row] - table.working_set[row])
-        self._most_free = max(self._most_free, free)
+        self._set_batch(row, cells.batch[row] - account.sequences)
+        cells.latency_batch[row] -= account.latency_sequences
+        cells.pending_prefill[row] -= account.pending_prefill
+        self._use(row, -account.private_tokens - freed)
+        free = cells.capacity[row] - cells.working_set[row]
+        if free > self._most_free:
+            self._most_free = free
         entry.account = None
         entry.engine_row = -1
 
@@ -241,7 +275,7 @@ class Pool:
         entry.cached_tokens = cached
         entry.generated_tokens = generated
         pending = float(task.prompt_tokens - max(filled, entry.expected_cached))
-        self.table.pending_prefill[row] += pending - account.pending_prefill
+        self.table.cells.pending_prefill[row] += pending - account.pending_prefill
         account.pending_prefill = pending
         if generated > entry.expected_output:
             limit = task.max_tokens * task.num_sequences
@@ -256,7 +290,7 @@ class Pool:
         account, row = entry.account, entry.engine_row
         assert account is not None, f"task {entry.task.id} is not placed"
         latency = entry.task.num_sequences if objective.is_latency else 0
-        self.table.latency_batch[row] += latency - account.latency_sequences
+        self.table.cells.latency_batch[row] += latency - account.latency_sequences
         account.latency_sequences = latency
         self._promise(row, account.step_limit_s, -1)
         account.step_limit_s = _step_limit(objective)
@@ -273,21 +307,28 @@ class Pool:
 
     def keep(self, row: int, tokens: float) -> None:
         """A paused application leaves KV there (more, or less when negative)."""
-        self.table.kept[row] += tokens
+        self.table.cells.kept[row] += tokens
         self.total_kept += tokens
 
     def _use(self, row: int, tokens: float) -> None:
-        self.table.working_set[row] += tokens
+        self.table.cells.working_set[row] += tokens
         self.total_working_set += tokens
+
+    def _set_batch(self, row: int, sequences: float) -> None:
+        cells, bit = self.table.cells, 1 << row
+        cells.batch[row] = sequences
+        self.full = self.full | bit if sequences >= cells.max_batch[row] else self.full & ~bit
+        self.busy = self.busy | bit if sequences else self.busy & ~bit
 
     def _promise(self, row: int, limit_s: float, count: int) -> None:
         if limit_s == math.inf:
             return
+        self.num_promises += count
         limits = self._limits[row]
         limits[limit_s] = limits.get(limit_s, 0) + count
         if limits[limit_s] == 0:
             del limits[limit_s]
-        self.table.step_limit_s[row] = min(limits, default=math.inf)
+        self.table.cells.step_limit_s[row] = min(limits, default=math.inf)
 
 
 def _chain(entry: Entry, block_tokens: int) -> tuple[Hashable, ...]:

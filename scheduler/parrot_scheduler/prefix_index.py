@@ -334,6 +334,16 @@ def as_column(levels: list[Level], num_rows: int) -> Depths | None:
     return column
 
 
+def rows_of(bits: int) -> list[int]:
+    """A small set of rows as a list, the first row first."""
+    rows: list[int] = []
+    while bits:
+        lowest = bits & -bits
+        rows.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return rows
+
+
 def unpack(bits: int, num_rows: int) -> npt.NDArray[np.uint8]:
     """A set of rows as one 0 or 1 for each row."""
     raw = np.frombuffer(bits.to_bytes((num_rows + 7) // 8, "little"), dtype=np.uint8)

@@ -6,6 +6,8 @@ columns; only `Pool` writes them.
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +32,29 @@ _COLUMNS = (
     "prefill_token_s",
     "overhead_s",
 )
+
+
+class Cells:
+    """The same columns for one value at a time: reading and writing plain floats takes a third of
+    the time that it takes through numpy. Both see the same memory.
+    """
+
+    __slots__ = _COLUMNS
+
+    capacity: array[float]
+    max_batch: array[float]
+    max_batch_tokens: array[float]
+    block_tokens: array[float]
+    batch: array[float]
+    latency_batch: array[float]
+    pending_prefill: array[float]
+    working_set: array[float]
+    kept: array[float]
+    step_limit_s: array[float]
+    weights_s: array[float]
+    context_token_s: array[float]
+    prefill_token_s: array[float]
+    overhead_s: array[float]
 
 
 class EngineTable:
@@ -70,8 +95,10 @@ class EngineTable:
         self.accepts: npt.NDArray[np.bool_] = np.zeros(_FIRST_ROWS, dtype=np.bool_)
         self._rows: dict[EngineId, int] = {}
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
+        #: One value at a time, by the columns' names.
+        self.cells = Cells()
         for name in _COLUMNS:
-            setattr(self, name, np.zeros(_FIRST_ROWS))
+            self._set_column(name, array("d", bytes(8 * _FIRST_ROWS)))
 
     def __len__(self) -> int:
         """Engines, draining ones included."""
@@ -90,7 +117,7 @@ class EngineTable:
         self.ids[row] = engine.id
         self.descriptions[row] = engine
         for name in _COLUMNS:
-            getattr(self, name)[row] = 0.0
+            getattr(self.cells, name)[row] = 0.0
         self.capacity[row] = engine.capacity_tokens
         self.max_batch[row] = engine.max_batch
         self.max_batch_tokens[row] = engine.max_batch_tokens
@@ -122,5 +149,9 @@ class EngineTable:
         self.descriptions += [None] * old
         self.accepts = np.concatenate([self.accepts, np.zeros(old, dtype=np.bool_)])
         for name in _COLUMNS:
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(old)]))
+            self._set_column(name, getattr(self.cells, name) + array("d", bytes(8 * old)))
         self._free = list(range(2 * old - 1, old - 1, -1))
+
+    def _set_column(self, name: str, cells: array[float]) -> None:
+        setattr(self.cells, name, cells)
+        setattr(self, name, np.frombuffer(cells))

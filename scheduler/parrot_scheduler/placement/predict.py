@@ -28,14 +28,15 @@ class Prediction(NamedTuple, Generic[T]):
 
 def predict_row(entry: Entry, new_tokens: float, table: EngineTable, row: int) -> Prediction[float]:
     """For one row, where `new_tokens` of the prompt are not cached."""
+    cells = table.cells
     return _predict(
         entry,
         new_tokens,
-        table.pending_prefill.item(row),
-        table.working_set.item(row),
-        table.weights_s.item(row) + table.overhead_s.item(row),
-        table.context_token_s.item(row),
-        table.prefill_token_s.item(row),
+        cells.pending_prefill[row],
+        cells.working_set[row],
+        cells.weights_s[row] + cells.overhead_s[row],
+        cells.context_token_s[row],
+        cells.prefill_token_s[row],
     )
 
 
@@ -62,7 +63,9 @@ def _predict(
     prefill_token_s: T,
 ) -> Prediction[T]:
     task = entry.task
-    steps = max(entry.expected_output / max(task.num_sequences, 1) - 1, 0.0)
+    sequences = task.num_sequences
+    steps = (entry.expected_output / sequences if sequences > 1 else entry.expected_output) - 1.0
+    steps = steps if steps > 0.0 else 0.0
     context = working_set + float(task.prompt_tokens + entry.expected_output)
     fill_s = new * prefill_token_s
     step_s = context * context_token_s + fixed_s

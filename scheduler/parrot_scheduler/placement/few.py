@@ -1,0 +1,147 @@
+"""Options on a handful of engines, one by one in plain floats."""
+
+from __future__ import annotations
+
+import math
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.placement.options import HOLDER_SHARE, Classes, Limit, Options
+from parrot_scheduler.pool import FEW_ROWS, Pool
+from parrot_scheduler.prefix_index import rows_of, unpack
+
+
+class Few(Options):
+    """For pools whose engines all have blocks of one size; `rows` take work.
+
+    `rows` are all engines that may have room. What is left of them, in order, is `self.rows`: empty
+    where none has any.
+    """
+
+    def __init__(self, entry: Entry, pool: Pool, target: float, rows: list[int]) -> None:
+        super().__init__(entry, pool, target)
+        task, block = entry.task, pool.common_block
+        levels, claimed = pool.prefixes.both_levels(task.prefix)
+        self._claimed = claimed
+        self.rows = self._with_room(rows)
+        self._levels: list[tuple[int, float]] = []
+        self._holders = 0
+        if not self.rows:
+            return
+        most = max(task.prompt_tokens - 1, 0)
+        #: What is cached, as sets of rows that take work.
+        self._levels = [
+            (there, float(min(depth * block, most)))
+            for bits, depth in levels
+            if (there := bits & pool.accepting)
+        ]
+        self.best_cached = max((tokens for _, tokens in self._levels), default=0.0)
+        least = self.best_cached * HOLDER_SHARE
+        for bits, tokens in self._levels:
+            if tokens >= least:
+                self._holders |= bits
+
+    def _with_room(self, rows: list[int]) -> list[int]:
+        """Those with room for its working set; blocks that tasks there need already are free."""
+        task, pool, cells = self.entry.task, self.pool, self.pool.table.cells
+        need = float(task.prompt_tokens + self.entry.expected_output)
+        tight: list[int] = []
+        roomy: list[int] = []
+        for row in rows:
+            if cells.batch[row] + task.num_sequences > cells.max_batch[row]:
+                continue
+            used = cells.working_set[row] + need
+            limit = cells.capacity[row] * self.target
+            for bits, depth in self._claimed:
+                if bits >> row & 1:
+                    used -= depth * pool.common_block
+                    break
+            if used <= limit:
+                tight.append(row)
+                if used + cells.kept[row] <= limit:
+                    roomy.append(row)
+        if tight:
+            # What paused applications left yields to running work, but only where it must.
+            return roomy or tight
+        idle = [row for row in rows if cells.batch[row] == 0]
+        if pool.largest_accepting >= need:
+            return [row for row in idle if cells.capacity[row] >= need]
+        return idle
+
+    @property
+    def num_rows(self) -> int:
+        """Engines that are left."""
+        return len(self.rows)
+
+    def may(self, row: int) -> bool:
+        """Whether this one is left."""
+        return row in self.rows
+
+    def cached(self, row: int) -> float:
+        """Prompt tokens that it holds or is about to hold."""
+        for bits, tokens in self._levels:
+            if bits >> row & 1:
+                return tokens
+        return 0.0
+
+    def keep_promises(self) -> bool:
+        """See `Options`. A promise that even an idle engine would break binds nobody."""
+        cells = self.pool.table.cells
+        added = float(self.entry.task.prompt_tokens + self.entry.expected_output)
+        keeping: list[int] = []
+        for row in self.rows:
+            fixed_s = cells.weights_s[row] + cells.overhead_s[row]
+            step_s = fixed_s + (cells.working_set[row] + added) * cells.context_token_s[row]
+            if step_s <= cells.step_limit_s[row] or fixed_s > cells.step_limit_s[row]:
+                keeping.append(row)
+        self.rows = keeping or self.rows
+        return bool(keeping)
+
+    def keep_within(self, limit: Limit) -> None:
+        """See `Options`."""
+        field, seconds = limit
+        meeting = [row for row in self.rows if getattr(self.predict(row), field) <= seconds]
+        self.rows = meeting or self.rows
+
+    def is_holder(self, row: int) -> bool:
+        """Whether it has a good part of the best hit."""
+        return bool(self._holders >> row & 1)
+
+    def cheapest(self) -> Classes:
+        """By cost, ties to the first row."""
+        holder = other = -1
+        least_held = least = math.inf
+        for row in self.rows:
+            cost = self.cost(row)
+            if self._holders >> row & 1:
+                if cost < least_held:
+                    holder, least_held = row, cost
+            elif cost < least:
+                other, least = row, cost
+        return Classes(holder, other)
+
+    def busiest_full_holder(self) -> int:
+        """See `Options`."""
+        full, table = self._holders, self.pool.table
+        for row in self.rows:
+            full &= ~(1 << row)
+        if full.bit_count() <= FEW_ROWS:
+            return max(rows_of(full), key=table.cells.batch.__getitem__, default=-1)
+        sequences = (table.batch + 1.0) * unpack(full, len(table.batch))
+        return int(sequences.argmax())
+
+    def roomiest(self, members: int, rather: int) -> int:
+        """See `Options`."""
+        entry, cells = self.entry, self.pool.table.cells
+        fitting = {
+            row: min(
+                (cells.max_batch[row] - cells.batch[row]) // max(entry.task.num_sequences, 1),
+                (cells.capacity[row] * self.target - cells.working_set[row])
+                // (self.new(row) + entry.expected_output),
+                members,
+            )
+            for row in self.rows
+        }
+        most = max(fitting.values())
+        if fitting[rather] == most:
+            return rather
+        return min((row for row in self.rows if fitting[row] == most), key=self.cost)

@@ -1,0 +1,101 @@
+"""What there is to choose from for one task, looked at row by row or by columns.
+
+Mostly only a few engines have room, and plain floats are far faster for these than numpy; where
+many have, columns are. Both say the same of every row, and `Parrot` asks either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
+
+from parrot_scheduler.entry import Entry
+from parrot_scheduler.placement.predict import Prediction, predict_row
+from parrot_scheduler.pool import Pool
+
+#: The least that counts as one block.
+BLOCK_TOKENS = 16.0
+#: An engine with this share of the best hit counts as a holder.
+HOLDER_SHARE = 0.5
+
+
+class Limit(NamedTuple):
+    """Seconds that a prediction must not exceed to meet a task's own objective."""
+
+    field: Literal["finish_s", "ttft_s", "step_s"]
+    seconds: float
+
+
+class Classes(NamedTuple):
+    """The cheapest engine with a good part of the best hit, and the cheapest of all others.
+
+    -1: there is none.
+    """
+
+    holder: int
+    other: int
+
+
+class Options(ABC):
+    """Engines with room for a task, narrowed down step by step."""
+
+    def __init__(self, entry: Entry, pool: Pool, target: float) -> None:
+        self.entry = entry
+        self.pool = pool
+        #: Share of its capacity that an engine is filled up to.
+        self.target = target
+        #: Most prompt tokens that any engine which takes work holds, with room or without.
+        self.best_cached = 0.0
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Engines that are left."""
+
+    @abstractmethod
+    def may(self, row: int) -> bool:
+        """Whether this one is left."""
+
+    @abstractmethod
+    def cached(self, row: int) -> float:
+        """Prompt tokens that it holds or is about to hold."""
+
+    @abstractmethod
+    def keep_promises(self) -> bool:
+        """Only those where no step gets longer than was promised to others; False: none is."""
+
+    @abstractmethod
+    def keep_within(self, limit: Limit) -> None:
+        """Only those that keep a limit, if any does."""
+
+    @abstractmethod
+    def is_holder(self, row: int) -> bool:
+        """Whether it has a good part of the best hit."""
+
+    @abstractmethod
+    def cheapest(self) -> Classes:
+        """By cost, ties to the first row. Not asked before the last narrowing."""
+
+    @abstractmethod
+    def busiest_full_holder(self) -> int:
+        """Of the holders that are not left the one with most sequences, ties to the first row; -1:
+        there is none.
+        """
+
+    @abstractmethod
+    def roomiest(self, members: int, rather: int) -> int:
+        """The cheapest of those with room for most of so many such tasks; `rather` if it is one."""
+
+    def new(self, row: int) -> float:
+        """Prompt tokens that would have to be computed there, one block at least."""
+        new = self.entry.task.prompt_tokens - self.cached(row)
+        return new if new > BLOCK_TOKENS else BLOCK_TOKENS
+
+    def cost(self, row: int) -> float:
+        """Tokens to compute, queued ones included, times sequences."""
+        cells = self.pool.table.cells
+        return (cells.pending_prefill[row] + self.new(row)) * (cells.batch[row] + 1.0)
+
+    def predict(self, row: int) -> Prediction[float]:
+        """What would become of the task there."""
+        return predict_row(self.entry, self.new(row), self.pool.table, row)
