@@ -45,6 +45,11 @@ class Grammar:
     text: str = ""
 
 
+#: What becomes of the KV of a context that is freed and can be found again: it goes after others
+#: (`keep`), as any (`normal`), or before them (`drop`) when room is needed.
+Retention: TypeAlias = Literal["keep", "normal", "drop"]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one Generate are drawn, and when it ends.
@@ -128,6 +133,8 @@ class FreeContext:
     """
 
     context_id: int
+    #: A hint: engines without a cache of their own ignore it.
+    retention: Retention = "normal"
 
 
 Primitive: TypeAlias = Fill | Generate | FreeContext

@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Protocol
 
-from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive
+from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive, Retention
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.core.generation_state import GenerationState
@@ -76,8 +76,13 @@ class GenerationEngine(Protocol):
         """The model's tokenizer."""
         ...
 
-    def open(self, count: int, *, salt: str = "") -> Channel:
+    def open(self, count: int, *, salt: str = "", retention: Retention = "normal") -> Channel:
         """A channel with `count` fresh contexts.
+
+        Args:
+            count: at least 1.
+            salt: of their tokens, in the prefix cache.
+            retention: what becomes of their KV when they are freed.
 
         Raises:
             EngineLostError: the engine went away.
@@ -176,7 +181,9 @@ class Generation:
     def _begin(self, engine: GenerationEngine) -> Channel:
         """Send the call to its engine."""
         self.state.priority = self._seat.priority
-        channel = engine.open(self.state.contexts_wanted, salt=self._request.salt)
+        channel = engine.open(
+            self.state.contexts_wanted, salt=self._request.salt, retention=self._seat.retention
+        )
         channel.__enter__()
         try:
             channel.submit(*self.state.begin(list(channel.context_ids)))

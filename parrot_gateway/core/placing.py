@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from parrot_gateway.core.objective import LATENCY, Objective
 
 if TYPE_CHECKING:
-    from parrot_engine.protocol import EngineInfo
+    from parrot_engine.protocol import EngineInfo, Retention
     from parrot_engine.text import Tokenizer
 
     from parrot_gateway.core.generation import GenerationEngine
@@ -56,6 +56,11 @@ class Seat(Protocol):
     @property
     def priority(self) -> int:
         """For the engine's own queue, once taken: smaller runs earlier."""
+        ...
+
+    @property
+    def retention(self) -> Retention:
+        """What shall become of its KV when it has ended, once taken."""
         ...
 
     async def taken(self) -> GenerationEngine:

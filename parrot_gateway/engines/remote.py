@@ -24,6 +24,7 @@ from parrot_engine.protocol import (
     Filled,
     FreeContext,
     Primitive,
+    Retention,
 )
 from parrot_engine.text import TextAssets, Tokenizer
 from parrot_engine.wire import Register, Submit, WireError, encode
@@ -116,12 +117,13 @@ class RemoteEngine:
         """Whether the link is gone."""
         return self._lost is not None
 
-    def open(self, count: int, *, salt: str = "") -> EngineChannel:
+    def open(self, count: int, *, salt: str = "", retention: Retention = "normal") -> EngineChannel:
         """A channel with `count` fresh contexts, to be used in a `with` block.
 
         Args:
             count: contexts, at least one.
             salt: for every Fill that names none of its own.
+            retention: what becomes of their KV when they are freed.
 
         Raises:
             EngineLostError: the link is gone.
@@ -132,7 +134,7 @@ class RemoteEngine:
         self._check_open()
         if self.draining:
             raise OverloadedError(f"The engine of model '{self.info.model}' is shutting down.")
-        channel = EngineChannel(self, salt)
+        channel = EngineChannel(self, salt, retention)
         self._add_contexts(channel, count)
         return channel
 
@@ -284,11 +286,11 @@ class RemoteEngine:
                 self.deliver([Failed(primitive.context_id, "invalid_request", message)])
         return messages
 
-    def _free(self, context_ids: list[int], submitted: set[int]) -> None:
+    def _free(self, context_ids: list[int], submitted: set[int], retention: Retention) -> None:
         for context_id in context_ids:
             self._channels.pop(context_id, None)
         if self._lost is None:
-            self._submit(tuple(FreeContext(i) for i in context_ids if i in submitted))
+            self._submit(tuple(FreeContext(i, retention) for i in context_ids if i in submitted))
         self._tell_quiet()
 
     def _note_submitted(self, primitive: Primitive) -> None:
@@ -345,17 +347,19 @@ class EngineChannel:
         "_closed",
         "_engine",
         "_events",
+        "_retention",
         "_salt",
         "_submitted",
         "_waiter",
         "context_ids",
     )
 
-    def __init__(self, engine: RemoteEngine, salt: str) -> None:
+    def __init__(self, engine: RemoteEngine, salt: str, retention: Retention) -> None:
         #: All ids that it was given on this engine, freed ones included.
         self.context_ids: list[int] = []
         self._engine = engine
         self._salt = salt
+        self._retention = retention
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._submitted: set[int] = set()
@@ -377,7 +381,7 @@ class EngineChannel:
         if not self._closed:
             self._closed = True
             self._events.clear()
-            self._engine._free(self.context_ids, self._submitted)
+            self._engine._free(self.context_ids, self._submitted, self._retention)
 
     def extend(self, count: int) -> list[int]:
         """Add fresh contexts to this channel, also while the engine is leaving.
@@ -403,6 +407,11 @@ class EngineChannel:
         if self._salt:
             primitives = tuple(
                 replace(p, salt=self._salt) if isinstance(p, Fill) and not p.salt else p
+                for p in primitives
+            )
+        if self._retention != "normal":
+            primitives = tuple(
+                replace(p, retention=self._retention) if isinstance(p, FreeContext) else p
                 for p in primitives
             )
         for primitive in primitives:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parrot_engine.protocol import EngineInfo
+from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.core.generation import GenerationEngine
@@ -14,6 +14,7 @@ class DirectSeat:
 
     def __init__(self, engine: GenerationEngine) -> None:
         self.priority = 0
+        self.retention: Retention = "normal"
         self._engine = engine
 
     async def taken(self) -> GenerationEngine:

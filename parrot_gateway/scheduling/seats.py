@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from parrot_engine.protocol import EngineInfo
+from parrot_engine.protocol import EngineInfo, Retention
 from parrot_scheduler.actions import Place
 from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.task import Task
@@ -37,6 +37,7 @@ class EngineSeat:
 
     def __init__(self, seats: Seats, request: GenerationRequest) -> None:
         self.priority = 0
+        self.retention: Retention = "normal"
         self._seats = seats
         self._request = request
         self._asked_at = time.perf_counter()
@@ -51,6 +52,7 @@ class EngineSeat:
         place = await ticket.placed()
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(KINDS) * self._seats.purpose.priority
+        self.retention = place.retention
         return self._seats._engine(ticket.task, place, time.perf_counter() - self._asked_at)
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:

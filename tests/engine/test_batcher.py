@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from doubles import ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
-from parrot_engine.protocol import Fill, Filled, FreeContext, Generate, SamplingParams
+from parrot_engine.protocol import Fill, Filled, FreeContext, Generate, Retention, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -43,6 +43,47 @@ def test_long_prompt_does_not_stall_running_generations() -> None:
     trace.submit(Fill(3, prompt(20)), Generate(3, GREEDY)).run()
     assert sizes(runner)[:6] == [[3, 3], [1, 1, 4], [1, 1, 4], [1, 1, 4], [1, 1, 4], [1, 1, 4]]
     assert trace.tokens(3) == expected(prompt(20))
+
+
+@pytest.mark.parametrize(("most", "chunk"), [(None, 3), (5, 5), (100, 11)])
+def test_prompts_that_can_wait_leave_urgent_generations_short_steps(
+    most: int | None, chunk: int
+) -> None:
+    engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=most)
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))
+    trace.step()
+    trace.submit(Fill(2, prompt(40, 2), priority=1), Fill(3, prompt(40, 3), priority=1)).run()
+    steps = sizes(runner)
+    assert steps[0] == [3]
+    assert all(rows[0] == 1 and sum(rows[1:]) == chunk for rows in steps[1:6])
+    # Nobody is disturbed any more: whole steps.
+    assert [12] in steps
+    assert trace.tokens(1) == expected(prompt(3))
+
+
+def test_prompts_of_the_same_urgency_share_the_whole_step() -> None:
+    engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=1)
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))
+    trace.step()
+    trace.submit(Fill(2, prompt(22, 2))).run()
+    assert sizes(runner)[1:3] == [[1, 11], [1, 11]]
+
+
+def test_urgent_prompts_are_not_held_back() -> None:
+    engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=1)
+    trace = Trace(engine).submit(Fill(1, prompt(3), priority=2), Generate(1, GREEDY, priority=2))
+    trace.step()
+    trace.submit(Fill(2, prompt(22, 2), priority=1)).run()
+    assert [sorted(rows) for rows in sizes(runner)[1:3]] == [[1, 11], [1, 11]]
+
+
+def test_what_can_wait_gets_on_all_the_same() -> None:
+    engine, _ = scripted_engine(max_batch_tokens=8, max_background_tokens=1)
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))
+    trace.submit(*[Fill(i, prompt(9, i), priority=1) for i in range(2, 6)])
+    trace.submit(*[Generate(i, GREEDY, priority=1) for i in range(2, 6)]).run()
+    for index in range(2, 6):
+        assert trace.tokens(index) == expected(prompt(9, index))
 
 
 def test_budget_smaller_than_the_batch_starves_nobody() -> None:
@@ -128,6 +169,35 @@ def test_prefix_of_a_freed_context_is_found() -> None:
     # 9 + 6 tokens, of which the last was never computed: three full blocks.
     assert trace.filled(2)[0].cached_tokens == 12
     assert trace.tokens(2) == expected([*conversation, 7])
+
+
+@pytest.mark.parametrize(("retention", "left"), [("keep", 1), ("normal", 2), ("drop", 2)])
+def test_what_shall_be_kept_outlives_what_was_used_later(retention: Retention, left: int) -> None:
+    """Four blocks; each conversation takes two, and the third has to take those of another."""
+    engine, _ = scripted_engine(num_blocks=4)
+    trace = Trace(engine).submit(Fill(1, prompt(8, 1))).run()
+    trace.submit(FreeContext(1, retention)).run()
+    trace.submit(Fill(2, prompt(8, 2))).run()
+    trace.submit(FreeContext(2)).run()
+    trace.submit(Fill(3, prompt(8, 3))).run()
+    trace.submit(FreeContext(3)).run()
+    gone = 3 - left
+    trace.submit(Fill(4, [*prompt(8, left), 5])).run()
+    assert trace.filled(4)[0].cached_tokens == 8
+    trace.submit(FreeContext(4), Fill(5, [*prompt(8, gone), 5])).run()
+    assert trace.filled(5)[0].cached_tokens == 0
+
+
+def test_what_was_dropped_goes_before_what_is_older() -> None:
+    engine, _ = scripted_engine(num_blocks=4)
+    trace = Trace(engine)
+    for index, retention in ((1, "normal"), (2, "drop")):
+        trace.submit(Fill(index, prompt(8, index))).run()
+        trace.submit(FreeContext(index, retention)).run()
+    trace.submit(Fill(3, prompt(8, 3))).run()
+    trace.submit(FreeContext(3)).run()
+    trace.submit(Fill(4, [*prompt(8, 1), 5])).run()
+    assert trace.filled(4)[0].cached_tokens == 8
 
 
 def test_prefix_is_found_in_the_middle_of_a_context() -> None:

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from parrot_engine.block_hash import block_hash, prompt_hashes, root_hash, short_hash
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.exceptions import BlockStateError
+from parrot_engine.protocol import Retention
 
 
 def digest(name: str) -> bytes:
@@ -75,6 +76,59 @@ def test_free_blocks_before_cached_then_leaves_first() -> None:
     assert pool.allocate() == 3
     assert [pool.allocate() for _ in range(3)] == table[::-1]
     assert pool.find(digest("0")) is None
+
+
+def cached(pool: BlockPool, count: int, name: str = "") -> list[int]:
+    """Blocks in use, each registered under its place in the name."""
+    table = [pool.allocate() for _ in range(count)]
+    for index, block in enumerate(table):
+        pool.register(block, digest(f"{name}{index}"))
+    return table
+
+
+def test_kept_blocks_go_last_and_dropped_ones_first_leaves_before_roots() -> None:
+    pool = BlockPool(8)
+    kept, normal, dropped = (cached(pool, 2, name) for name in "knd")
+    rest = [pool.allocate(), pool.allocate()]
+    pool.release_table(kept, "keep")
+    pool.release_table(normal)
+    pool.release_table(dropped, "drop")
+    assert pool.num_cached == 6
+    order = [pool.allocate() for _ in range(6)]
+    assert order == [*dropped[::-1], *normal[::-1], *kept[::-1]]
+    pool.check_integrity([rest, order])
+
+
+def test_what_is_shared_is_not_one_owners_to_drop() -> None:
+    pool = BlockPool(3)
+    shared, own, other = cached(pool, 3)
+    pool.retain(shared)
+    pool.release(shared)
+    pool.release(other)
+    pool.release_table([shared, own], "drop")
+    assert [pool.allocate() for _ in range(3)] == [own, other, shared]
+
+
+def test_no_more_than_half_is_kept_before_others() -> None:
+    pool = BlockPool(4)
+    table = cached(pool, 4)
+    for block in table:
+        pool.release(block, "keep")
+    pool.check_integrity([])
+    # The longest kept ones are as any other.
+    assert [pool.allocate() for _ in range(4)] == table
+    assert pool.num_cached == 0
+
+
+def test_a_kept_block_that_is_used_again_is_kept_only_if_asked_again() -> None:
+    pool = BlockPool(4)
+    first, second, *rest = cached(pool, 4)
+    pool.release(first, "keep")
+    pool.retain(first)
+    pool.release(first)
+    pool.release(second)
+    assert pool.allocate() == first
+    pool.check_integrity([[first, *rest]])
 
 
 def test_use_makes_recent() -> None:
@@ -172,9 +226,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.held[block] += 1
         return block
 
-    @rule(block=consumes(references))
-    def release(self, block: int) -> None:
-        self.pool.release(block)
+    @rule(block=consumes(references), retention=st.sampled_from(["keep", "normal", "drop"]))
+    def release(self, block: int, retention: Retention) -> None:
+        self.pool.release(block, retention)
         self.held[block] -= 1
 
     @rule(target=references, block=consumes(references), name=st.sampled_from("abcd"))

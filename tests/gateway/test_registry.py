@@ -195,6 +195,15 @@ async def test_a_cancelled_wait_loses_nothing(engine: RemoteEngine) -> None:
             assert await channel.next() == Generated(context_id, [number])
 
 
+async def test_what_is_freed_says_what_shall_become_of_it(engine: RemoteEngine) -> None:
+    with engine.open(2, retention="keep") as channel:
+        first, second = channel.context_ids
+        channel.submit(Fill(first, [1]), Fill(second, [1]), FreeContext(second))
+        (message,) = await sent(engine)
+        assert message[-1] == FreeContext(second, "keep")
+    assert await sent(engine) == [[FreeContext(first, "keep")]]
+
+
 async def test_leaving_frees_what_was_used(engine: RemoteEngine) -> None:
     async def failing_call() -> None:
         with engine.open(3) as channel:

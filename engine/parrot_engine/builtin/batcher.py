@@ -6,6 +6,10 @@ computed yet (a prompt, or a context whose KV was dropped) takes as much of the 
 after the share of the generations that are still to come has been set aside: a long prompt never
 stalls them. There is no prefill phase and no decode phase.
 
+A step lasts as long as all of its tokens take. So a prompt gets no more than
+`max_background_tokens` of a step in which something of a smaller priority number gets a token:
+whoever waits for each token waits for a short step, and what nobody waits for fills the rest of it.
+
 Blocks go by rank as well. Who needs one that is not free takes, in this order: cached prefixes
 (least recently used leaf first), the KV of idle contexts, of waiting ones, and of running ones of
 lower rank, the lowest first; pinned contexts after all others. A context whose KV was taken keeps
@@ -92,6 +96,7 @@ class Batcher:
         self._block_size = settings.block_size
         self._max_rows = settings.max_batch_size
         self._max_tokens = settings.max_batch_tokens
+        self._max_background_tokens = settings.background_tokens
         self._max_logprob_tokens = settings.max_logprob_tokens
         self._prefix_caching = settings.prefix_caching
         #: Contexts whose KV was taken while they were running.
@@ -156,6 +161,10 @@ class _Step:
         self._states = store.states
         self._pool = pool
         self._budget = batcher._max_tokens
+        #: Left for prompts behind something more urgent that gets a token, and the priority of
+        #: the first that does: as ranks are walked down, no other is more urgent.
+        self._background_budget = batcher._max_background_tokens
+        self._urgent: int | None = None
         self._logprob_budget = batcher._max_logprob_tokens
         #: Running contexts by rank; those before `_index` have had their turn.
         self._running = sorted(self._states.running, key=attrgetter("rank"))
@@ -292,6 +301,9 @@ class _Step:
             # NOTE: at least one token for the first, or many generations under a small budget
             # would keep it from ever starting.
             wanted = min(wanted, max(self._budget - self._num_decodes(), 0 if self.rows else 1))
+        is_background = self._urgent is not None and context.rank[0] > self._urgent
+        if is_background and wanted > 1:
+            wanted = min(wanted, self._background_budget)
         fill = context.fill
         scored = False
         if fill is not None and fill.needs_scores:
@@ -310,6 +322,8 @@ class _Step:
         need: LogitsNeed = "all" if scored else "last" if generate is not None else "none"
         if scored:
             self._logprob_budget -= count
+        if is_background:
+            self._background_budget = max(0, self._background_budget - count)
         self._note_coming(context, start, start + count)
         tokens = context.token_ids[start : start + count]
         row = BatchRow(tokens, start, context.block_table.array(), need)
@@ -332,6 +346,8 @@ class _Step:
         context.in_flight = planned
         self.rows.append(planned)
         self._budget -= end - row.start
+        if generate is not None and self._urgent is None:
+            self._urgent = context.rank[0]
 
     def _num_decodes(self) -> int:
         """Running contexts, not yet planned, that want a single token."""

@@ -5,7 +5,8 @@ Decides which physical block is used for what; knows neither contexts nor tensor
 - *free*: nobody's, content meaningless;
 - *used*: referenced by one or more block tables;
 - *cached*: referenced by nobody, but still holding a full block of tokens that can be found
-  again by its hash; the first to be evicted when a block is needed.
+  again by its hash; the first to be evicted when a block is needed. Those released last go last,
+  but for what whoever released them said of them (`Retention`).
 
 A full block is registered under the hash of its tokens and of everything before them. From then
 on it is immutable, until it is evicted or its only owner withdraws it. Two blocks never carry the
@@ -19,10 +20,12 @@ from collections.abc import Iterable, Sequence
 
 from parrot_engine.block_hash import short_hash
 from parrot_engine.exceptions import BlockStateError
-from parrot_engine.protocol import BlockChanges
+from parrot_engine.protocol import BlockChanges, Retention
 
 #: Changes remembered for the story of a block, over the whole pool.
 STORY_LENGTH = 2048
+#: Blocks that may be kept before others, of all: further ones take the place of the longest kept.
+KEPT_SHARE = 0.5
 
 
 class BlockPool:
@@ -41,6 +44,11 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         #: Referenced by nobody, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        #: The same, evicted after all of those.
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._max_kept = int(num_blocks * KEPT_SHARE)
+        #: Whether a second owner has come to a block: then one owner's word does not drop it.
+        self._was_shared = bytearray(num_blocks)
         #: What has changed in the index since it was last told: registered (True) or gone.
         self._untold: dict[bytes, bool] = {}
         self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
@@ -48,12 +56,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that `allocate` can give, cached ones included."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self.num_cached
 
     @property
     def num_cached(self) -> int:
         """Blocks without a reference that still hold a prefix."""
-        return len(self._cached)
+        return len(self._cached) + len(self._kept)
 
     def references(self, block: int) -> int:
         """How many tables hold this block."""
@@ -68,33 +76,42 @@ class BlockPool:
         return self._by_hash.get(digest)
 
     def allocate(self) -> int:
-        """A block with one reference and no content; evicts the least recently used cached one.
+        """A block with one reference and no content; evicts the first of the cached ones.
 
         Raises:
             BlockStateError: no block is left; ask `num_free` first.
         """
         if self._free:
             block = self._free.pop()
-        elif self._cached:
-            block, _ = self._cached.popitem(last=False)
+        elif self._cached or self._kept:
+            block, _ = (self._cached or self._kept).popitem(last=False)
             self._forget(block)
         else:
             raise BlockStateError("block pool", f"all {self.num_blocks} blocks are in use")
         self._references[block] = 1
+        self._was_shared[block] = False
         self._note(block, "allocated")
         return block
 
     def retain(self, block: int) -> None:
         """One more reference to a used or cached block."""
         if self._references[block] == 0:
-            if block not in self._cached:
+            if block not in self._cached and block not in self._kept:
                 raise self._illegal(block, "a free block cannot be retained")
-            del self._cached[block]
+            self._cached.pop(block, None)
+            self._kept.pop(block, None)
         self._references[block] += 1
+        self._was_shared[block] = True
         self._note(block, "retained")
 
-    def release(self, block: int) -> None:
-        """Give a reference back; without references a registered block becomes cached."""
+    def release(self, block: int, retention: Retention = "normal") -> None:
+        """Give a reference back; without references a registered block becomes cached.
+
+        Args:
+            block: the block.
+            retention: counts with the last reference. `drop` counts for blocks that never had a
+                second owner: a beginning that many share is not one's to drop.
+        """
         if self._references[block] == 0:
             raise self._illegal(block, "released more often than retained")
         self._references[block] -= 1
@@ -103,12 +120,14 @@ class BlockPool:
             if self._hashes[block] is None:
                 self._free.append(block)
             else:
-                self._cached[block] = None
+                self._cache(block, retention)
 
-    def release_table(self, table: Iterable[int]) -> None:
-        """Release the blocks of a context, last one first: leaves are then evicted first."""
-        for block in reversed(list(table)):
-            self.release(block)
+    def release_table(self, table: Iterable[int], retention: Retention = "normal") -> None:
+        """Release the blocks of a context, in such an order that leaves are evicted first."""
+        blocks = list(table)
+        # What is dropped goes to the front, so that the last one is evicted first.
+        for block in blocks if retention == "drop" else reversed(blocks):
+            self.release(block, retention)
 
     def register(self, block: int, digest: bytes) -> int:
         """Make a full block findable and immutable.
@@ -170,7 +189,9 @@ class BlockPool:
         for block, count in enumerate(self._references):
             if count != expected[block]:
                 raise self._illegal(block, f"{count} references, but {expected[block]} holders")
-        free, cached = set(self._free), set(self._cached)
+        free, cached = set(self._free), {*self._cached, *self._kept}
+        if len(cached) != self.num_cached or len(self._kept) > self._max_kept:
+            raise BlockStateError("block pool", "a block is kept twice, or too many are")
         used = {block for block, count in enumerate(self._references) if count}
         if len(free) != len(self._free) or free & cached or free & used or cached & used:
             raise BlockStateError("block pool", "a block is in two states")
@@ -183,6 +204,17 @@ class BlockPool:
             raise self._illegal(block, "free, but registered")
         for block in cached - registered.keys():
             raise self._illegal(block, "cached, but not registered")
+
+    def _cache(self, block: int, retention: Retention) -> None:
+        if retention == "keep" and self._max_kept:
+            if len(self._kept) >= self._max_kept:
+                oldest, _ = self._kept.popitem(last=False)
+                self._cached[oldest] = None
+            self._kept[block] = None
+            return
+        self._cached[block] = None
+        if retention == "drop" and not self._was_shared[block]:
+            self._cached.move_to_end(block, last=False)
 
     def _forget(self, block: int) -> None:
         digest = self._hashes[block]

@@ -20,7 +20,7 @@ from parrot_engine.block_hash import block_hash, root_hash
 from parrot_engine.builtin.batch import Matcher, SamplingRow
 from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.exceptions import PrimitiveError
-from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
+from parrot_engine.protocol import FinishReason, Retention, SamplingParams, TokenLogprobs
 
 #: `unborn` waits for its parent to reach the fork; `waiting` has work but no place in the batch;
 #: `running` has one; `held` has work, but its grammar is being compiled; `idle` has no work; `gone`
@@ -142,6 +142,8 @@ class Context:
     pin: bool = False
     #: Freed by the caller, but still computing what a waiting fork depends on.
     freed: bool = False
+    #: Of its blocks, once it is gone.
+    retention: Retention = "normal"
     token_ids: list[int] = field(default_factory=list)
     block_table: BlockTable = field(default_factory=BlockTable)
     num_computed: int = 0

@@ -46,6 +46,10 @@ class BuiltinSettings:
     max_batch_size: int = 64
     #: Tokens computed per step, decodes and chunks of prefill together.
     max_batch_tokens: int = 512
+    #: Tokens of prompts in a step in which something more urgent (a smaller priority number) gets
+    #: a token; None: a quarter of `max_batch_tokens`. More fills prompts sooner, less gives the
+    #: urgent shorter steps.
+    max_background_tokens: int | None = None
     #: Longest context; None: what the model allows (and the cache holds).
     max_context_tokens: int | None = None
     #: Rows of logits per step for `prompt_logprobs`, which need one per token.
@@ -72,6 +76,8 @@ class BuiltinSettings:
     #: Launch steps as CUDA graphs: `auto` captures them before the engine is ready, `lazy` when
     #: one is first needed, `off` not at all. Without effect on a CPU.
     cuda_graphs: str = "auto"
+    #: GPUs of this host that hold the model together, `device` and those behind it.
+    tensor_parallel: int = 1
     #: CPU threads of the runner.
     num_threads: int = 1
 
@@ -83,6 +89,7 @@ class BuiltinSettings:
             "max_logprob_tokens",
             "max_waiting",
             "max_contexts",
+            "tensor_parallel",
             "num_threads",
         ):
             if getattr(self, name) < 1:
@@ -98,10 +105,20 @@ class BuiltinSettings:
             raise SettingsError(
                 "cuda_graphs", f"must be auto, lazy or off, not {self.cuda_graphs!r}"
             )
-        for name in ("num_blocks", "kv_cache_bytes", "max_context_tokens"):
+        for name in (
+            "num_blocks",
+            "kv_cache_bytes",
+            "max_context_tokens",
+            "max_background_tokens",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(name, f"must be at least 1 or left out, not {value}")
+
+    @property
+    def background_tokens(self) -> int:
+        """`max_background_tokens`, or its default."""
+        return self.max_background_tokens or max(1, self.max_batch_tokens // 4)
 
     @classmethod
     def for_device(cls, device_type: str, **given: Any) -> BuiltinSettings:

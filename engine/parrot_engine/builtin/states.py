@@ -15,6 +15,7 @@ from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context, ContextState
 from parrot_engine.builtin.waiting import WaitingLine
 from parrot_engine.exceptions import ContextStateError
+from parrot_engine.protocol import Retention
 
 _TRANSITIONS: dict[ContextState, frozenset[ContextState]] = {
     "unborn": frozenset({"idle", "gone"}),
@@ -109,9 +110,9 @@ class ContextStates:
         elif state in ("idle", "held"):
             self._place_idle(context)
 
-    def drop_blocks(self, context: Context) -> None:
+    def drop_blocks(self, context: Context, retention: Retention = "normal") -> None:
         """Give up a context's KV; its tokens stay and are computed again when needed."""
-        self.pool.release_table(context.block_table.ids)
+        self.pool.release_table(context.block_table.ids, retention)
         context.block_table.truncate(0)
         context.epoch += 1
         context.num_computed = 0
@@ -120,7 +121,7 @@ class ContextStates:
 
     def remove(self, context: Context) -> None:
         """The context is no more; its blocks are released."""
-        self.drop_blocks(context)
+        self.drop_blocks(context, context.retention)
         self.move(context, "gone")
         del self._all[context]
 

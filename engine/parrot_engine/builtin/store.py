@@ -28,7 +28,16 @@ from parrot_engine.builtin.contexts import (
 from parrot_engine.builtin.states import ContextStates
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.failures import FailureMemory
-from parrot_engine.protocol import Event, Failed, FailureCode, Fill, Filled, Generate, Generated
+from parrot_engine.protocol import (
+    Event,
+    Failed,
+    FailureCode,
+    Fill,
+    Filled,
+    Generate,
+    Generated,
+    Retention,
+)
 
 #: Primitives that may be queued on one context.
 MAX_PENDING = 4096
@@ -116,12 +125,13 @@ class ContextStore:
         if context.is_at(generate):
             self.settle(context)
 
-    def free(self, context_id: int) -> None:
+    def free(self, context_id: int, retention: Retention = "normal") -> None:
         """Forget a context, or that it failed; does nothing for an unknown id."""
         self._failures.forget(context_id)
         context = self._by_id.pop(context_id, None)
         if context is not None:
             context.freed = True
+            context.retention = retention
             context.story.append("freed")
             self._trim(context)
 
