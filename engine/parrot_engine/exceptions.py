@@ -7,6 +7,7 @@
     ├── SettingsError              a setting that cannot be, or does not fit the machine
     ├── GenerationError            `LLM` only: a context failed; carries the `Failed` event
     ├── PrimitiveError             one context cannot go on; becomes a `Failed` event
+    ├── ShardError                 a process of an engine of several was lost: so is the engine
     └── EngineStateError           a bug of the engine itself, with the story of the object
         ├── BlockStateError        an illegal transition of a KV block
         └── ContextStateError      an illegal transition of a context
@@ -75,6 +76,10 @@ class PrimitiveError(ParrotEngineError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class ShardError(ParrotEngineError):
+    """A rank of a tensor-parallel engine was lost, or failed alone: the engine is at its end."""
 
 
 class EngineStateError(ParrotEngineError):

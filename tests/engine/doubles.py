@@ -130,6 +130,9 @@ class ScriptedRunner:
         self._sampled = [0 if o.token is None else o.token.token_id or 0 for o in outcomes]
         return ScriptedLaunch(self, len(self.batches), outcomes, late_error)
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def _compute(self, batch: StepBatch) -> list[Tensor]:
         """The logits of each row."""
         sources = {copy.source for copy in batch.copies}

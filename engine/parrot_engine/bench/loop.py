@@ -44,6 +44,9 @@ class InstantRunner:
         """A step that is over at once."""
         return InstantLaunch(batch)
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 class InstantLaunch:
     """Implements `Launch`."""

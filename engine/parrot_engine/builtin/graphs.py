@@ -24,6 +24,7 @@ from parrot_engine.attention.plan_layout import PlanLayout, aligned
 from parrot_engine.attention.triton_backend import HostPlan, Parts, TritonAttention
 from parrot_engine.builtin.staging import Staging
 from parrot_engine.builtin.step_tokens import Computed, Ints, StepTokens
+from parrot_engine.exceptions import SettingsError
 from parrot_engine.models.decoder import Decoder
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,24 @@ class CudaCapture:
             graph.capture_end()
         current.wait_stream(self._stream)
         return graph.replay, result
+
+
+class RequiredCapture:
+    """A capture whose failure is one of the settings; `StepGraphs` does without the graph else."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See `Capture`.
+
+        Raises:
+            SettingsError: there is no memory for it.
+        """
+        try:
+            return self._capture(work)
+        except torch.cuda.OutOfMemoryError as error:
+            raise SettingsError("cuda_graphs", f"there is no memory for them: {error}") from error
 
 
 class _Graph(NamedTuple):

@@ -18,17 +18,20 @@ from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.torch_backend import TorchAttention
-from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
+from parrot_engine.builtin.batch import BatchRow, BlockCopy, Launch, StepBatch
 from parrot_engine.builtin.launched import LaunchedStep, StepInputs
+from parrot_engine.builtin.step_message import StepMessage
 from parrot_engine.builtin.step_tokens import Computed, StepTokens, gather_tokens
 from parrot_engine.builtin.upload import Upload
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.generation_defaults import GenerationDefaults
+from parrot_engine.models.sharding import Collective
 
 if TYPE_CHECKING:
     from parrot_engine.builtin.graphs import Capture, StepGraphs
+    from parrot_engine.builtin.leading import Lead
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -66,8 +69,13 @@ class ModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         kernels: Kernels = "torch",
+        collective: Collective | None = None,
     ) -> None:
-        """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it."""
+        """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
+
+        With `collective` the model is one rank's part, and so is the cache; until somebody leads
+        (`lead`), every rank is to launch the same.
+        """
         config = model.config
         self._model = model
         self._device = device
@@ -99,6 +107,8 @@ class ModelRunner:
         #: The tokens sampled in the step launched last, by row.
         self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
         self._graphs: StepGraphs | None = None
+        self._collective = collective
+        self._lead: Lead | None = None
 
     @property
     def kv_cache(self) -> Tensor:
@@ -106,7 +116,7 @@ class ModelRunner:
         return self._kv_cache
 
     @torch.inference_mode()
-    def launch(self, batch: StepBatch) -> LaunchedStep:
+    def launch(self, batch: StepBatch) -> Launch:
         """Start one step; on CUDA it goes on while the host does something else.
 
         Block copies come first, in order; then the KV of all tokens is written. Rows with
@@ -115,6 +125,7 @@ class ModelRunner:
 
         Raises:
             torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
+            ShardError: a rank is lost, or failed: nothing can be launched any more.
         """
         with self._as_current():
             upload = Upload()
@@ -122,7 +133,27 @@ class ModelRunner:
             upload.send(self._device)
             step = LaunchedStep(inputs, self._forward(batch), self._device)
         self._sampled = step.sampled
-        return step
+        return step if self._lead is None else self._lead.followers.watch(step)
+
+    def lead(self, lead: Lead) -> None:
+        """From now on let the other ranks compute what is launched here."""
+        self._lead = lead
+
+    @torch.inference_mode()
+    def follow(self, message: StepMessage) -> None:
+        """Launch this rank's part of a step of rank 0."""
+        if len(self._sampled) != message.num_sampled:
+            self._sampled = torch.zeros(message.num_sampled, dtype=torch.int64, device=self._device)
+        with self._as_current():
+            self._forward(message.batch)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any; nothing is launched afterwards."""
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            # Graphs hold what the ranks have in common.
+            self._graphs = None
+            lead.close()
 
     def _as_current(self) -> AbstractContextManager[object]:
         """Triton launches on the thread's current device, whatever device its arguments are on."""
@@ -164,6 +195,13 @@ class ModelRunner:
 
     def _forward(self, batch: StepBatch) -> Tensor:
         """The logits of one step; valid until the next one is launched."""
+        if self._lead is None:
+            return self._forward_here(batch)
+        with self._lead.followers.together():
+            self._lead.followers.send(batch, len(self._sampled))
+            return self._forward_here(batch)
+
+    def _forward_here(self, batch: StepBatch) -> Tensor:
         self._copy_blocks(batch.copies)
         rows = batch.rows
         if not rows:
@@ -182,6 +220,8 @@ class ModelRunner:
         return self._model.logits(hidden[wanted.tensor])
 
     def _compute(self, rows: Sequence[BatchRow], tokens: StepTokens) -> Computed:
+        if self._collective is not None and len(tokens.pending_at):
+            self._sampled = self._collective.broadcast(self._sampled)
         if self._graphs is None:
             plan = self._attention.plan(rows)
         else:

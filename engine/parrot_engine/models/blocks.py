@@ -19,6 +19,7 @@ from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.ops import Affine, Norm, Residual, ops_of
 from parrot_engine.models.rope import Angles, rotate
+from parrot_engine.models.sharding import Collective
 
 
 class Step(NamedTuple):
@@ -35,6 +36,8 @@ class TensorSpec(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     kernels: Kernels = "torch"
+    #: Of the ranks that hold a model together; None where one holds it all.
+    collective: Collective | None = None
 
     def empty(self, *shape: int) -> nn.Parameter:
         """An unfilled weight."""
@@ -195,7 +198,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
         self.mlp = GatedMLP(config, spec)
         self._activation = config.activation
-        self._ops = ops_of(spec.kernels)
+        self._ops = ops_of(spec.kernels, spec.collective)
 
     def forward(self, residual: Residual, layer_kv: Tensor, step: Step) -> Residual:
         """The residual stream behind this layer."""

@@ -16,6 +16,8 @@ from parrot_engine.models.blocks import DecoderLayer, Linear, RMSNorm, Step, Ten
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.ops import Affine, Residual, ops_of
 from parrot_engine.models.rope import Rotary
+from parrot_engine.models.sharded_ops import gather_logits
+from parrot_engine.models.sharding import Shard
 
 
 class Embedding(nn.Module):
@@ -49,14 +51,20 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.model = DecoderBody(config, spec)
+        self._collective = spec.collective
+        #: Token ids whose logits are computed here.
+        self._head_rows = (Shard() if spec.collective is None else spec.collective.shard).rows(
+            config.vocab_size
+        )
+        num_rows = self._head_rows.stop - self._head_rows.start
         self.lm_head = (
             None
             if config.tie_embeddings
-            else Linear(config.hidden_size, {"lm_head": config.vocab_size}, bias=False, spec=spec)
+            else Linear(config.hidden_size, {"lm_head": num_rows}, bias=False, spec=spec)
         )
         self._rotary = Rotary(config.rope, config.head_dim, spec.device)
         self._dtype = spec.dtype
-        self._ops = ops_of(spec.kernels)
+        self._ops = ops_of(spec.kernels, spec.collective)
 
     def forward(
         self,
@@ -79,5 +87,11 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """`[rows, vocab_size]` in float32 for hidden states of `forward`; `out` where given."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self._ops.logits(hidden, self.model.norm.norm, Affine(head.weight), out)
+        if self.lm_head is None:
+            head = Affine(self.model.embed_tokens.weight[self._head_rows])
+        else:
+            head = self.lm_head.affine
+        if self._collective is None:
+            return self._ops.logits(hidden, self.model.norm.norm, head, out)
+        part = self._ops.logits(hidden, self.model.norm.norm, head)
+        return gather_logits(self._collective, part, self.config.vocab_size, out)

@@ -7,13 +7,15 @@ Does not download anything and does not read the tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from parrot_engine.builtin.collective import TorchCollective
 from parrot_engine.builtin.memory import free_memory_bytes, gpu_cache_blocks
 from parrot_engine.builtin.profiling import step_bytes
 from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
@@ -27,6 +29,7 @@ from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.dummy import draw_weights
 from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
+from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
 from parrot_engine.progress import ProgressLines
 
 #: Called after each tensor with (tensors loaded, tensors in all).
@@ -48,9 +51,16 @@ class LoadedModel(NamedTuple):
 
 
 def load_runner(
-    path: Path, settings: BuiltinSettings, progress: Progress | None = None
+    path: Path,
+    settings: BuiltinSettings,
+    progress: Progress | None = None,
+    *,
+    collective: TorchCollective | None = None,
 ) -> ModelRunner:
     """Load the checkpoint in directory `path` and make a runner with a KV cache.
+
+    With `settings.tensor_parallel` above 1 the others' processes are started, and the runner
+    leads them. With `collective` the runner is one rank's; all ranks are to load at the same time.
 
     Sets torch's thread count for the process when the device is the CPU, and the thread's current
     device when it is a GPU.
@@ -60,6 +70,10 @@ def load_runner(
         CheckpointError: files are missing, broken, or do not fit the configuration.
         SettingsError: device, dtype or cache size cannot be had.
     """
+    if settings.tensor_parallel > 1 and collective is None:
+        from parrot_engine.builtin.leading import load_leading_runner
+
+        return load_leading_runner(path, settings, progress)
     device = resolve_device(settings.device)
     if device.type == "cpu":
         torch.set_num_threads(settings.num_threads)
@@ -75,11 +89,15 @@ def load_runner(
             progress,
             kernels=kernels,
             dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
+            collective=collective,
         )
     except torch.cuda.OutOfMemoryError as error:
         raise SettingsError(
             "device", f"the weights do not fit into the memory of {device}: {error}"
         ) from error
+
+    if collective is not None:
+        collective.use_peer_memory(spec.dtype)
 
     def make_runner(num_blocks: int) -> ModelRunner:
         return ModelRunner(
@@ -90,6 +108,7 @@ def load_runner(
             device=device,
             dtype=spec.dtype,
             kernels=kernels,
+            collective=collective,
         )
 
     config = model.config
@@ -114,6 +133,8 @@ def load_runner(
             max_position=config.max_position,
             free_bytes=free_memory_bytes(device),
         )
+    if collective is not None:
+        num_blocks = collective.least(num_blocks)
     try:
         runner = make_runner(num_blocks)
     except torch.cuda.OutOfMemoryError as error:
@@ -124,7 +145,8 @@ def load_runner(
             f"free beside the weights; {free // per_block} would",
         ) from error
     if with_graphs:
-        _use_graphs(runner, settings, min(longest, num_blocks * settings.block_size), device)
+        longest = min(longest, num_blocks * settings.block_size)
+        _use_graphs(runner, settings, longest, device, collective)
     return runner
 
 
@@ -140,18 +162,25 @@ def _graph_bytes(config: ModelConfig, settings: BuiltinSettings, in_step: int) -
 
 
 def _use_graphs(
-    runner: ModelRunner, settings: BuiltinSettings, longest: int, device: torch.device
+    runner: ModelRunner,
+    settings: BuiltinSettings,
+    longest: int,
+    device: torch.device,
+    collective: TorchCollective | None,
 ) -> None:
-    from parrot_engine.builtin.graphs import CudaCapture
+    from parrot_engine.builtin.graphs import CudaCapture, RequiredCapture
 
+    capture = CudaCapture(device)
     graphs = runner.use_graphs(
-        CudaCapture(device),
+        # Without a graph on one rank, the others would wait for what it does not launch.
+        capture if collective is None else RequiredCapture(capture),
         max_rows=settings.max_batch_size,
         max_context=longest,
         max_tokens=settings.max_batch_tokens,
     )
     if graphs is not None and settings.cuda_graphs == "auto":
-        graphs.capture_all(ProgressLines("capturing CUDA graphs"))
+        is_first = collective is None or collective.shard.rank == 0
+        graphs.capture_all(ProgressLines("capturing CUDA graphs") if is_first else None)
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -172,33 +201,67 @@ def load_model(
     *,
     kernels: Kernels = "torch",
     dummy_seed: int | None = None,
+    collective: Collective | None = None,
 ) -> LoadedModel:
     """Build the model of a checkpoint and load its weights; errors as `load_runner`.
 
-    With `dummy_seed` the weights are drawn from it, and only the configuration is read.
+    With `dummy_seed` the weights are drawn from it, and only the configuration is read. With
+    `collective` they are the part of its rank.
     """
     raw = read_json(path / "config.json")
     family = family_of(raw)
     config = family.read_config(raw)
     defaults = read_generation_defaults(raw, read_optional_json(path / "generation_config.json"))
+    own = config if collective is None else shard_config(config, collective.shard)
+
+    def whole() -> Decoder:
+        """All of the model, without memory for its weights."""
+        return family.build(config, TensorSpec(torch.device("meta"), torch.float32))
+
     if dummy_seed is not None:
         stored = config.dtype or "bfloat16"
-        spec = TensorSpec(device, resolve_dtype(dtype, stored, device), kernels)
-        model = family.build(config, spec)
-        draw_weights(model, dummy_seed)
+        spec = TensorSpec(device, resolve_dtype(dtype, stored, device), kernels, collective)
+        model = family.build(own, spec)
+        if collective is None:
+            draw_weights(model, dummy_seed)
+        else:
+            draw_weights(model, dummy_seed, whole(), collective.shard)
         return LoadedModel(model.eval(), defaults, spec)
     with TensorFiles(path) as files:
         spec = TensorSpec(
-            device, resolve_dtype(dtype, config.dtype or files.dtype, device), kernels
+            device, resolve_dtype(dtype, config.dtype or files.dtype, device), kernels, collective
         )
-        model = family.build(config, spec)
-        load_weights(model, files, progress)
+        model = family.build(own, spec)
+        cuts = {} if collective is None else _cuts(whole(), model, collective.shard)
+        load_weights(model, files, progress, cuts)
     return LoadedModel(model.eval(), defaults, spec)
 
 
+class _Cut(NamedTuple):
+    """Of which tensor of the checkpoint a weight is a part."""
+
+    shape: torch.Size
+    place: tuple[slice, ...]
+
+
+def _cuts(whole: nn.Module, model: nn.Module, shard: Shard) -> dict[str, _Cut]:
+    """For each tensor's name what of it belongs to `model`, the shard of `whole`."""
+    return {
+        part.name: _Cut(uncut.target.shape, part_of(uncut.target.shape, part.target.shape, shard))
+        for uncut, part in zip(weight_parts(whole), weight_parts(model), strict=True)
+    }
+
+
 @torch.inference_mode()
-def load_weights(model: nn.Module, files: TensorFiles, progress: Progress | None = None) -> None:
+def load_weights(
+    model: nn.Module,
+    files: TensorFiles,
+    progress: Progress | None = None,
+    cuts: Mapping[str, _Cut] = MappingProxyType({}),
+) -> None:
     """Fill every weight of `model` from the checkpoint, converting to the model's dtype.
+
+    Of a tensor among `cuts` no more is read than what belongs to the model.
 
     Raises `CheckpointError` naming tensors that are missing, left over, or of another shape.
     """
@@ -215,14 +278,16 @@ def load_weights(model: nn.Module, files: TensorFiles, progress: Progress | None
         )
     for count, (name, target) in enumerate(parts, start=1):
         tensor = files.tensor(name)
-        if tensor.shape != target.shape:
+        cut = cuts.get(name)
+        shape = target.shape if cut is None else cut.shape
+        if tensor.shape != shape:
             raise CheckpointError(
                 f"tensor {name} has shape {list(tensor.shape)}, "
-                f"the configuration asks for {list(target.shape)}"
+                f"the configuration asks for {list(shape)}"
             )
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise UnsupportedModelError(f"weights stored as {tensor.dtype} ({name})")
-        target.copy_(tensor)
+        target.copy_(tensor if cut is None else tensor[cut.place])
         if progress is not None:
             progress(count, len(parts))
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.kernels.selection import Kernels
+from parrot_engine.models.sharding import Collective
 
 
 class Norm(NamedTuple):
@@ -79,6 +80,10 @@ class Ops:
         gate_up, hidden = self.norm_linear(residual, norm, linear)
         return Normed(self.gated(gate_up, activation), hidden)
 
+    def linear(self, x: Tensor, linear: Affine) -> Tensor:
+        """The product alone."""
+        return F.linear(x, *linear)
+
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
         """`hidden` and the product of x, added up or not."""
         return Residual(hidden, F.linear(x, *linear))
@@ -89,10 +94,18 @@ class Ops:
         return logits.float() if out is None else out.copy_(logits)
 
 
-def ops_of(kernels: Kernels) -> Ops:
-    """The operations of a kind; triton is imported only when it is asked for."""
-    if kernels == "torch":
-        return Ops()
-    from parrot_engine.models.triton_ops import TritonOps
+def ops_of(kernels: Kernels, collective: Collective | None = None) -> Ops:
+    """The operations of a kind, for a model that ranks hold together where `collective` is given.
 
-    return TritonOps()
+    Triton is imported only when it is asked for.
+    """
+    ops = Ops()
+    if kernels == "triton":
+        from parrot_engine.models.triton_ops import TritonOps
+
+        ops = TritonOps()
+    if collective is None:
+        return ops
+    from parrot_engine.models.sharded_ops import ShardedOps
+
+    return ShardedOps(ops, collective)

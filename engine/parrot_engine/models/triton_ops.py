@@ -83,6 +83,13 @@ class TritonOps(Ops):
         out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
         return Normed(out, hidden)
 
+    def linear(self, x: Tensor, linear: Affine) -> Tensor:
+        """See `Ops`."""
+        tuning = self._tuning(x, linear)
+        if tuning is None:
+            return super().linear(x, linear)
+        return product(x, linear.weight, tuning, bias=linear.bias)
+
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
         """See `Ops`."""
         tuning = self._tuning(x, linear)

@@ -1,0 +1,125 @@
+"""How one model is cut into equal parts for several devices (arXiv 1909.08053, section 3).
+
+Heads and the MLP's inner width are divided: q, k, v, gate and up by output, o and down by input,
+whose products are then sums over the devices. KV heads that are fewer than devices are held by
+several. The output head is divided by token id; embedding and norms are held by all.
+
+Knows shapes; what moves values between devices is a `Collective`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from parrot_engine.exceptions import SettingsError
+from parrot_engine.models.config import ModelConfig
+
+
+class Shard(NamedTuple):
+    """One of `size` parts."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, total: int) -> int:
+        """Entries of a part, of all but the last ones exactly."""
+        return -(-total // self.size)
+
+    def rows(self, total: int) -> slice:
+        """The part's entries of `total`."""
+        share = self.share(total)
+        return slice(min(self.rank * share, total), min((self.rank + 1) * share, total))
+
+
+class Collective(Protocol):
+    """What the ranks of one model do together; all of them call the same, in the same order."""
+
+    shard: Shard
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, which may be overwritten."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """`[size, ...]`: every rank's `x`, all of one shape."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's `x` in place of one's own; the shapes are the same."""
+        ...
+
+
+def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
+    """The shape of the layers that one rank holds; the vocabulary stays whole.
+
+    Raises:
+        SettingsError: the model cannot be divided by so many.
+    """
+    size = shard.size
+    for what, count in (
+        ("attention heads", config.num_heads),
+        ("columns of the MLP", config.intermediate_size),
+    ):
+        if count % size:
+            raise SettingsError(
+                "tensor_parallel", f"{count} {what} cannot be divided by {size}; {_choices(config)}"
+            )
+    if config.num_kv_heads % size and size % config.num_kv_heads:
+        raise SettingsError(
+            "tensor_parallel",
+            f"{config.num_kv_heads} KV heads cannot be divided by {size}; {_choices(config)}",
+        )
+    return replace(
+        config,
+        num_heads=config.num_heads // size,
+        num_kv_heads=max(1, config.num_kv_heads // size),
+        intermediate_size=config.intermediate_size // size,
+    )
+
+
+def _choices(config: ModelConfig) -> str:
+    """Which sizes would do."""
+
+    def fits(size: int) -> bool:
+        kv_heads = config.num_kv_heads
+        return (
+            not config.num_heads % size
+            and not config.intermediate_size % size
+            and not (kv_heads % size and size % kv_heads)
+        )
+
+    sizes = [str(size) for size in range(1, config.num_heads + 1) if fits(size)]
+    return f"this model can take {', '.join(sizes)}"
+
+
+def part_of(whole: Sequence[int], part: Sequence[int], shard: Shard) -> tuple[slice, ...]:
+    """Where a rank's weight of shape `part` lies in the one of shape `whole` that it is cut from.
+
+    Along each axis the parts follow each other by rank; where they are too many for that, as
+    many ranks as it takes hold the same one.
+    """
+    places = []
+    for total, count in zip(whole, part, strict=True):
+        rows = shard.rows(total)
+        if count == total:
+            rows = slice(0, total)
+        elif rows.stop - rows.start != count:
+            begin = shard.rank * (total // count) // shard.size * count
+            rows = slice(begin, begin + count)
+        places.append(rows)
+    return tuple(places)
+
+
+def parts_of_stack(
+    whole: Mapping[str, int], part: Mapping[str, int]
+) -> Iterator[tuple[slice, slice]]:
+    """For projections stacked by output: the rows of each in the whole stack, and in the part's."""
+    begin = begin_of_part = 0
+    for name, count in whole.items():
+        rows = slice(begin, begin + count)
+        yield rows, slice(begin_of_part, begin_of_part + part[name])
+        begin, begin_of_part = begin + count, begin_of_part + part[name]

@@ -1,0 +1,169 @@
+"""A model over several processes says what it says in one; a lost process ends the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import CONFIGS, make_checkpoint
+from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.runner import ModelRunner
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.exceptions import CheckpointError, SettingsError, ShardError
+from parrot_engine.protocol import Event, Fill, FreeContext, Generate, Generated, SamplingParams
+from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
+
+PROMPT = [(7 * index + 3) % 250 for index in range(50)]
+
+
+def settings(**changes: Any) -> BuiltinSettings:
+    given = {"device": "cpu", "dtype": "float32", "num_blocks": 64, "block_size": 8, "seed": 5}
+    # Several steps for a prompt, and the next one launched before a token is known.
+    return BuiltinSettings(**{"max_batch_tokens": 24, "overlap": "on", **given, **changes})
+
+
+def open_engine(folder: Path, **changes: Any) -> BuiltinEngine:
+    return BuiltinEngine.load(folder, settings(**changes), model="m")
+
+
+def runner_of(engine: BuiltinEngine) -> ModelRunner:
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def pids_of(engine: BuiltinEngine) -> list[int]:
+    lead = runner_of(engine)._lead
+    assert lead is not None
+    return lead.followers.pids
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def conversation(engine: BuiltinEngine) -> list[list[int]]:
+    """Prompts, a fork, a prefix found again, sampling, penalties, scores."""
+    scored = SamplingParams(6, temperature=0, ignore_eos=True, logprobs=2)
+    drawn = SamplingParams(9, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
+    events: list[Event] = run_until_idle(
+        engine,
+        Fill(1, PROMPT),
+        Generate(1, greedy(12)),
+        Fill(2, PROMPT[:20]),
+        Generate(2, drawn),
+        Fill(3, [9, 8, 7], parent_context_id=1),
+        Generate(3, greedy(7, repetition_penalty=1.3)),
+    )
+    events += run_until_idle(
+        engine,
+        FreeContext(2),
+        Fill(4, [*PROMPT[:40], 1, 2]),
+        Generate(4, scored),
+        Fill(5, [4], parent_context_id=3),
+        Generate(5, greedy(5)),
+    )
+    said = [tokens_of(events, context_id) for context_id in range(1, 6)]
+    assert [len(tokens) for tokens in said] == [12, 9, 7, 6, 5]
+    return said
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints: with KV heads that are divided, and with one that both ranks hold."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("ranks")
+    configs = {name: CONFIGS[name] for name in ("llama", "qwen2", "llama-biases-mha")}
+    qwen3 = CONFIGS["qwen3"]
+    configs["qwen3-one-kv-head"] = type(qwen3).from_dict(
+        {**qwen3.to_dict(), "num_key_value_heads": 1}
+    )
+    return {name: make_checkpoint(folder / name, config) for name, config in configs.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llama-biases-mha", "qwen3-one-kv-head"])
+def test_two_ranks_say_what_one_says(folders: dict[str, Path], name: str) -> None:
+    alone = open_engine(folders[name])
+    expected = conversation(alone)
+    kv_bytes = runner_of(alone).kv_bytes_per_block
+    engine = open_engine(folders[name], tensor_parallel=2)
+    try:
+        pids = pids_of(engine)
+        assert conversation(engine) == expected
+        assert engine.info.num_blocks == 64
+        # One KV head cannot be divided: both have it.
+        of_rank = kv_bytes if name == "qwen3-one-kv-head" else kv_bytes // 2
+        assert runner_of(engine).kv_bytes_per_block == of_rank
+    finally:
+        engine.close()
+    assert len(pids) == 1
+    assert not any(map(is_alive, pids))
+
+
+def test_dummy_weights_are_the_same_for_any_number_of_ranks(folders: dict[str, Path]) -> None:
+    said = []
+    for size in (1, 2):
+        engine = open_engine(folders["llama"], tensor_parallel=size, dummy_weights=True)
+        try:
+            said.append(conversation(engine))
+        finally:
+            engine.close()
+    assert said[0] == said[1]
+
+
+def test_a_lost_rank_ends_the_engine(folders: dict[str, Path]) -> None:
+    engine = open_engine(folders["llama"], tensor_parallel=2)
+    try:
+        engine.submit([Fill(1, PROMPT), Generate(1, greedy(100))])
+        while not any(isinstance(event, Generated) for event in engine.step().events):
+            pass
+        (pid,) = pids_of(engine)
+        os.kill(pid, signal.SIGKILL)
+        # The steps under way may still come about; there are a hundred to go.
+        with pytest.raises(ShardError, match="rank 1 of the engine was lost: ended by SIGKILL"):
+            run_until_idle(engine)
+        with pytest.raises(ShardError, match="SIGKILL"):
+            engine.step()
+    finally:
+        engine.close()
+    assert not is_alive(pid)
+    # Nothing is left of it in this process.
+    again = open_engine(folders["llama"], tensor_parallel=2)
+    again.close()
+
+
+def test_a_rank_that_cannot_load_says_why(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in folders["llama"].iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    # Read by all, refused by all: whoever is first says so.
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises((ShardError, CheckpointError), match=r"model\.safetensors"):
+        open_engine(broken, tensor_parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [
+        (3, "4 attention heads cannot be divided by 3; this model can take 1, 2, 4"),
+        (8, "4 attention heads cannot be divided by 8"),
+        (0, "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    folders: dict[str, Path], size: int, problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=problem) as caught:
+        open_engine(folders["llama"], tensor_parallel=size)
+    assert caught.value.setting == "tensor_parallel"
