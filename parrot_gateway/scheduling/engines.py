@@ -10,7 +10,7 @@ from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepMod
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.scheduling.shell import SchedulerShell
-from parrot_gateway.scheduling.step_times import StepTimes
+from parrot_gateway.scheduling.step_times import Scale, StepTimes
 from parrot_gateway.scheduling.tasks import capacity_tokens
 
 #: What an engine on a CPU is taken for until it has been measured: the demo model's figures, from
@@ -19,6 +19,9 @@ from parrot_gateway.scheduling.tasks import capacity_tokens
 CPU_STEP_MODEL = StepModel(
     weights_s=4e-3, context_token_s=2e-6, prefill_token_s=2e-4, overhead_s=1e-3
 )
+
+#: Kinds of engines whose step times are remembered.
+_MAX_KINDS = 256
 
 
 class EngineNews:
@@ -32,6 +35,8 @@ class EngineNews:
     def __init__(self, registry: EngineRegistry, shell: SchedulerShell) -> None:
         self._shell = shell
         self._step_times: dict[str, StepTimes] = {}
+        #: By model, device and dtype; the oldest goes when there are too many.
+        self._scales: dict[tuple[str, str, str], Scale] = {}
         registry.subscribe(self._changed)
 
     def _changed(self, change: Change, engine: RemoteEngine) -> None:
@@ -39,7 +44,10 @@ class EngineNews:
             guess = _step_model(engine.info)
             info = engine.info
             self._step_times[engine.id] = StepTimes(
-                guess, info.num_blocks * info.block_size, info.block_size
+                guess,
+                info.num_blocks * info.block_size,
+                info.block_size,
+                self._scale_of(info),
             )
             engine.on_blocks, engine.on_stats = self._blocks, self._stats
             self._shell.tell(EngineJoined(describe(engine.id, engine.info, guess)))
@@ -49,6 +57,13 @@ class EngineNews:
             self._step_times.pop(engine.id, None)
             engine.on_blocks = engine.on_stats = None
             self._shell.engine_left(engine.id)
+
+    def _scale_of(self, info: EngineInfo) -> Scale:
+        """What engines of its kind share."""
+        kind = (info.model, info.device.partition(":")[0], info.dtype)
+        if kind not in self._scales and len(self._scales) >= _MAX_KINDS:
+            del self._scales[next(iter(self._scales))]
+        return self._scales.setdefault(kind, Scale())
 
     def _blocks(self, engine: RemoteEngine, changes: BlockChanges) -> None:
         if changes.evicted:

@@ -6,8 +6,10 @@ many seconds the engine was busy. Between two of them, for a step on average,
     busy = a + b x filled tokens + c x tokens in use
 
 holds roughly: `a` is what a step costs whatever is in it, `b` what a prefilled token adds, `c` what
-a token of a running context adds to each step. They are fitted by least squares that forget, drawn
-to a first guess by as much as a few readings weigh: what the readings cannot tell stays as guessed.
+a token of a running context adds to each step. Readings are few, noisy and much alike, so each
+engine is fitted by what it differs from a first guess, in two parts: one factor for all three,
+which engines of one kind share (a slow machine, or a busy one), and least squares that forget for
+the rest, drawn to that factor by as much as a few readings weigh.
 """
 
 from __future__ import annotations
@@ -21,33 +23,62 @@ from parrot_scheduler.task import StepModel
 _FORGET = 0.98
 #: Readings before the fit is believed.
 _ENOUGH = 5
-#: What the first guess counts, in readings of a step that takes as long as guessed.
-_GUESS_COUNTS = 0.05
+#: What the common factor counts against an engine's own readings.
+_PRIOR = 3.0
 #: A term is never less than this share of its guess: none is free.
 _LEAST = 0.02
+#: An engine that was not used lately is told of the common factor when that changed by so much.
+_WORTH_TELLING = 1.25
+
+
+class Scale:
+    """How much longer steps take than guessed, over all engines of one kind."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self._busy_s = self._guessed_s = 0.0
+
+    @property
+    def factor(self) -> float:
+        """1 until there is a reading."""
+        return self._busy_s / self._guessed_s if self._guessed_s else 1.0
+
+    def add(self, busy_s: float, guessed_s: float) -> None:
+        """A reading."""
+        self._busy_s = self._busy_s * _FORGET + busy_s
+        self._guessed_s = self._guessed_s * _FORGET + guessed_s
+        self.readings += 1
 
 
 class StepTimes:
     """Fits one engine.
 
     Args:
-        guess: believed until there are enough readings, and for what they cannot tell.
+        guess: believed until there are enough readings.
         capacity_tokens: tokens of KV that fit on the engine; 0: it does not tell of them.
         block_tokens: tokens of one block.
+        scale: shared by engines of its kind, with the same guess.
     """
 
-    def __init__(self, guess: StepModel, capacity_tokens: int = 0, block_tokens: int = 0) -> None:
-        self._guess = guess
+    def __init__(
+        self,
+        guess: StepModel,
+        capacity_tokens: int = 0,
+        block_tokens: int = 0,
+        scale: Scale | None = None,
+    ) -> None:
         self._capacity = capacity_tokens
         self._block_tokens = block_tokens
+        self._scale = Scale() if scale is None else scale
         self._before: EngineStats | None = None
-        self._readings = 0
+        #: The common factor when a model was told last.
+        self._told = 1.0
         #: What a unit of each term takes, as guessed: the fit is in multiples of these.
         self._units = np.array(
             [guess.weights_s + guess.overhead_s, guess.prefill_token_s, guess.context_token_s]
         )
-        self._squares = np.eye(3) * _GUESS_COUNTS
-        self._products = np.full(3, _GUESS_COUNTS)
+        self._squares = np.zeros((3, 3))
+        self._products = np.zeros(3)
 
     def note(self, stats: EngineStats) -> StepModel | None:
         """A heartbeat came; a new model when it tells something."""
@@ -59,25 +90,33 @@ class StepTimes:
         filled = (stats.filled_tokens - stats.cached_tokens) - (
             before.filled_tokens - before.cached_tokens
         )
-        if steps <= 0 or busy_s <= 0.0 or filled < 0:
+        is_reading = steps > 0 and busy_s > 0.0 and filled >= 0
+        if is_reading:
+            used = (self._used(before) + self._used(stats)) / 2
+            terms = np.array([1.0, filled / steps, used]) * self._units
+            guessed_s = float(terms.sum())
+            # Each reading counts alike: by how far off it is, not by how long its steps were.
+            row = terms / guessed_s
+            self._squares = self._squares * _FORGET + np.outer(row, row)
+            self._products = self._products * _FORGET + row * (busy_s / steps / guessed_s)
+            self._scale.add(busy_s, guessed_s * steps)
+        if self._scale.readings < _ENOUGH:
             return None
-        # Per step, so that a long interval does not outweigh a short one by its square.
-        terms = np.array([1.0, filled / steps, (self._used(before) + self._used(stats)) / 2])
-        # In steps of the guessed length.
-        row = terms * self._units / self._units[0]
-        keep = np.eye(3) * (_GUESS_COUNTS * (1.0 - _FORGET))
-        self._squares = self._squares * _FORGET + np.outer(row, row) + keep
-        self._products = self._products * _FORGET + row * (busy_s / steps / self._units[0])
-        self._products += _GUESS_COUNTS * (1.0 - _FORGET)
-        self._readings += 1
-        return self._fit() if self._readings >= _ENOUGH else None
+        change = self._scale.factor / self._told
+        if not is_reading and 1 / _WORTH_TELLING < change < _WORTH_TELLING:
+            return None
+        self._told = self._scale.factor
+        return self._fit()
 
     def _used(self, stats: EngineStats) -> float:
         """Tokens that contexts hold."""
         return max(0.0, float(self._capacity - stats.free_blocks * self._block_tokens))
 
     def _fit(self) -> StepModel:
-        step_s, token_s, context_s = _solve(self._squares, self._products) * self._units
+        # Drawn to the common factor, in all directions alike.
+        squares = self._squares + np.eye(3) * _PRIOR / 3
+        products = self._products + self._scale.factor * _PRIOR / 3
+        step_s, token_s, context_s = _solve(squares, products) * self._units
         return StepModel(
             weights_s=float(step_s),
             context_token_s=float(context_s),

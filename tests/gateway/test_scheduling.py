@@ -23,7 +23,7 @@ from serving import Service, serving, until
 from parrot_gateway.config_file import ConfigError
 from parrot_gateway.core.drawing.text import to_text
 from parrot_gateway.graph_command import read_graph
-from parrot_gateway.scheduling.step_times import StepTimes
+from parrot_gateway.scheduling.step_times import Scale, StepTimes
 from parrot_gateway.settings import SchedulerSettings, load_settings
 
 #: Longer than a block of the engines here, so that it has a prefix.
@@ -265,18 +265,31 @@ def run(times: StepTimes, load: Callable[[int], tuple[int, int]], count: int) ->
 def test_step_times_are_learned() -> None:
     model = run(step_times(), lambda index: (10 + index % 5, 1000 * (index % 4)), 200)
     assert model is not None
-    assert model.weights_s == pytest.approx(5e-3, rel=0.1)
-    assert model.prefill_token_s == pytest.approx(20e-6, rel=0.1)
-    assert model.context_token_s == pytest.approx(1e-6, rel=0.1)
+    assert model.weights_s == pytest.approx(5e-3, rel=0.25)
+    assert model.prefill_token_s == pytest.approx(20e-6, rel=0.25)
+    assert model.context_token_s == pytest.approx(1e-6, rel=0.25)
 
 
-def test_what_the_readings_cannot_tell_stays_as_guessed() -> None:
-    times = StepTimes(GUESS)
-    model = run(times, lambda index: (10, 0), 60)
+def test_what_the_readings_cannot_tell_changes_like_the_rest() -> None:
+    """Decodes alone are slower than guessed: so, it is taken, are prompts."""
+    model = run(StepTimes(GUESS), lambda index: (10, 0), 60)
     assert model is not None
-    assert model.prefill_token_s == pytest.approx(GUESS.prefill_token_s)
-    assert model.context_token_s == pytest.approx(GUESS.context_token_s)
-    assert model.weights_s < GUESS.weights_s
+    factor = model.weights_s / GUESS.weights_s
+    assert 5e-3 / GUESS.weights_s < factor < 0.9
+    assert model.prefill_token_s == pytest.approx(GUESS.prefill_token_s * factor, rel=0.01)
+
+
+def test_an_engine_that_was_not_used_learns_from_others_of_its_kind() -> None:
+    scale = Scale()
+    used = StepTimes(GUESS, scale=scale)
+    idle = StepTimes(GUESS, scale=scale)
+    assert idle.note(EngineStats()) is None
+    learned = run(used, lambda index: (10, 0), 60)
+    model = idle.note(EngineStats())
+    assert learned is not None
+    assert model is not None
+    assert model.weights_s == pytest.approx(learned.weights_s, rel=0.05)
+    assert idle.note(EngineStats()) is None, "there is nothing new to tell"
 
 
 @given(
