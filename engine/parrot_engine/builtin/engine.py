@@ -34,7 +34,7 @@ from parrot_engine.builtin.held import HeldGenerations
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.builtin.validation import check_fill, check_generate
-from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError
+from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
 from parrot_engine.protocol import (
     BlockChanges,
     EngineInfo,
@@ -89,7 +89,15 @@ class Runner(Protocol):
     default_sampling: dict[str, float]
 
     def launch(self, batch: StepBatch) -> Launch:
-        """Start a step; it runs after all that were launched before, and sees what they wrote."""
+        """Start a step; it runs after all that were launched before, and sees what they wrote.
+
+        Raises:
+            ShardError: a process that takes part was lost; nothing can be launched any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what else takes part; called once nothing is launched any more."""
         ...
 
 
@@ -262,8 +270,10 @@ class BuiltinEngine:
 
     def close(self) -> None:
         """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""
-        self._runner = None
         self._in_flight = None
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
         self._inbox.clear()
         if self._held is not None:
             self._held.close()
@@ -319,6 +329,8 @@ class BuiltinEngine:
         launch: Launch
         try:
             launch = self._runner.launch(plan.batch)
+        except ShardError:
+            raise
         except Exception as error:
             launch = _FailedLaunch(error)
         self._batcher.finish(plan)
@@ -340,6 +352,9 @@ class BuiltinEngine:
         plan = step.plan
         try:
             outcomes = step.launch.outcome()
+        except ShardError:
+            # The other ranks hold parts of every context.
+            raise
         except torch.cuda.OutOfMemoryError:
             _log.exception("No memory for a step of %d tokens", plan.batch.num_tokens)
             self._fail(
