@@ -39,6 +39,9 @@ from parrot_engine.progress import say
 #: A peer may take so long in all.
 _PEER_TIMEOUT_S = 3600
 
+#: Cases that need more than a peer offers.
+_OWN_CASES = ("unshared", "load")
+
 #: Options of the command line that are options of the engine.
 _ENGINE_OPTIONS = (
     "block_size",
@@ -244,6 +247,9 @@ def _run_peer(parsed: argparse.Namespace, peer: str, dtype: str) -> list[CaseRes
     """The cases on a peer, in a process of its own; what went wrong is a skipped case."""
     if not is_installed(peer):
         return [CaseResult("all", peer, skipped="not installed")]
+    cases = [name for name in parsed.cases if name not in _OWN_CASES]
+    if not cases:
+        return [CaseResult("all", peer, skipped="these cases are measured for this engine only")]
     device = resolve_device(parsed.device)
     on_gpu = device.type == "cuda"
     values = {
@@ -251,7 +257,7 @@ def _run_peer(parsed: argparse.Namespace, peer: str, dtype: str) -> list[CaseRes
         "--model": parsed.model or ("llama-3.1-8b" if on_gpu else DEMO_MODEL),
         "--device": str(device),
         "--dtype": dtype,
-        "--cases": ",".join(name for name in parsed.cases if name not in ("unshared", "load")),
+        "--cases": ",".join(cases),
         "--repetitions": parsed.repetitions,
         "--seed": parsed.seed,
         "--max-batch-size": parsed.max_batch_size or (256 if on_gpu else 64),
