@@ -116,6 +116,8 @@ class ModelSettings(_Section):
     #: GPU) when not given.
     max_batch_size: int | None = Field(default=None, ge=1, le=1024)
     max_batch_tokens: int | None = Field(default=None, ge=1)
+    #: Tokens of prompts that can wait, in a step in which something more urgent gets a token.
+    max_background_tokens: int | None = Field(default=None, ge=1)
     #: Longest context served; the model's own limit when not given.
     max_context_tokens: int | None = Field(default=None, ge=1)
     prefix_caching: bool = True
