@@ -110,6 +110,9 @@ class ModelSettings(_Section):
     kv_cache_bytes: int | None = Field(default=None, ge=1)
     #: Share of a GPU's memory that may be used where neither is given.
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    #: GPUs of this host that hold the model together, `device` and those behind it; the builtin
+    #: engine only.
+    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
     #: CUDA graphs: captured at the start, when first needed, or never.
     cuda_graphs: Literal["auto", "lazy", "off"] | None = None
     #: Sequences in one engine step, and its token budget; the engine's own defaults (larger on a

@@ -103,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of generations that give none of their own")
     parser.add_argument("--num-threads", type=int, help="CPU threads")
     parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="GPUS",
+        help="GPUs of this host that hold the model together (default: 1)",
+    )
+    parser.add_argument(
         "--dummy-weights",
         action="store_true",
         default=None,

@@ -55,16 +55,16 @@ class PeerMemory:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         count = num_bytes // dtype.itemsize
-        self._group = dist.group.WORLD.group_name
-        self._buffer = symmetric_memory.empty(count, dtype=dtype, device=device)
-        symmetric_memory.rendezvous(self._buffer, self._group)
+        self.group = dist.group.WORLD.group_name
+        self.buffer = symmetric_memory.empty(count, dtype=dtype, device=device)
+        symmetric_memory.rendezvous(self.buffer, self.group)
 
     def takes(self, x: Tensor) -> bool:
         """Whether `all_reduce` can be used for it."""
         # The kernel moves 16 bytes at a time.
         return bool(
-            x.dtype == self._buffer.dtype
-            and 0 < x.numel() <= len(self._buffer)
+            x.dtype == self.buffer.dtype
+            and 0 < x.numel() <= len(self.buffer)
             and x.nbytes % 16 == 0
             and x.is_contiguous()
         )
@@ -72,7 +72,7 @@ class PeerMemory:
     def all_reduce(self, x: Tensor) -> Tensor:
         """A new tensor with the sum of every rank's `x`."""
         total: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            self._buffer[: x.numel()].view(x.shape), x, "sum", self._group
+            self.buffer[: x.numel()].view(x.shape), x, "sum", self.group
         )
         return total
 

@@ -11,6 +11,7 @@ driver but looked at (`Watched`); where this process is stuck in the driver all 
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -241,12 +242,14 @@ class Followers:
                 self._problem = f"rank {follower.rank} of the engine was lost: {reason}"
                 _log.error("%s (process %d)", self._problem, follower.process.pid)
             self._changed.notify_all()
+            if self._has_gpu:
+                # The interpreter's own end waits for the GPU.
+                atexit.register(_end_at_once)
             is_free = self._changed.wait_for(lambda: not self._busy or self._leaving, _STUCK_S)
         if not is_free and self._has_gpu:
             # NOTE: nothing can call back work on a GPU that waits for another one.
             _log.critical("work that waits for a lost rank cannot be ended: this process ends")
-            logging.shutdown()
-            os._exit(_EXIT_STUCK)
+            _end_at_once()
 
 
 class Watched:
@@ -284,6 +287,12 @@ def wait_for(
         if time.monotonic() > deadline:
             raise ShardError(f"a step of several ranks is not over after {timeout_s:g} s")
         time.sleep(_LOOK_S)
+
+
+def _end_at_once() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(_EXIT_STUCK)
 
 
 def _ending(code: int) -> str:

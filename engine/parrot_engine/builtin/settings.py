@@ -78,6 +78,8 @@ class BuiltinSettings:
     cuda_graphs: str = "auto"
     #: GPUs of this host that hold the model together, `device` and those behind it.
     tensor_parallel: int = 1
+    #: Let those GPUs read each other's memory for the sums of small steps; else NCCL's messages.
+    peer_memory: bool = True
     #: CPU threads of the runner.
     num_threads: int = 1
 

@@ -96,7 +96,7 @@ def load_runner(
             "device", f"the weights do not fit into the memory of {device}: {error}"
         ) from error
 
-    if collective is not None:
+    if collective is not None and settings.peer_memory:
         collective.use_peer_memory(spec.dtype)
 
     def make_runner(num_blocks: int) -> ModelRunner:
