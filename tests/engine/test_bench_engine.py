@@ -63,7 +63,7 @@ def test_all_cases(shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         *("decode-1", "decode-4", "shared", "unshared", "families", "tree"),
         *("prefill-2", "prefill-1", "mixed", "load-50"),
     ]
-    assert "share" in cases.pop("unshared")["skipped"]
+    assert "sharing" in cases.pop("unshared")["skipped"]
     wanted = {
         # case: requests, tokens of prompts, shared ones once, generated tokens
         "decode-1": (1, 48, 48, 12),
@@ -257,6 +257,9 @@ def test_bounds_of_a_known_shape() -> None:
     tokens = 8 * 8192 / bounds.prefill_s([Segment(0, 8192)] * 8, 8)
     assert tokens == pytest.approx(50_000, rel=0.06)
     assert bounds_of(config, "bfloat16", None) is None
+    two = bounds_of(config, "bfloat16", Limits(4.3e12, 790e12), devices=2)
+    assert isinstance(two, Bounds)
+    assert two.step_s(1, 576, 576) == pytest.approx(one / 2)
 
 
 def test_figures_and_table() -> None:

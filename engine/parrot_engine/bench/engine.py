@@ -55,6 +55,7 @@ _ENGINE_OPTIONS = (
     "max_batch_tokens",
     "max_context_tokens",
     "num_threads",
+    "tensor_parallel",
 )
 
 
@@ -132,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-batch-tokens", type=int)
     parser.add_argument("--max-context-tokens", type=int)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--tensor-parallel", type=int, metavar="N", help="GPUs that share a model")
     # What is measured; peers are, in processes of their own.
     parser.add_argument(
         "--engine", choices=("parrot", *PEERS), default="parrot", help=argparse.SUPPRESS
@@ -151,6 +153,7 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     device = resolve_device(parsed.device)
     model = parsed.model or ("llama-3.1-8b" if device.type == "cuda" else DEMO_MODEL)
     dummy = parsed.dummy_weights or model in shape_names()
+    devices = parsed.tensor_parallel or 1
     limits = _limits(device)
     given = {name: getattr(parsed, name) for name in _ENGINE_OPTIONS}
     options = {name: value for name, value in given.items() if value is not None}
@@ -197,10 +200,10 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     }
     with llm:
         bench = Bench(
-            ParrotSubject(llm),
+            ParrotSubject(llm, devices=devices),
             PromptSource(info.vocab_size, parsed.seed),
             _sizes(parsed),
-            bounds_of(config, info.dtype, limits),
+            bounds_of(config, info.dtype, limits, devices),
             parsed.repetitions,
         )
         results = _run(bench, parsed.cases)

@@ -72,8 +72,14 @@ class Bounds(NamedTuple):
         return 4 * config.num_layers * config.num_heads * config.head_dim * attended
 
 
-def bounds_of(config: ModelConfig, dtype: str, limits: Limits | None) -> Bounds | None:
-    """Bounds of a model; None without limits, and for models with sliding windows."""
+def bounds_of(
+    config: ModelConfig, dtype: str, limits: Limits | None, devices: int = 1
+) -> Bounds | None:
+    """Bounds of a model on so many devices that share all work and need no time to talk.
+
+    None without limits, and for models with sliding windows.
+    """
     if limits is None or any(window is not None for window in config.windows):
         return None
-    return Bounds(config, 4 if dtype == "float32" else 2, limits)
+    together = Limits(*(devices * limit for limit in limits))
+    return Bounds(config, 4 if dtype == "float32" else 2, together)

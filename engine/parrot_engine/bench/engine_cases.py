@@ -161,7 +161,7 @@ def _shared(bench: Bench) -> Iterator[CaseResult]:
 def _unshared(bench: Bench) -> Iterator[CaseResult]:
     subject = bench.subject
     if not isinstance(subject, ParrotSubject) or not subject.shares:
-        yield bench.skip("unshared", "attention does not share prefixes here")
+        yield bench.skip("unshared", "sharing cannot be switched off here")
         return
     with subject.without_sharing():
         result = _jobs(bench, "unshared", _make_shared(bench, "unshared", 1), shares=False)

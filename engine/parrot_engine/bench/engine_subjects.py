@@ -40,9 +40,10 @@ class ParrotSubject:
 
     name = "parrot"
 
-    def __init__(self, llm: LLM) -> None:
-        """Take an LLM that nobody else uses."""
+    def __init__(self, llm: LLM, *, devices: int = 1) -> None:
+        """Take an LLM on so many devices that nobody else uses."""
         self.llm = llm
+        self._devices = devices
         info = llm.info
         self.vocab_size = info.vocab_size
         self.max_context_tokens: int | None = info.max_context_tokens
@@ -61,8 +62,9 @@ class ParrotSubject:
 
     @property
     def shares(self) -> bool:
-        """Whether attention reads what rows share once."""
-        return bool(getattr(self._attention(), "_share", False))
+        """Whether attention reads what rows share once, and can be told not to."""
+        # With several devices each has a process with an attention of its own.
+        return self._devices == 1 and bool(getattr(self._attention(), "_share", False))
 
     @contextmanager
     def without_sharing(self) -> Iterator[None]:
