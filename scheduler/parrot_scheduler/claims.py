@@ -8,7 +8,11 @@ nodes on its path, not its blocks, and says where it parts from others by bisect
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
+
+#: Who holds a prompt how far: sets of rows with a number of leading blocks that all in the set
+#: hold. Depths grow, and each set is part of the one before.
+Reach: TypeAlias = list[tuple[int, int]]
 
 
 class Run:
@@ -30,13 +34,6 @@ class Run:
         self.counts: dict[int, int] = {}
 
 
-class Reach(NamedTuple):
-    """Rows that need a chain at least up to one depth."""
-
-    rows: int
-    depth: int
-
-
 class ClaimTree:
     """Which rows need which chains, counted."""
 
@@ -48,18 +45,21 @@ class ClaimTree:
         """Distinct blocks that the claims of a row need."""
         return self._blocks.get(row, 0)
 
-    def reach(self, prefix: Sequence[Hashable]) -> list[Reach]:
-        """Who needs a prompt how far: depths grow, and each set holds the next one."""
-        found: list[Reach] = []
-        run, depth, length = self._root, 0, len(prefix)
+    def reach(self, prefix: Sequence[Hashable]) -> Reach:
+        """Who needs a prompt how far."""
+        found: Reach = []
+        following, depth, length = self._root.next, 0, len(prefix)
         while depth < length:
-            following = run.next.get(prefix[depth])
-            if following is None:
+            run = following.get(prefix[depth])
+            if run is None:
                 break
-            run = following
-            depth = _agrees_up_to(run, prefix)
-            found.append(Reach(run.rows, depth))
-            if depth < run.end:
+            end = run.end
+            # The usual end of a run first: all of it agrees.
+            if end <= length and run.keys[end - 1] == prefix[end - 1]:
+                found.append((run.rows, end))
+                following, depth = run.next, end
+            else:
+                found.append((run.rows, _agrees_up_to(run, prefix)))
                 break
         return found
 

@@ -43,13 +43,6 @@ class Match(NamedTuple):
     blocks: Rows
 
 
-class Level(NamedTuple):
-    """Rows that hold a chain up to one depth and no further."""
-
-    rows: int
-    depth: int
-
-
 class Claim(NamedTuple):
     """What a placed task needs of its engine's blocks, to be given back with `release`."""
 
@@ -115,45 +108,32 @@ class PrefixIndex:
 
         Costs a look-up a block and one numpy operation for each distinct depth.
         """
-        return _as_arrays(self.levels(prefix))
+        return _as_arrays(self.reach(prefix))
 
     def depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
         """The same as one value for each of the first `num_rows` rows; None: nobody holds any."""
-        return as_column(self.levels(prefix), num_rows)
+        return as_column(self.reach(prefix), num_rows)
 
     def match_claimed(self, prefix: Sequence[Hashable]) -> Match:
         """Like `match`, but only blocks that placed tasks need: memory that is shared with them."""
-        return _as_arrays(self.claimed_levels(prefix))
+        return _as_arrays(self.claimed_reach(prefix))
 
-    def levels(self, prefix: Sequence[Hashable]) -> list[Level]:
-        """The same as sets of rows by depth; every row is in one of them at most."""
-        return self._levels(prefix, self._claims.reach(prefix))
+    def claimed_reach(self, prefix: Sequence[Hashable]) -> Reach:
+        """The same as nested sets of rows. Does not look at each block."""
+        return self._claims.reach(prefix)
 
-    def claimed_levels(self, prefix: Sequence[Hashable]) -> list[Level]:
-        """Like `levels`, but only blocks that placed tasks need. Does not look at each block."""
-        return _levels_of_reach(self._claims.reach(prefix))
-
-    def both_levels(self, prefix: Sequence[Hashable]) -> tuple[list[Level], list[Level]]:
-        """`levels` and `claimed_levels`."""
-        reach = self._claims.reach(prefix)
-        return self._levels(prefix, reach), _levels_of_reach(reach)
-
-    def _levels(self, prefix: Sequence[Hashable], reach: list[Reach]) -> list[Level]:
-        if not prefix or not self._held or (not reach and prefix[0] not in self._held):
-            return _levels_of_reach(reach)
+    def reach(self, prefix: Sequence[Hashable], claimed: Reach | None = None) -> Reach:
+        """`match` as nested sets of rows; `claimed` is the prompt's `claimed_reach`, if known."""
+        if claimed is None:
+            claimed = self._claims.reach(prefix)
+        if not self._held or not prefix or (not claimed and prefix[0] not in self._held):
+            return claimed
         rows = map(self._held.get, prefix, repeat(0))
-        if reach:
-            rows = map(or_, rows, _each_block(reach))
-        return _levels_of(rows)
+        return _reach_of(map(or_, rows, _each_block(claimed)) if claimed else rows)
 
     def claimed_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that tasks placed on one engine need."""
-        depth, bit = 0, 1 << row
-        for rows, end in self._claims.reach(prefix):
-            if not rows & bit:
-                break
-            depth = end
-        return depth
+        return depth_of(self._claims.reach(prefix), row)
 
     def blocks_on(self, row: int, prefix: Sequence[Hashable]) -> int:
         """Leading blocks of a prompt that one engine holds or is about to hold."""
@@ -269,60 +249,71 @@ class PrefixIndex:
                 held[key] = rows
 
 
-def _each_block(reach: list[Reach]) -> Iterable[int]:
-    """Rows that need a prompt, block by block."""
+def depth_of(reach: Reach, row: int) -> int:
+    """Leading blocks that one row holds."""
+    bit, low, high = 1 << row, 0, len(reach)
+    while low < high:
+        middle = (low + high) // 2
+        if reach[middle][0] & bit:
+            low = middle + 1
+        else:
+            high = middle
+    return reach[low - 1][1] if low else 0
+
+
+def _each_block(reach: Reach) -> Iterable[int]:
+    """Rows that hold a prompt, block by block."""
     starts = [0, *(depth for _, depth in reach)]
     runs = [repeat(rows, end - start) for start, (rows, end) in zip(starts, reach, strict=False)]
     return chain(chain.from_iterable(runs), repeat(0))
 
 
-def _levels_of_reach(reach: list[Reach]) -> list[Level]:
-    levels: list[Level] = []
-    deeper = 0
-    for rows, depth in reversed(reach):
-        if rows != deeper:
-            levels.append(Level(rows ^ deeper, depth))
-            deeper = rows
-    return levels
-
-
-def _levels_of(rows: Iterable[int]) -> list[Level]:
+def _reach_of(rows: Iterable[int]) -> Reach:
     """Who holds how much of a chain, from the rows that hold each of its keys."""
-    levels: list[Level] = []
+    reach: Reach = []
     there, depth = -1, 0
     # Runs of equal sets come and go without a step of Python for each key.
     for here, run in groupby(rows):
         still = there & here
         if depth and still != there:
-            levels.append(Level(there ^ still, depth))
+            reach.append((there, depth))
         there = still
         if not there:
-            return levels
+            return reach
         depth += len(list(run))
-    levels.append(Level(there, depth))
+    reach.append((there, depth))
+    return reach
+
+
+def _levels_of(reach: Reach) -> Reach:
+    """Rows that hold a chain up to one depth and no further, in no particular order."""
+    levels: Reach = []
+    deeper = 0
+    for rows, depth in reversed(reach):
+        if rows != deeper:
+            levels.append((rows ^ deeper, depth))
+            deeper = rows
     return levels
 
 
-def _as_arrays(levels: list[Level]) -> Match:
-    if not levels:
+def _as_arrays(reach: Reach) -> Match:
+    if not reach:
         return _NOTHING
+    levels = _levels_of(reach)
     rows = [np.flatnonzero(unpack(bits, bits.bit_length())) for bits, _ in levels]
     blocks = [depth for _, depth in levels]
     return Match(np.concatenate(rows), np.repeat(blocks, [len(some) for some in rows]))
 
 
-def as_column(levels: list[Level], num_rows: int) -> Depths | None:
-    """Depths as one value for each of the first `num_rows` rows; None without levels."""
-    if not levels:
+def as_column(reach: Reach, num_rows: int) -> Depths | None:
+    """Depths as one value for each of the first `num_rows` rows; None: nobody holds any."""
+    if not reach:
         return None
     column: Depths | None = None
     few: list[tuple[int, int]] = []
-    for bits, depth in levels:
+    for bits, depth in _levels_of(reach):
         if bits.bit_count() <= _FEW_ROWS:
-            while bits:
-                row = bits.bit_length() - 1
-                few.append((row, depth))
-                bits ^= 1 << row
+            few += [(row, depth) for row in rows_of(bits)]
         elif column is None:
             column = np.multiply(unpack(bits, num_rows), depth, dtype=np.float64)
         else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from parrot_scheduler.claims import Reach
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement.options import HOLDER_SHARE, Classes, Limit, Options
 from parrot_scheduler.pool import FEW_ROWS, Pool
-from parrot_scheduler.prefix_index import rows_of, unpack
+from parrot_scheduler.prefix_index import depth_of, rows_of, unpack
 
 
 class Few(Options):
@@ -19,28 +20,30 @@ class Few(Options):
 
     def __init__(self, entry: Entry, pool: Pool, target: float, rows: list[int]) -> None:
         super().__init__(entry, pool, target)
-        task, block = entry.task, pool.common_block
-        levels, claimed = pool.prefixes.both_levels(task.prefix)
-        self._claimed = claimed
-        self.rows = self._with_room(rows)
-        self._levels: list[tuple[int, float]] = []
+        self._cached: dict[int, float] = {}
+        self._reach: Reach = []
         self._holders = 0
+        prefix = entry.task.prefix
+        claimed = pool.prefixes.claimed_reach(prefix)
+        self.rows = self._with_room(rows, claimed)
         if not self.rows:
             return
-        most = max(task.prompt_tokens - 1, 0)
-        #: What is cached, as sets of rows that take work.
-        self._levels = [
-            (there, float(min(depth * block, most)))
-            for bits, depth in levels
-            if (there := bits & pool.accepting)
-        ]
-        self.best_cached = max((tokens for _, tokens in self._levels), default=0.0)
+        self._reach = pool.prefixes.reach(prefix, claimed)
+        for bits, depth in reversed(self._reach):
+            if bits & pool.accepting:
+                self.best_cached = self._tokens(depth)
+                break
         least = self.best_cached * HOLDER_SHARE
-        for bits, tokens in self._levels:
-            if tokens >= least:
-                self._holders |= bits
+        for bits, depth in self._reach:
+            if self._tokens(depth) >= least:
+                self._holders = bits & pool.accepting
+                break
 
-    def _with_room(self, rows: list[int]) -> list[int]:
+    def _tokens(self, depth: int) -> float:
+        """What so many cached blocks spare; at least one token stays to be computed."""
+        return float(max(min(depth * self.pool.common_block, self.entry.task.prompt_tokens - 1), 0))
+
+    def _with_room(self, rows: list[int], claimed: Reach) -> list[int]:
         """Those with room for its working set; blocks that tasks there need already are free."""
         task, pool, cells = self.entry.task, self.pool, self.pool.table.cells
         need = float(task.prompt_tokens + self.entry.expected_output)
@@ -51,10 +54,8 @@ class Few(Options):
                 continue
             used = cells.working_set[row] + need
             limit = cells.capacity[row] * self.target
-            for bits, depth in self._claimed:
-                if bits >> row & 1:
-                    used -= depth * pool.common_block
-                    break
+            if claimed:
+                used -= depth_of(claimed, row) * pool.common_block
             if used <= limit:
                 tight.append(row)
                 if used + cells.kept[row] <= limit:
@@ -78,10 +79,10 @@ class Few(Options):
 
     def cached(self, row: int) -> float:
         """Prompt tokens that it holds or is about to hold."""
-        for bits, tokens in self._levels:
-            if bits >> row & 1:
-                return tokens
-        return 0.0
+        cached = self._cached.get(row)
+        if cached is None:
+            cached = self._cached[row] = self._tokens(depth_of(self._reach, row))
+        return cached
 
     def keep_promises(self) -> bool:
         """See `Options`. A promise that even an idle engine would break binds nobody."""

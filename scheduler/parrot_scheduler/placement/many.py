@@ -35,7 +35,7 @@ class Many(Options):
         """Rows with room for its working set; blocks that tasks there need already are free."""
         pool, entry, table, task = self.pool, self.entry, self.pool.table, self.entry.task
         used = table.working_set + float(task.prompt_tokens + entry.expected_output)
-        shared = as_column(pool.prefixes.claimed_levels(task.prefix), len(used))
+        shared = as_column(pool.prefixes.claimed_reach(task.prefix), len(used))
         if shared is not None:
             used -= shared * table.block_tokens
         target = table.capacity * self.target
