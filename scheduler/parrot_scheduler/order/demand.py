@@ -59,8 +59,9 @@ class Demand:
 
         Its successors are expected to be as long as it is.
         """
-        output = entry.expected_output / max(1, entry.task.num_sequences)
-        return (1 + entry.successors) * max(output, 1.0) * self._token_s
+        sequences = entry.task.num_sequences
+        output = entry.expected_output / sequences if sequences > 1 else entry.expected_output
+        return (1 + entry.successors) * (output if output > 1 else 1.0) * self._token_s
 
 
 def work_of(entry: Entry, output: float) -> float:

@@ -20,7 +20,9 @@ class Few(Options):
 
     def __init__(self, entry: Entry, pool: Pool, target: float, rows: list[int]) -> None:
         super().__init__(entry, pool, target)
+        # What was asked for once is asked for again.
         self._cached: dict[int, float] = {}
+        self._new: dict[int, float] = {}
         self._reach: Reach = []
         self._holders = 0
         prefix = entry.task.prefix
@@ -83,6 +85,13 @@ class Few(Options):
         if cached is None:
             cached = self._cached[row] = self._tokens(depth_of(self._reach, row))
         return cached
+
+    def new(self, row: int) -> float:
+        """Prompt tokens that would have to be computed there, one block at least."""
+        new = self._new.get(row)
+        if new is None:
+            new = self._new[row] = super().new(row)
+        return new
 
     def keep_promises(self) -> bool:
         """See `Options`. A promise that even an idle engine would break binds nobody."""

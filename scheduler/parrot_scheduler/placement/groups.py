@@ -48,4 +48,6 @@ class GroupHomes:
 
 def group_size(entry: Entry) -> int:
     """Members of the largest group that the task is in; 1 without one."""
-    return max((group.size for group in entry.groups), default=1)
+    if not entry.groups:
+        return 1
+    return max(group.size for group in entry.groups)
