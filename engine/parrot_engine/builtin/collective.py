@@ -10,8 +10,10 @@ these sizes, and is switched off here for NCCL and for torch alike.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 #: A rank that another waits for longer than this is given up; loading weights is waited for, too.
 TIMEOUT_S = 600.0
+#: How long taking leave may take.
+LEAVE_TIMEOUT_S = 10.0
 #: Largest sum in bytes that goes through peer memory, by number of ranks: each reads all others'.
 PEER_BYTES = MappingProxyType({2: 2 << 20, 4: 1 << 20, 8: 512 << 10})
 #: Of the kinds that torch's kernel adds.
@@ -148,8 +152,20 @@ class TorchCollective:
         dist.all_reduce(values, op=dist.ReduceOp.MIN)
         return int(values)
 
-    def leave(self) -> None:
-        """Take leave, once nothing is launched any more; every rank does."""
+    def leave(self) -> bool:
+        """Take leave, once nothing is launched any more; every rank does at the same time.
+
+        Graphs that hold work of this group must be gone. False when the others do not do the
+        same in time, because one of them is lost: then this process cannot be in a group again.
+        """
+        # In cycles of references there may be graphs still.
+        gc.collect()
+        thread = threading.Thread(target=self._leave, name="leave-ranks", daemon=True)
+        thread.start()
+        thread.join(LEAVE_TIMEOUT_S)
+        return not thread.is_alive()
+
+    def _leave(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._peers = None

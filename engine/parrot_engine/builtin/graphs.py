@@ -219,6 +219,10 @@ class StepGraphs:
             # What the work took when it ran for the first time.
             torch.cuda.empty_cache()
 
+    def forget(self) -> None:
+        """Let go of all graphs, and of what they hold."""
+        self._graphs.clear()
+
     def run(self, tokens: StepTokens, host: HostPlan, sampled: Tensor) -> Computed | None:
         """Launch a step, or return None when no graph holds it.
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -21,9 +19,6 @@ from parrot_engine.models.loader import load_runner, read_model_config, resolve_
 from parrot_engine.models.sharding import Shard, shard_config
 
 _log = logging.getLogger(__name__)
-
-#: How long taking leave of the others may take.
-_LEAVE_TIMEOUT_S: Final = 10.0
 
 
 class Lead:
@@ -47,14 +42,8 @@ class Lead:
         """End the others, and what was common with them."""
         self.followers.dismiss()
         if self._collective is not None:
-            # With a rank that is lost, leaving may wait for it.
-            leaving = threading.Thread(
-                target=self._collective.leave, name="leave-ranks", daemon=True
-            )
-            leaving.start()
-            leaving.join(_LEAVE_TIMEOUT_S)
-            if leaving.is_alive():
-                _log.warning("the ranks' common work does not end")
+            if not self._collective.leave():
+                _log.warning("work in which all ranks take part does not end")
             self._collective = None
         self.followers.close()
         self._folder.cleanup()

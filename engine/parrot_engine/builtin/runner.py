@@ -147,12 +147,17 @@ class ModelRunner:
         with self._as_current():
             self._forward(message.batch)
 
+    def forget_graphs(self) -> None:
+        """Launch kernel by kernel from now on; to be called before taking leave of other ranks."""
+        if self._graphs is not None:
+            self._graphs.forget()
+        self._graphs = None
+
     def close(self) -> None:
         """End the other ranks, if there are any; nothing is launched afterwards."""
         lead, self._lead = self._lead, None
         if lead is not None:
-            # Graphs hold what the ranks have in common.
-            self._graphs = None
+            self.forget_graphs()
             lead.close()
 
     def _as_current(self) -> AbstractContextManager[object]:

@@ -83,7 +83,7 @@ def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
         except EOFError:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-    del runner
+    runner.forget_graphs()
     collective.leave()
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parrot_engine.attention.tables import Ints
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
 from parrot_engine.exceptions import ShardError
 
@@ -39,13 +38,24 @@ def encode(message: StepMessage) -> bytes:
     """The bytes of a message."""
     batch = message.batch
     rows = batch.rows
-    table = np.empty((len(rows), _ROW_INTS), dtype=np.int32)
-    for index, row in enumerate(rows):
-        pending = -1 if row.pending is None else row.pending
-        need = _NEEDS.index(row.logits)
-        table[index] = (len(row.token_ids), row.start, len(row.block_table), pending, need)
-    tokens = _joined([np.asarray(row.token_ids, dtype=np.int32) for row in rows])
-    block_ids = _joined([np.asarray(row.block_table, dtype=np.int32) for row in rows])
+    table = np.array(
+        [
+            (
+                len(row.token_ids),
+                row.start,
+                len(row.block_table),
+                -1 if row.pending is None else row.pending,
+                _NEEDS.index(row.logits),
+            )
+            for row in rows
+        ],
+        dtype=np.int32,
+    )
+    tokens = np.array(list(chain.from_iterable(row.token_ids for row in rows)), dtype=np.int32)
+    block_ids = np.zeros(0, dtype=np.int32)
+    if rows:
+        tables = [row.block_table for row in rows]
+        block_ids = np.concatenate(tables, dtype=np.int32, casting="unsafe")
     copies = np.array(batch.copies, dtype=np.int32).reshape(-1, 2)
     header = _HEADER.pack(
         _MAGIC, len(copies), len(rows), len(tokens), len(block_ids), message.num_sampled
@@ -87,7 +97,3 @@ def decode(read: Callable[[int], bytes]) -> StepMessage:
         token, block = token + count, block + length
     pairs = copies.reshape(-1, 2).tolist()
     return StepMessage(StepBatch(rows, [BlockCopy(*pair) for pair in pairs]), num_sampled)
-
-
-def _joined(arrays: list[Ints]) -> npt.NDArray[np.int32]:
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
