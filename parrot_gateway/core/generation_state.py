@@ -155,7 +155,11 @@ class GenerationState:
             # Its context was freed; the engine had not heard of that yet.
             return Progress(None, [])
         if isinstance(event, Failed):
-            raise failure_of(event.code, event.message)
+            error = failure_of(event.code, event.message)
+            if event.code == "invalid_request" and event.message.startswith("grammar"):
+                # What only the engine can tell of a grammar.
+                error.param = self._request.grammar_param
+            raise error
         if isinstance(event, Filled):
             return self._filled(place, event)
         return self._generated_tokens(place, event)

@@ -34,6 +34,8 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     #: Prefixes are shared only under the same salt.
     salt: str = ""
+    #: The field that asked for the sampling's grammar, for errors.
+    grammar_param: str | None = None
 
 
 class TextToken(NamedTuple):

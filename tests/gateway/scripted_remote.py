@@ -88,6 +88,7 @@ class ScriptedRemoteEngine:
         max_context_tokens: int = 512,
         tokens_per_step: int = 1,
         cached_tokens: int = 0,
+        supports_grammars: bool = False,
     ) -> None:
         self.tokenizer = byte_tokenizer()
         self.im_end = self.tokenizer.token_id("<|im_end|>") or 0
@@ -101,6 +102,7 @@ class ScriptedRemoteEngine:
             vocab_size=self.tokenizer.vocab_size,
             eos_token_ids=[self.im_end],
             max_batch_size=1024,
+            supports_grammars=supports_grammars,
         )
         if isinstance(script, str):
             fixed = [*self.tokenizer.encode(script), self.im_end]

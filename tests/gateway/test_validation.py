@@ -59,7 +59,10 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.name",
+    ),
     ({"response_format": "text"}, "response_format"),
 ]
 
@@ -123,8 +126,8 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": "f"}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),

@@ -1,15 +1,17 @@
 """`POST /v1/chat/completions` for models of our own engines.
 
 The model's chat template renders the whole chat, which is tokenized whole. What such a model
-cannot do (tools, structured output, audio, images) is refused by name.
+cannot do (audio, images) is refused by name.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
+from parrot_engine.protocol import Grammar
+from parrot_engine.text import Tokenizer
 
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.answers import (
@@ -22,11 +24,13 @@ from parrot_gateway.api.openai.answers import (
 from parrot_gateway.api.openai.messages import render_chat_aside
 from parrot_gateway.api.openai.shapes import ChatBody
 from parrot_gateway.api.openai.sse import stream_generation
+from parrot_gateway.api.openai.structured import check_supported, wanted_grammar
+from parrot_gateway.api.openai.tool_answers import ToolChoiceText
+from parrot_gateway.api.openai.tool_fields import wanted_tools
 from parrot_gateway.api.openai.validation import (
     check_choice,
     check_context,
     check_range,
-    check_response_format,
     check_sampling,
     decode,
     may_be_too_long,
@@ -37,7 +41,16 @@ from parrot_gateway.core.collect import Outcome, collect, hand_over
 from parrot_gateway.core.generation import Generation
 from parrot_gateway.core.placing import ModelSeats, ServedModel
 from parrot_gateway.core.prompts import prompts_of_texts
-from parrot_gateway.core.request import GenerationRequest, Prompt, PromptFilled, Update
+from parrot_gateway.core.request import (
+    ChoiceDelta,
+    GenerationRequest,
+    Prompt,
+    PromptFilled,
+    Update,
+)
+from parrot_gateway.core.tool_call import WRITINGS, ToolFormat
+from parrot_gateway.core.tool_grammar import calls_grammar, optional_calls_grammar
+from parrot_gateway.core.tools import ToolUse, tool_format
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.settings import ServerSettings
 
@@ -61,15 +74,21 @@ async def handle_chat(
 ) -> None:
     """Answer one call; arguments, errors and cancellation as in `handle_completions`."""
     request = decode(body, _DECODER)
-    _check(request, seats)
+    wish = _check(request, seats)
+    if exchange.reader is not None and wish.tools is not None:
+        raise UnsupportedError(
+            "Unsupported parameter: 'tools' has no place in a call whose text fills a variable; "
+            "with 'tool_choice' 'none' it passes.",
+            param="tools",
+        )
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompt = await _prompt(request, seats, len(body))
-    asked = _generation_request(request, seats, prompt, salt)
+    prompt = await _prompt(request, seats, len(body), wish)
+    asked = _generation_request(request, seats, prompt, salt, wish)
     generation = Generation(seats, asked, exchange.started + server.call_timeout_s)
     if exchange.reader is not None:
         await hand_over(generation, exchange.reader, best_of=asked.best_of)
         return
-    answer = _Answer(request, seats, requested_model, asked)
+    answer = _Answer(request, seats, requested_model, asked, wish)
     if request.stream:
         await stream_generation(
             exchange,
@@ -99,10 +118,23 @@ async def check_chat_fits(body: bytes, served: ServedModel) -> None:
     """What can be said once the messages are final; raises as `check_completions_fit`."""
     request = decode(body, _DECODER)
     if may_be_too_long(body, request, served.info):
-        _generation_request(request, served, await _prompt(request, served, len(body)), "")
+        wish = _check(request, served)
+        prompt = await _prompt(request, served, len(body), wish)
+        _generation_request(request, served, prompt, "", wish)
 
 
-def _check(request: ChatBody, served: ServedModel) -> None:
+class _Wish(NamedTuple):
+    """What is asked of the output."""
+
+    grammar: Grammar | None
+    #: The field that asks for it.
+    grammar_param: str | None
+    tools: ToolUse | None
+    #: How the model writes calls.
+    format: ToolFormat
+
+
+def _check(request: ChatBody, served: ServedModel) -> _Wish:
     """Everything that can be said before rendering."""
     check_range("max_tokens", request.max_tokens, 1)
     check_range("max_completion_tokens", request.max_completion_tokens, 1)
@@ -114,8 +146,6 @@ def _check(request: ChatBody, served: ServedModel) -> None:
             code="invalid_value",
         )
     check_sampling(request, served.info)
-    check_response_format(request.response_format)
-    _check_tools(request)
     _check_modalities(request.modalities)
     check_choice("reasoning_effort", request.reasoning_effort, _REASONING_EFFORTS)
     check_choice("service_tier", request.service_tier, _SERVICE_TIERS)
@@ -133,26 +163,31 @@ def _check(request: ChatBody, served: ServedModel) -> None:
             param="metadata",
             code="object_above_max_properties",
         )
+    return _wish(request, served)
 
 
-def _check_tools(request: ChatBody) -> None:
-    """Tools pass only where the caller says that none may be called."""
-    if request.tool_choice in (None, "auto", "none") and request.function_call in (
-        None,
-        "auto",
-        "none",
-    ):
-        if request.tool_choice != "none":
-            refuse(request, ("tools",), "is not supported with this model")
-        if request.function_call != "none":
-            refuse(request, ("functions",), "is not supported with this model")
-        return
-    name = "tool_choice" if request.tool_choice not in (None, "auto", "none") else "function_call"
-    raise UnsupportedError(
-        f"Unsupported value: '{name}' other than 'none' is not supported with this model.",
-        param=name,
-        code="unsupported_value",
-    )
+def _wish(request: ChatBody, served: ServedModel) -> _Wish:
+    grammar, param = wanted_grammar(request, served.info)
+    tools, tokenizer = wanted_tools(request), served.tokenizer
+    if tools is None:
+        return _Wish(grammar, param or None, None, "hermes")
+    format = tool_format(tokenizer)
+    callable_ = tools.callable
+    if tools.mode == "required":
+        check_supported(served.info, "tool_choice")
+        grammar = calls_grammar(callable_, format, tokenizer, parallel=tools.parallel)
+    elif grammar is not None:
+        if grammar.kind not in ("json_schema", "json_object"):
+            raise UnsupportedError(
+                f"Unsupported value: '{param}' goes with 'tools' only for JSON.", param=param
+            )
+        grammar = calls_grammar(
+            callable_, format, tokenizer, parallel=tools.parallel, content=grammar
+        )
+    elif any(tool.strict for tool in callable_) and served.info.supports_grammars:
+        # NOTE: where the engine follows no grammar, `strict` is a wish, as it is for an upstream.
+        grammar = optional_calls_grammar(callable_, format, tokenizer)
+    return _Wish(grammar, "tools", tools, format)
 
 
 def _check_modalities(modalities: Any) -> None:
@@ -189,8 +224,9 @@ def _check_verbosity(verbosity: Any) -> None:
     )
 
 
-async def _prompt(request: ChatBody, served: ServedModel, num_bytes: int) -> Prompt:
-    text = await render_chat_aside(served.tokenizer, request, num_bytes)
+async def _prompt(request: ChatBody, served: ServedModel, num_bytes: int, wish: _Wish) -> Prompt:
+    tools = () if wish.tools is None else wish.tools.tools
+    text = await render_chat_aside(served.tokenizer, request, num_bytes, tools)
     prompts = await prompts_of_texts(
         served.tokenizer,
         served.info,
@@ -207,7 +243,7 @@ async def _prompt(request: ChatBody, served: ServedModel, num_bytes: int) -> Pro
 
 
 def _generation_request(
-    request: ChatBody, served: ServedModel, prompt: Prompt, salt: str
+    request: ChatBody, served: ServedModel, prompt: Prompt, salt: str, wish: _Wish
 ) -> GenerationRequest:
     limit = served.info.max_context_tokens
     max_tokens = request.max_completion_tokens
@@ -225,12 +261,23 @@ def _generation_request(
             served.info,
             max_tokens=max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            grammar=wish.grammar,
         ),
         n=n,
         best_of=n,
-        skip_special_tokens=request.skip_special_tokens is not False,
+        skip_special_tokens=request.skip_special_tokens is not False
+        and not _has_special_marker(wish, served.tokenizer),
         salt=salt,
+        grammar_param=wish.grammar_param,
     )
+
+
+def _has_special_marker(wish: _Wish, tokenizer: Tokenizer) -> bool:
+    """Whether calls are announced by a token that texts are usually shown without."""
+    if wish.tools is None:
+        return False
+    token_id = tokenizer.token_id(WRITINGS[wish.format].opening)
+    return token_id is not None and tokenizer.is_special(token_id)
 
 
 class _Answer:
@@ -242,8 +289,12 @@ class _Answer:
         served: ServedModel,
         model: str,
         asked: GenerationRequest,
+        wish: _Wish,
     ) -> None:
         self._request = request
+        self._wish = wish
+        #: By choice, where tools may be called.
+        self._texts = [self._tool_text() for _ in range(asked.n if wish.tools else 0)]
         self._tokenizer = served.tokenizer
         self._asked = asked
         self._envelope = Envelope("chatcmpl", served.info, model)
@@ -256,11 +307,18 @@ class _Answer:
         )
         self._heads = [b'{"index":%d,"delta":' % index for index in range(asked.n)]
 
+    def _tool_text(self) -> ToolChoiceText:
+        assert self._wish.tools is not None
+        names = {tool.name for tool in self._wish.tools.callable}
+        return ToolChoiceText(self._wish.format, names)
+
     def opening(self) -> bytes:
         """The role of every choice, in order: clients count on that order."""
+        calls_only = self._wish.tools is not None and self._wish.tools.mode == "required"
+        content = b"null" if calls_only else b'""'
         return b"".join(
             self.writer.event(
-                head + b'{"role":"assistant","content":"","refusal":null},'
+                head + b'{"role":"assistant","content":' + content + b',"refusal":null},'
                 b'"logprobs":null,"finish_reason":null}'
             )
             for head in self._heads
@@ -270,6 +328,8 @@ class _Answer:
         """One update as events: its text, then the reason why it was the last."""
         if isinstance(update, PromptFilled):
             return b""
+        if self._texts:
+            return self._tool_events(update)
         head, events = self._heads[update.choice], b""
         wants_ids = self._request.return_token_ids and update.token_ids
         shown = update.text or any(not token.is_end for token in update.tokens)
@@ -293,6 +353,33 @@ class _Answer:
             )
         return events
 
+    def _tool_events(self, update: ChoiceDelta) -> bytes:
+        """The same where tools may be called: content and pieces of calls, one event each."""
+        head, text = self._heads[update.choice], self._texts[update.choice]
+        deltas = text.deltas(update.text, update.finish_reason)
+        extra = b'"logprobs":null,"finish_reason":null'
+        shown = any(not token.is_end for token in update.tokens)
+        if self._request.return_token_ids and update.token_ids:
+            extra += b',"token_ids":' + encode(update.token_ids)
+        elif not shown and not deltas:
+            deltas, extra = [], b""
+        if self._request.logprobs and shown:
+            logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))
+            extra = extra.replace(b'"logprobs":null', b'"logprobs":' + logprobs, 1)
+        if extra and not deltas:
+            # Held back as text, but told as tokens.
+            deltas = [b"{}"]
+        events = b""
+        for delta in deltas:
+            events += self.writer.event(b"%s%s,%s}" % (head, delta, extra))
+            extra = b'"logprobs":null,"finish_reason":null'
+        if update.finish_reason is not None:
+            reason = text.finish_reason(update.finish_reason).encode()
+            events += self.writer.event(
+                b'%s{},"logprobs":null,"finish_reason":"%s"}' % (head, reason)
+            )
+        return events
+
     def whole(self, outcome: Outcome) -> dict[str, Any]:
         """The answer that is not streamed, but for its usage."""
         choices: list[dict[str, Any]] = []
@@ -305,6 +392,10 @@ class _Answer:
                 else None,
                 "finish_reason": candidate.finish_reason,
             }
+            if self._texts:
+                text = self._texts[index]
+                choice["message"] = text.message(candidate.text)
+                choice["finish_reason"] = text.finish_reason(candidate.finish_reason)
             if self._request.return_token_ids:
                 choice["token_ids"] = candidate.token_ids
             choices.append(choice)

@@ -23,10 +23,10 @@ from parrot_gateway.api.openai.answers import (
 )
 from parrot_gateway.api.openai.shapes import CompletionBody, Prompts
 from parrot_gateway.api.openai.sse import stream_generation
+from parrot_gateway.api.openai.structured import wanted_grammar
 from parrot_gateway.api.openai.validation import (
     check_context,
     check_range,
-    check_response_format,
     check_sampling,
     check_token_ids,
     decode,
@@ -138,7 +138,7 @@ def _check(request: CompletionBody, served: ServedModel) -> None:
     check_range("best_of", request.best_of, 0, MAX_BEST_OF)
     check_sampling(request, served.info)
     refuse(request, ("suffix",), "is not supported with this model")
-    check_response_format(request.response_format)
+    wanted_grammar(request, served.info)
     # The specification's minimum of 0 can only mean "not given".
     if request.best_of:
         n = request.n or 1
@@ -258,14 +258,22 @@ def _generation_request(
             param="best_of" if request.best_of else "n",
             code="invalid_value",
         )
+    grammar, grammar_param = wanted_grammar(request, served.info)
     return GenerationRequest(
         prompts,
-        sampling_of(request, served.info, max_tokens=max_tokens, logprobs=request.logprobs),
+        sampling_of(
+            request,
+            served.info,
+            max_tokens=max_tokens,
+            logprobs=request.logprobs,
+            grammar=grammar,
+        ),
         n=n,
         best_of=best_of,
         prompt_logprobs=request.logprobs if request.echo else None,
         skip_special_tokens=request.skip_special_tokens is not False,
         salt=salt,
+        grammar_param=grammar_param or None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from parrot_engine.text import ChatTemplateError, Tokenizer
 
 from parrot_gateway.api.openai.shapes import ChatBody, Message, TokenizeBody
 from parrot_gateway.api.openai.validation import check_choice, missing_parameter
+from parrot_gateway.core.tools import Tool, knows_tools, told_in_words
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 
 #: Bodies that are rendered in place: about a millisecond.
@@ -33,21 +35,27 @@ _RESERVED = frozenset(
 
 
 async def render_chat_aside(
-    tokenizer: Tokenizer, body: ChatBody | TokenizeBody, num_bytes: int
+    tokenizer: Tokenizer,
+    body: ChatBody | TokenizeBody,
+    num_bytes: int,
+    tools: Sequence[Tool] = (),
 ) -> str:
     """`render_chat`, in a thread when the body it came in is large, so that nobody else waits.
 
     A cancelled wait leaves the thread to finish; nothing reads the result.
     """
     if num_bytes <= INLINE_BYTES:
-        return render_chat(tokenizer, body)
-    return await asyncio.to_thread(render_chat, tokenizer, body)
+        return render_chat(tokenizer, body, tools)
+    return await asyncio.to_thread(render_chat, tokenizer, body, tools)
 
 
-def render_chat(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> str:
+def render_chat(
+    tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool] = ()
+) -> str:
     """The prompt text of a chat, as the model's template writes it.
 
-    `add_generation_prompt` is true unless the last message is to be continued.
+    `add_generation_prompt` is true unless the last message is to be continued. The model is told of
+    `tools`, by its template or, where that knows none, in words.
 
     Raises:
         InvalidRequestError: a message is not valid, the template refuses the chat, or the model
@@ -74,9 +82,15 @@ def render_chat(tokenizer: Tokenizer, body: ChatBody | TokenizeBody) -> str:
             param="continue_final_message",
             code="invalid_value",
         )
+    told = None
+    if tools and knows_tools(tokenizer):
+        told = [tool.to_dict() for tool in tools]
+    elif tools:
+        messages = told_in_words(messages, tools)
     try:
         return tokenizer.render_chat(
             messages,
+            tools=told,
             add_generation_prompt=opens,
             continue_final_message=continues,
             **variables,

@@ -47,15 +47,16 @@ class SamplingFields(msgspec.Struct):
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    # Extensions of other servers that change the output and are not offered here.
+    # Structured output, as vLLM names it now and did before; read in `structured`.
+    structured_outputs: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json: Any = None
     guided_regex: Any = None
+    # Extensions of other servers that change the output and are not offered here.
     include_stop_str_in_output: Any = None
     prompt_embeds: Any = None
     prompt_logprobs: Any = None
-    structured_outputs: Any = None
     use_beam_search: Any = None
 
 
@@ -67,7 +68,7 @@ class CompletionBody(SamplingFields):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: Any = None
-    # A chat field that some servers take here too.
+    # A chat field that vLLM takes here too.
     response_format: Any = None
 
 
@@ -103,8 +104,12 @@ class ChatBody(SamplingFields):
     metadata: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     service_tier: str | None = None
-    # Accepted whatever they say: they ask for nothing that would be missing.
     parallel_tool_calls: bool | None = None
+    # Read in `structured` and `tool_fields`.
+    response_format: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    # Accepted whatever they say: they ask for nothing that would be missing.
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     # Extensions, named as in vLLM.
@@ -121,10 +126,7 @@ class ChatBody(SamplingFields):
     modalities: Any = None
     moderation: Any = None
     prediction: Any = None
-    response_format: Any = None
     store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 

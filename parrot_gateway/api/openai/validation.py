@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from parrot_engine.protocol import EngineInfo, SamplingParams
+from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
 
 from parrot_gateway.api.openai.shapes import SamplingFields
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, UnsupportedError
@@ -163,42 +163,11 @@ def refuse(body: Any, names: Iterable[str], why: str) -> None:
         raise UnsupportedError(f"Unsupported parameter: '{name}' {why}.", param=name)
 
 
-def check_response_format(value: Any) -> None:
-    """Refuse everything but text.
-
-    Raises:
-        UnsupportedError: JSON was asked for.
-        InvalidRequestError: it is no response format at all.
-    """
-    if value is None:
-        return
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return
-    if kind in ("json_object", "json_schema", "structural_tag", "grammar"):
-        raise UnsupportedError(
-            f"Unsupported value: 'response_format' of type '{kind}' is not supported with this "
-            "model; only 'text' is.",
-            param="response_format",
-            code="unsupported_value",
-        )
-    raise InvalidRequestError(
-        "Invalid 'response_format': expected an object whose 'type' is 'text'.",
-        param="response_format",
-        code="invalid_value",
-    )
-
-
 #: Other servers' extensions that change the output and are not offered here.
 _EXTENSIONS = (
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "include_stop_str_in_output",
     "prompt_embeds",
     "prompt_logprobs",
-    "structured_outputs",
     "use_beam_search",
 )
 
@@ -298,7 +267,12 @@ def logit_bias_of(value: dict[str, float] | None, vocab_size: int) -> dict[int, 
 
 
 def sampling_of(
-    body: SamplingFields, info: EngineInfo, *, max_tokens: int, logprobs: int | None
+    body: SamplingFields,
+    info: EngineInfo,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """The engine's parameters for a checked body.
 
@@ -338,6 +312,7 @@ def sampling_of(
         ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,
         logprobs=logprobs,
+        grammar=grammar,
         stop=tuple(text for text in stop if text),
     )
 

@@ -1,7 +1,7 @@
 """Request bodies of the Responses API, for models of our own engines: shapes, checks, items.
 
-Text only. What such a model cannot do (tools, images, files, structured output, background) is
-refused by name, worded as OpenAI's errors. What a body becomes is decided in `responses`.
+Text only, structured if asked for. What such a model cannot do (tools, images, files, background)
+is refused by name, worded as OpenAI's errors. What a body becomes is decided in `create`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import msgspec
+from parrot_engine.protocol import EngineInfo, Grammar
 
 from parrot_gateway.api.openai.shapes import ContentPart, SamplingFields
+from parrot_gateway.api.openai.structured import (
+    check_supported,
+    grammar_of_text_format,
+    wanted_grammar,
+)
 from parrot_gateway.api.openai.validation import (
     check_choice,
     check_range,
-    check_response_format,
     missing_parameter,
     refuse,
 )
@@ -199,17 +204,39 @@ def _check_tools(body: ResponseBody | InputFields) -> None:
 def _check_text(text: dict[str, Any] | None) -> None:
     if text is None:
         return
-    try:
-        check_response_format(text.get("format"))
-    except InvalidRequestError as error:
-        message = error.message.replace("response_format", "text.format")
-        raise type(error)(message, param="text.format", code=error.code) from None
+    grammar_of_text_format(text.get("format"), "text.format")
     if text.get("verbosity") not in (None, "medium"):
         raise UnsupportedError(
             f"Unsupported value: 'text.verbosity' other than 'medium' {_WHY}.",
             param="text.verbosity",
             code="unsupported_value",
         )
+
+
+def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | None, str | None]:
+    """The grammar that the output has to follow, and the field that asks for it.
+
+    Raises:
+        InvalidRequestError: a field is malformed, or two ask for something.
+        UnsupportedError: this model's engine follows no grammar.
+    """
+    other, name = wanted_grammar(body, info)
+    grammar = grammar_of_text_format((body.text or {}).get("format"), "text.format")
+    if grammar is None:
+        return other, name or None
+    if other is not None:
+        raise InvalidRequestError(
+            f"Mutually exclusive parameters: 'text.format' and '{name}' cannot be used together.",
+            param=name,
+            code="mutually_exclusive_parameters",
+        )
+    check_supported(info, "text.format")
+    return grammar, "text.format"
+
+
+def told_format(text: dict[str, Any] | None) -> dict[str, Any]:
+    """The format of the text, as the answer tells it."""
+    return (text or {}).get("format") or {"type": "text"}
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:

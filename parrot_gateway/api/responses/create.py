@@ -33,6 +33,8 @@ from parrot_gateway.api.responses.bodies import (
     check_input_fields,
     check_response,
     items_of,
+    response_grammar,
+    told_format,
 )
 from parrot_gateway.api.responses.events import (
     ResponseEvents,
@@ -304,6 +306,7 @@ class _Call:
         self._logprobs: list[dict[str, Any]] = []
         self._cuts: list[Cut] = []
         self._finish_reason = "stop"
+        self._grammar, self._grammar_param = response_grammar(request, seats.info)
 
     async def answer(
         self,
@@ -356,9 +359,12 @@ class _Call:
         logprobs = (request.top_logprobs or 0) if self._wants_logprobs else None
         return GenerationRequest(
             [prompt],
-            sampling_of(request, info, max_tokens=max_tokens, logprobs=logprobs),
+            sampling_of(
+                request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=self._grammar
+            ),
             skip_special_tokens=request.skip_special_tokens is not False,
             salt=salt,
+            grammar_param=self._grammar_param,
         )
 
     def _take(self, update: Update | None) -> Cut | None:
@@ -406,7 +412,7 @@ class _Call:
             "service_tier": "default",
             "store": request.store is not False,
             "temperature": asked.sampling.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": told_format(request.text), "verbosity": "medium"},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,

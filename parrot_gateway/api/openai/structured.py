@@ -1,0 +1,272 @@
+"""Output that conforms to a grammar: `response_format`, vLLM's `structured_outputs` and its older
+`guided_*` fields, as one `Grammar` for the engine.
+
+Shapes are checked here, so that errors name the field; whether a schema can be followed is known
+to the engine's library only, whose message then names the place in the schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from parrot_engine.protocol import EngineInfo, Grammar
+
+from parrot_gateway.api.openai.shapes import SamplingFields
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+
+#: Bytes of a grammar, as in the engine.
+MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_CHOICES = 4096
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FORMATS = ("text", "json_object", "json_schema")
+#: vLLM's fields beside the constraint itself; they say how, and only the usual way is offered.
+_DETAILS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties",
+            "whitespace_pattern", "structural_tag")  # fmt: skip
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
+           "guided_grammar": "grammar"}  # fmt: skip
+
+
+def wanted_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | None, str]:
+    """The grammar that the output has to follow, and the field that asks for it.
+
+    Raises:
+        InvalidRequestError: a field is malformed, or two ask for something.
+        UnsupportedError: this model's engine follows no grammar.
+    """
+    found: dict[str, Grammar] = {}
+    response_format = getattr(body, "response_format", None)
+    grammar = grammar_of_format(response_format, "response_format")
+    if grammar is not None:
+        found["response_format"] = grammar
+    if body.structured_outputs is not None:
+        found["structured_outputs"] = _structured(body.structured_outputs)
+    for name, kind in _GUIDED.items():
+        value = getattr(body, name)
+        if value is not None:
+            found[name] = _constraint(kind, value, name)
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise InvalidRequestError(
+            f"Mutually exclusive parameters: '{first}' and '{second}' cannot be used together.",
+            param=second,
+            code="mutually_exclusive_parameters",
+        )
+    for name, wanted in found.items():
+        check_supported(info, name)
+        if body.ignore_eos:
+            raise InvalidRequestError(
+                f"Mutually exclusive parameters: 'ignore_eos' and '{name}' cannot be used "
+                "together: such an output ends where its grammar does.",
+                param="ignore_eos",
+                code="mutually_exclusive_parameters",
+            )
+        return wanted, name
+    return None, ""
+
+
+def check_supported(info: EngineInfo, name: str) -> None:
+    """Refuse a grammar that the model's engine cannot follow.
+
+    Raises:
+        UnsupportedError: naming the field that asks for it.
+    """
+    if not info.supports_grammars:
+        raise UnsupportedError(
+            f"Unsupported value: '{name}' asks for structured output, which is not supported with "
+            "this model: its engine follows no grammar.",
+            param=name,
+            code="unsupported_value",
+        )
+
+
+def grammar_of_format(value: Any, param: str) -> Grammar | None:
+    """What a chat's `response_format` asks for; None for text.
+
+    Args:
+        value: as decoded from JSON.
+        param: what the field is called.
+
+    Raises:
+        InvalidRequestError: it is none.
+        UnsupportedError: a type that is not offered.
+    """
+    kind = _format_kind(value, param)
+    if kind == "json_object":
+        return Grammar("json_object")
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        if not isinstance(described, dict):
+            raise _missing(f"{param}.json_schema", described)
+        return _named_schema(described, f"{param}.json_schema")
+    return None
+
+
+def grammar_of_text_format(value: Any, param: str) -> Grammar | None:
+    """The same for `text.format` of the Responses API, where a schema is not nested."""
+    kind = _format_kind(value, param)
+    if kind == "json_object":
+        return Grammar("json_object")
+    return _named_schema(value, param) if kind == "json_schema" else None
+
+
+def schema_grammar(schema: Any, param: str) -> Grammar:
+    """A JSON schema as a grammar.
+
+    Raises:
+        InvalidRequestError: it is no object, or too long.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(
+            f"Invalid type for '{param}': expected an object.", param=param, code="invalid_type"
+        )
+    text = msgspec.json.encode(schema).decode()
+    check_size(text, param)
+    return Grammar("json_schema", text)
+
+
+def check_size(text: str, param: str) -> None:
+    """Refuse a grammar that is too long.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    if len(text.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(
+            f"Invalid '{param}': longer than {MAX_GRAMMAR_BYTES} bytes.",
+            param=param,
+            code="string_above_max_length",
+        )
+
+
+def _format_kind(value: Any, param: str) -> str:
+    if value is None:
+        return "text"
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in _FORMATS:
+        return str(kind)
+    if kind in ("structural_tag", "grammar"):
+        raise UnsupportedError(
+            f"Unsupported value: '{param}' of type '{kind}' is not supported with this model; see "
+            "'structured_outputs'.",
+            param=param,
+            code="unsupported_value",
+        )
+    raise InvalidRequestError(
+        f"Invalid '{param}': expected an object whose 'type' is 'text', 'json_object' or "
+        "'json_schema'.",
+        param=param,
+        code="invalid_value",
+    )
+
+
+def _named_schema(described: Mapping[str, Any], param: str) -> Grammar:
+    name = described.get("name")
+    if name is None:
+        raise _missing(f"{param}.name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"Invalid '{param}.name': expected up to 64 letters, digits, '_' or '-'.",
+            param=f"{param}.name",
+            code="invalid_value",
+        )
+    strict = described.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequestError(
+            f"Invalid type for '{param}.strict': expected a boolean.",
+            param=f"{param}.strict",
+            code="invalid_type",
+        )
+    schema = described.get("schema")
+    if schema is None:
+        return Grammar("json_object")
+    return schema_grammar(schema, f"{param}.schema")
+
+
+def _structured(value: Any) -> Grammar:
+    """vLLM's `structured_outputs`: an object with one constraint."""
+    param = "structured_outputs"
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"Invalid type for '{param}': expected an object.", param=param, code="invalid_type"
+        )
+    given = {key: item for key, item in value.items() if item is not None and item is not False}
+    for key in given:
+        if key in _DETAILS:
+            raise UnsupportedError(
+                f"Unsupported parameter: '{param}.{key}' is not supported with this model.",
+                param=f"{param}.{key}",
+            )
+        if key not in ("json", "json_object", *_GUIDED.values()):
+            raise InvalidRequestError(
+                f"Unknown parameter: '{param}.{key[:64]}'.",
+                param=f"{param}.{key[:64]}",
+                code="unknown_parameter",
+            )
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"Invalid '{param}': expected one of 'json', 'json_object', 'regex', 'choice' and "
+            f"'grammar', but got {len(given)}.",
+            param=param,
+            code="invalid_value",
+        )
+    ((kind, item),) = given.items()
+    return _constraint(kind, item, f"{param}.{kind}")
+
+
+def _constraint(kind: str, value: Any, param: str) -> Grammar:
+    if kind == "json_object":
+        if value is not True:
+            raise InvalidRequestError(
+                f"Invalid type for '{param}': expected a boolean.", param=param, code="invalid_type"
+            )
+        return Grammar("json_object")
+    if kind == "json":
+        if isinstance(value, str):
+            try:
+                value = msgspec.json.decode(value)
+            except (msgspec.DecodeError, RecursionError):
+                raise InvalidRequestError(
+                    f"Invalid '{param}': the string is not valid JSON.",
+                    param=param,
+                    code="invalid_value",
+                ) from None
+        return schema_grammar(value, param)
+    if kind == "choice":
+        return Grammar("choice", msgspec.json.encode(_choices(value, param)).decode())
+    if not isinstance(value, str) or not value:
+        raise InvalidRequestError(
+            f"Invalid '{param}': expected a string that is not empty.",
+            param=param,
+            code="invalid_type",
+        )
+    check_size(value, param)
+    return Grammar("regex" if kind == "regex" else "lark", value)
+
+
+def _choices(value: Any, param: str) -> list[str]:
+    if (
+        not isinstance(value, list)
+        or not 0 < len(value) <= MAX_CHOICES
+        or not all(isinstance(item, str) and item for item in value)
+    ):
+        raise InvalidRequestError(
+            f"Invalid '{param}': expected an array of 1 to {MAX_CHOICES} strings, none of them "
+            "empty.",
+            param=param,
+            code="invalid_value",
+        )
+    check_size("".join(value), param)
+    return value
+
+
+def _missing(name: str, value: Any) -> InvalidRequestError:
+    if value is None:
+        return InvalidRequestError(
+            f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+        )
+    return InvalidRequestError(
+        f"Invalid type for '{name}': expected an object.", param=name, code="invalid_type"
+    )

@@ -1,0 +1,188 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat, checked and read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from parrot_gateway.api.openai.shapes import ChatBody
+from parrot_gateway.api.openai.structured import check_size, schema_grammar
+from parrot_gateway.api.openai.validation import check_length, missing_parameter, refuse
+from parrot_gateway.core.tools import Tool, ToolMode, ToolUse
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_WHY = "is not supported with this model"
+
+
+def wanted_tools(body: ChatBody) -> ToolUse | None:
+    """The tools of a call; None when it has none, or none may be called.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+        UnsupportedError: another kind of tool than functions, or the older `functions`.
+    """
+    if body.function_call != "none":
+        refuse(body, ("functions", "function_call"), f"{_WHY}; 'tools' is its successor")
+    choice = body.tool_choice
+    tools = _tools(body.tools)
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise InvalidRequestError(
+                "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are "
+                "specified.",
+                param="tool_choice",
+                code="invalid_value",
+            )
+        return None
+    if choice == "none":
+        return None
+    mode, names = _choice(choice)
+    callable_ = tools if names is None else [_named(tools, name) for name in names]
+    return ToolUse(
+        tools,
+        callable_,
+        mode,
+        # One function that was named is called once.
+        parallel=body.parallel_tool_calls is not False and not _is_named(choice),
+    )
+
+
+def _tools(value: Any) -> list[Tool]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _wrong_type("tools", "an array")
+    check_length("tools", value, MAX_TOOLS)
+    tools = [_tool(item, f"tools[{number}]") for number, item in enumerate(value)]
+    seen: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool.name in seen:
+            raise InvalidRequestError(
+                f"Invalid 'tools': two functions are called '{tool.name}'.",
+                param=f"tools[{number}].function.name",
+                code="invalid_value",
+            )
+        seen.add(tool.name)
+    return tools
+
+
+def _tool(value: Any, path: str) -> Tool:
+    if not isinstance(value, dict):
+        raise _wrong_type(path, "an object")
+    kind = value.get("type")
+    if kind is None:
+        raise missing_parameter(f"{path}.type")
+    if kind != "function":
+        raise UnsupportedError(
+            f"Unsupported value: '{path}.type' other than 'function' {_WHY}.",
+            param=f"{path}.type",
+            code="unsupported_value",
+        )
+    function = value.get("function")
+    if function is None:
+        raise missing_parameter(f"{path}.function")
+    if not isinstance(function, dict):
+        raise _wrong_type(f"{path}.function", "an object")
+    name = _name(function.get("name"), f"{path}.function.name")
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise _wrong_type(f"{path}.function.description", "a string")
+    strict = function.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise _wrong_type(f"{path}.function.strict", "a boolean")
+    parameters = function.get("parameters")
+    if parameters is not None:
+        param = f"{path}.function.parameters"
+        check_size(schema_grammar(parameters, param).text, param)
+        if parameters.get("type", "object") != "object":
+            raise InvalidRequestError(
+                f"Invalid '{param}': its 'type' has to be 'object'.",
+                param=param,
+                code="invalid_function_parameters",
+            )
+    return Tool(name, description, parameters or None, bool(strict))
+
+
+def _name(value: Any, path: str) -> str:
+    if value is None:
+        raise missing_parameter(path)
+    if not isinstance(value, str):
+        raise _wrong_type(path, "a string")
+    if not _NAME.fullmatch(value):
+        raise InvalidRequestError(
+            f"Invalid '{path}': expected up to 64 letters, digits, '_' or '-'.",
+            param=path,
+            code="invalid_value",
+        )
+    return value
+
+
+def _is_named(choice: Any) -> bool:
+    return isinstance(choice, dict) and choice.get("type") == "function"
+
+
+def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
+    """What the model has to do, and the tools that it may call; None: all."""
+    if choice in (None, "auto"):
+        return "auto", None
+    if choice == "required":
+        return "required", None
+    if isinstance(choice, str):
+        raise InvalidRequestError(
+            f"Invalid value for 'tool_choice': '{choice[:64]}'. Supported values are: 'none', "
+            "'auto' and 'required'.",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    if not isinstance(choice, dict):
+        raise _wrong_type("tool_choice", "a string or an object")
+    kind = choice.get("type")
+    if kind == "function":
+        return "required", [_chosen(choice, "tool_choice")]
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        path = "tool_choice.allowed_tools"
+        if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list):
+            raise missing_parameter(f"{path}.tools")
+        mode = allowed.get("mode")
+        if mode not in ("auto", "required") or not allowed["tools"]:
+            raise InvalidRequestError(
+                f"Invalid '{path}': expected a 'mode' of 'auto' or 'required', and 'tools'.",
+                param=path,
+                code="invalid_value",
+            )
+        names = [_chosen(item, f"{path}.tools[{n}]") for n, item in enumerate(allowed["tools"])]
+        return ("auto" if mode == "auto" else "required"), names
+    raise UnsupportedError(
+        f"Unsupported value: 'tool_choice' of this type {_WHY}.",
+        param="tool_choice",
+        code="unsupported_value",
+    )
+
+
+def _chosen(value: Any, path: str) -> str:
+    if not isinstance(value, dict):
+        raise _wrong_type(path, "an object")
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise missing_parameter(f"{path}.function")
+    return _name(function.get("name"), f"{path}.function.name")
+
+
+def _named(tools: list[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    raise InvalidRequestError(
+        f"Invalid value for 'tool_choice': there is no function '{name}' in 'tools'.",
+        param="tool_choice",
+        code="invalid_value",
+    )
+
+
+def _wrong_type(name: str, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"Invalid type for '{name}': expected {wanted}.", param=name, code="invalid_type"
+    )
