@@ -59,6 +59,8 @@ class Pool:
         self._most_free = math.inf
         # Tasks have been placed since that was found out: it may be much less.
         self._is_loose = True
+        # The row that had most free tokens when it was last found out.
+        self._freest = 0
         self._draining: dict[int, None] = {}
         self._reserved = -1
         # By row: seconds a token that are promised to tasks there, and to how many.
@@ -118,23 +120,24 @@ class Pool:
 
     def _recount(self) -> None:
         table = self.table
-        rows = [row for row in self.placed if row not in self._draining]
-        self.num_accepting = len(rows)
-        self.capacity = float(table.capacity[rows].sum())
-        self.largest_capacity = float(table.capacity[rows].max()) if rows else 0.0
-        self.largest_batch = int(table.max_batch[rows].max()) if rows else 0
-        self.largest_block = int(table.block_tokens[rows].max()) if rows else 0
+        here = np.zeros(len(table.accepts), dtype=np.bool_)
+        here[list(self.placed)] = True
+        here[list(self._draining)] = False
+        self.num_accepting = int(np.count_nonzero(here))
+        self.capacity = float(table.capacity[here].sum())
+        self.largest_capacity = float(table.capacity[here].max(initial=0.0))
+        self.largest_batch = int(table.max_batch[here].max(initial=0.0))
+        self.largest_block = int(table.block_tokens[here].max(initial=0.0))
         self._most_free = math.inf
         self._is_loose = True
-        table.accepts[:] = False
-        table.accepts[rows] = True
         if self._reserved >= 0:
-            table.accepts[self._reserved] = False
-        accepting = [row for row in rows if row != self._reserved]
-        self.accepting = sum(1 << row for row in accepting)
-        self.largest_accepting = max(map(table.cells.capacity.__getitem__, accepting), default=0.0)
-        blocks = set(table.block_tokens[accepting].tolist())
-        self.common_block = int(blocks.pop()) if len(blocks) == 1 else -1
+            here[self._reserved] = False
+        table.accepts[:] = here
+        self.accepting = int.from_bytes(np.packbits(here, bitorder="little").tobytes(), "little")
+        self.largest_accepting = float(table.capacity[here].max(initial=0.0))
+        blocks = table.block_tokens[here]
+        same = len(blocks) > 0 and bool((blocks == blocks[0]).all())
+        self.common_block = int(blocks[0]) if same else -1
 
     def report(self, row: int, report: EngineReport) -> bool:
         """What an engine says of itself; False: it cannot be true, and was not taken."""
@@ -173,6 +176,11 @@ class Pool:
         if need > self._most_free:
             return False
         if self._is_loose:
+            cells, row = self.table.cells, self._freest
+            # The freest row of the last search will often do: all of them need not be looked at.
+            is_open = (self.accepting & ~self.full) >> row & 1
+            if is_open and need <= cells.capacity[row] - cells.working_set[row]:
+                return True
             self._most_free = self._find_most_free()
             self._is_loose = False
         return need <= self._most_free
@@ -189,7 +197,8 @@ class Pool:
             table.capacity - table.working_set,
             -np.inf,
         )
-        return float(free_there.item(free_there.argmax()))
+        self._freest = int(free_there.argmax())
+        return float(free_there.item(self._freest))
 
     def idle_row(self, entry: Entry) -> int:
         """An engine with nothing to do that can hold the task; -1: there is none."""
