@@ -46,10 +46,13 @@ def task_of(
     for no more than half of an engine.
     """
     lengths = [len(prompt.token_ids) for prompt in request.prompts]
-    prompt_tokens = max(max(lengths), min(sum(lengths), capacity_tokens(info) // 2))
-    sequences = min(
-        len(lengths) * request.best_of, max(1, info.max_batch_size // 2, request.best_of)
-    )
+    prompt_tokens, sequences = sum(lengths), len(lengths) * request.best_of
+    if len(lengths) > 1:
+        each = prompt_tokens / sequences + request.sampling.max_tokens
+        fitting = int(capacity_tokens(info) / 2 / each)
+        at_once = max(1, min(sequences, info.max_batch_size // 2, fitting))
+        prompt_tokens = max(*lengths, prompt_tokens * at_once // sequences)
+        sequences = at_once
     template = purpose.template
     if not template and prefix:
         template = f"{prefix[min(_TEMPLATE_BLOCKS, len(prefix)) - 1]:016x}"
