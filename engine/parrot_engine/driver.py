@@ -24,6 +24,7 @@ from parrot_engine.protocol import (
     Event,
     Failed,
     FreeContext,
+    Perishable,
     Primitive,
 )
 
@@ -78,6 +79,8 @@ class EngineDriver:
         self._tell_everything = False
         self._stopping = False
         self._crashed = False
+        #: A step would raise, although there may be nothing to do.
+        self._lost = False
         # Of the driver's thread; plain attributes are replaced whole, so others may read them.
         self._contexts: set[int] = set()
         self._stats = engine.stats()
@@ -87,6 +90,8 @@ class EngineDriver:
 
     def start(self) -> None:
         """Start the thread."""
+        if isinstance(self._engine, Perishable):
+            self._engine.on_loss(self._note_loss)
         self._thread.start()
 
     def attach(
@@ -181,6 +186,7 @@ class EngineDriver:
                         or self._refused
                         or self._resets
                         or self._tell_everything
+                        or self._lost
                         or self._stopping
                     ):
                         self._wake.wait()
@@ -197,7 +203,7 @@ class EngineDriver:
                     has_work = self._forget_everything()
                     for done in resets:
                         done.set()
-                if not self._crashed and (batch or refused or has_work):
+                if not self._crashed and (batch or refused or has_work or self._lost):
                     has_work = self._turn(batch, refused)
                 if self._crashed:
                     return
@@ -207,6 +213,11 @@ class EngineDriver:
             for done in leftover:
                 done.set()
             self._engine.close()
+
+    def _note_loss(self) -> None:
+        with self._wake:
+            self._lost = True
+            self._wake.notify()
 
     def _turn(self, batch: list[Primitive], refused: list[int]) -> bool:
         """One engine step; returns whether another one would do anything."""

@@ -12,7 +12,7 @@ parent before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -291,6 +291,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back memory and threads; the engine is unusable afterwards."""
+        ...
+
+
+@runtime_checkable
+class Perishable(Protocol):
+    """An engine that may break down between steps."""
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when it has: the next step raises."""
         ...
 
 

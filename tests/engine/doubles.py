@@ -9,7 +9,7 @@ tokens are simply known.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeVar
@@ -132,6 +132,12 @@ class ScriptedRunner:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+    def check(self) -> None:
+        """Nothing can be lost."""
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Nothing can be lost."""
 
     def _compute(self, batch: StepBatch) -> list[Tensor]:
         """The logits of each row."""

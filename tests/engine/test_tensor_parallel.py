@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.driver import EngineDriver
 from parrot_engine.exceptions import CheckpointError, SettingsError, ShardError
 from parrot_engine.protocol import Event, Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
@@ -140,9 +142,23 @@ def test_a_lost_rank_ends_the_engine(folders: dict[str, Path]) -> None:
     again.close()
 
 
-def test_a_rank_that_cannot_load_says_why(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_of_a_rank_is_noticed_with_nothing_to_do(folders: dict[str, Path]) -> None:
+    crashes: queue.Queue[Exception] = queue.Queue()
+    engine = open_engine(folders["llama"], tensor_parallel=2)
+    driver = EngineDriver(engine, on_crash=crashes.put)
+    (pid,) = pids_of(engine)
+    driver.start()
+    try:
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ShardError, match="SIGKILL"):
+            raise crashes.get(timeout=60)
+        assert driver.crashed
+    finally:
+        driver.close()
+    assert not is_alive(pid)
+
+
+def test_a_rank_that_cannot_load_says_why(folders: dict[str, Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in folders["llama"].iterdir():

@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -46,6 +46,12 @@ class InstantRunner:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+    def check(self) -> None:
+        """Nothing can be lost."""
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Nothing can be lost."""
 
 
 class InstantLaunch:

@@ -100,6 +100,14 @@ class Runner(Protocol):
         """End what else takes part; called once nothing is launched any more."""
         ...
 
+    def check(self) -> None:
+        """Raise `ShardError` when a process that takes part was lost."""
+        ...
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when one is."""
+        ...
+
 
 class BuiltinEngine:
     """Continuous batching over paged KV; implements `parrot_engine.protocol.Engine`.
@@ -221,7 +229,12 @@ class BuiltinEngine:
 
         Returns at once with no events when there is nothing to do. While a step is in flight there
         is work: further calls bring its events.
+
+        Raises:
+            ShardError: a process of a tensor-parallel engine was lost, and the engine with it.
         """
+        if self._runner is not None:
+            self._runner.check()
         self._take_inbox()
         if self._held is not None:
             self._held.release()
@@ -277,6 +290,11 @@ class BuiltinEngine:
         self._inbox.clear()
         if self._held is not None:
             self._held.close()
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """See `parrot_engine.protocol.Perishable`."""
+        if self._runner is not None:
+            self._runner.on_loss(callback)
 
     def check_integrity(self) -> None:
         """Check all invariants of blocks and contexts; for tests, and for idle engines.

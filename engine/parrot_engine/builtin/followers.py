@@ -107,6 +107,7 @@ class Followers:
         self._problem = ""
         self._leaving = False
         self._busy = 0
+        self._on_loss: Callable[[], None] | None = None
         self._has_gpu = devices[0] != "cpu"
         self._threads: list[threading.Thread] = []
         self._followers: list[_Follower] = []
@@ -154,6 +155,14 @@ class Followers:
         """Raise `ShardError` when a rank is lost."""
         if self._problem:
             raise ShardError(self._problem)
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from another thread, once a rank is lost; at once if one is."""
+        with self._changed:
+            self._on_loss = callback
+            is_lost = bool(self._problem)
+        if is_lost:
+            callback()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -242,6 +251,10 @@ class Followers:
                 self._problem = f"rank {follower.rank} of the engine was lost: {reason}"
                 _log.error("%s (process %d)", self._problem, follower.process.pid)
             self._changed.notify_all()
+            on_loss = self._on_loss
+        if on_loss is not None:
+            on_loss()
+        with self._changed:
             if self._has_gpu:
                 # The interpreter's own end waits for the GPU.
                 atexit.register(_end_at_once)

@@ -9,7 +9,7 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, Launch, StepBatch
 from parrot_engine.builtin.launched import LaunchedStep, StepInputs
 from parrot_engine.builtin.step_message import StepMessage
-from parrot_engine.builtin.step_tokens import Computed, StepTokens, gather_tokens
+from parrot_engine.builtin.step_tokens import Computed, StepLogits, StepTokens, gather_tokens
 from parrot_engine.builtin.upload import Upload
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
@@ -147,6 +147,16 @@ class ModelRunner:
         with self._as_current():
             self._forward(message.batch)
 
+    def check(self) -> None:
+        """Raise `ShardError` when another rank is lost."""
+        if self._lead is not None:
+            self._lead.followers.check()
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when another rank is lost."""
+        if self._lead is not None:
+            self._lead.followers.on_loss(callback)
+
     def forget_graphs(self) -> None:
         """Launch kernel by kernel from now on; to be called before taking leave of other ranks."""
         if self._graphs is not None:
@@ -196,9 +206,9 @@ class ModelRunner:
         batch in order, none, the last token's, or all tokens'.
         """
         with self._as_current():
-            return self._forward(batch).clone()
+            return self._forward(batch).values.clone()
 
-    def _forward(self, batch: StepBatch) -> Tensor:
+    def _forward(self, batch: StepBatch) -> StepLogits:
         """The logits of one step; valid until the next one is launched."""
         if self._lead is None:
             return self._forward_here(batch)
@@ -206,23 +216,25 @@ class ModelRunner:
             self._lead.followers.send(batch, len(self._sampled))
             return self._forward_here(batch)
 
-    def _forward_here(self, batch: StepBatch) -> Tensor:
+    def _forward_here(self, batch: StepBatch) -> StepLogits:
         self._copy_blocks(batch.copies)
         rows = batch.rows
         if not rows:
-            return torch.empty((0, self.vocab_size), device=self._device)
+            return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
         tokens = gather_tokens(rows)
-        hidden, logits = self._compute(rows, tokens)
+        hidden, logits, largest = self._compute(rows, tokens)
         if tokens.wanted is None:
-            return self._model.logits(hidden) if logits is None else logits
+            if logits is None:
+                return StepLogits(self._model.logits(hidden))
+            return StepLogits(logits, largest)
         if len(tokens.wanted) == 0:
-            return torch.empty((0, self.vocab_size), device=self._device)
+            return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
         upload = Upload()
         wanted = upload.array(tokens.wanted)
         upload.send(self._device)
         if logits is not None:
-            return logits[wanted.tensor]
-        return self._model.logits(hidden[wanted.tensor])
+            return StepLogits(logits[wanted.tensor])
+        return StepLogits(self._model.logits(hidden[wanted.tensor]))
 
     def _compute(self, rows: Sequence[BatchRow], tokens: StepTokens) -> Computed:
         if self._collective is not None and len(tokens.pending_at):
