@@ -37,7 +37,7 @@ class Variant(NamedTuple):
     kernel: Any
     constants: dict[str, Any]
     dtype: torch.dtype
-    options: dict[str, Any]
+    options: dict[str, int]
 
 
 #: Arguments that are no pointers to activations.
@@ -177,18 +177,9 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
 def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
     """Compile one variant for `capability`; what there is to know of the result."""
     names = variant.kernel.arg_names
-    # Where a GPU can start a kernel early, the variant that is made for it.
-    chained = capability >= 90
-    constants = variant.constants | {
-        name: value
-        for name, value in {"CHAIN": 1, "AHEAD": 512, "FIRST": 132, "LINE": 64}.items()
-        if name in names
-    }
-    if not chained:
-        constants |= {name: 0 for name in ("CHAIN", "AHEAD", "LINE") if name in names}
     signature = {}
     for name in names:
-        if name in constants:
+        if name in variant.constants:
             signature[name] = "constexpr"
         else:
             signature[name] = _SCALARS.get(name, f"*{NAMES[variant.dtype]}")
@@ -201,15 +192,13 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         for index, name in enumerate(names)
         if signature[name].startswith("*") or name.endswith("stride")
     }
-    source = ASTSource(variant.kernel, signature, constants, attrs)
-    options = variant.options | {"launch_pdl": chained}
-    compiled = triton.compile(source, GPUTarget("cuda", capability, 32), options)
+    source = ASTSource(variant.kernel, signature, variant.constants, attrs)
+    compiled = triton.compile(source, GPUTarget("cuda", capability, 32), variant.options)
     return {
         "name": variant.name,
         "capability": capability,
         "shared": compiled.metadata.shared,
         "limit": SHARED_KIB[capability] * 1024,
-        "waits": "griddepcontrol.wait" in compiled.asm["ptx"],
         "wgmma": "wgmma" in compiled.asm["ptx"],
         "cubin": len(compiled.asm["cubin"]),
     }

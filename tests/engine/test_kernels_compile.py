@@ -27,8 +27,6 @@ def test_every_kernel_compiles_for_every_target() -> None:
     for entry in compiled:
         assert entry["cubin"] > 0
         assert entry["shared"] <= entry["limit"], entry
-        # Launched before its predecessor has ended, a kernel must wait for it.
-        assert entry["waits"] == (entry["capability"] >= 90), entry
         # Many rows a tile must reach the matrix instructions that Hopper is fast with.
         if entry["capability"] == 90 and entry["name"].startswith(("wide", "prefill")):
             assert entry["wgmma"], entry

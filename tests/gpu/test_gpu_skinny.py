@@ -137,3 +137,17 @@ def test_replayed_from_a_graph(num_tokens: int) -> None:
         x.copy_(normal(num_tokens, 896))
         graph.replay()
         assert torch.equal(captured, layer())
+
+
+@torch.inference_mode()
+def test_logits_of_many_rows_are_not_rounded_on_the_way() -> None:
+    hidden = torch.randn(40, 896, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(5000, 896, device="cuda", dtype=torch.bfloat16)
+    ops, norm = TritonOps(), Norm(torch.ones(896, device="cuda", dtype=torch.bfloat16), 1e-6)
+    logits = ops.logits(hidden, norm, Affine(weight))
+    exact = ops.rms_norm(hidden, norm).double() @ weight.double().t()
+    assert logits.dtype is torch.float32
+    assert float((logits - exact).norm() / exact.norm()) < 1e-5
+    given = torch.full_like(logits, float("nan"))
+    assert torch.equal(ops.logits(hidden, norm, Affine(weight), given), logits)
+    assert torch.equal(given, logits)

@@ -362,7 +362,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
                 out,
                 shape=shape,
                 grid=programs.merges,
-                chained=not programs.wide,
             )
         return out
 
@@ -393,8 +392,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
             scale=scale,
             tuning=self._tunings.wide if wide else self._tunings.narrow,
             grid=work.programs.wide if wide else work.programs.narrow,
-            # Work of two streams depends on what their meetings say.
-            chained=not work.programs.wide,
         )
 
     def _grid(self, work: int, programs_per_sm: int) -> int:

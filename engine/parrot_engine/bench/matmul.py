@@ -25,8 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.bench.device import Limits, measure_limits, time_s
-from parrot_engine.bench.layer import WAYS, use_chaining
-from parrot_engine.kernels import dependent
 from parrot_engine.kernels.launch import device_limits
 from parrot_engine.kernels.skinny_tuning import Product, Tuning
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
@@ -297,12 +295,7 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
         for tuning in candidates(case, tokens, memory)
     ]
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    with ProcessPoolExecutor(
-        workers,
-        mp_context=get_context("spawn"),
-        initializer=use_chaining,
-        initargs=(dependent.CHAINING,),
-    ) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, *zip(*jobs, strict=True), chunksize=4))
     _print({"candidates": len(jobs)})
     for case, of_case in itertools.groupby(jobs, key=lambda job: job[0]):
@@ -379,10 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", type=int, nargs="*", choices=_TOKENS, default=list(_TOKENS))
     parser.add_argument("--cases", nargs="*", help="of a sweep: qkv, o, gate_up, down, head")
-    parser.add_argument("--way", choices=list(WAYS), help="how kernels overlap: see bench.layer")
     options = parser.parse_args(arguments)
-    if options.way is not None:
-        use_chaining(WAYS[options.way])
     with torch.inference_mode():
         limits = measure_limits()
         torch.cuda.empty_cache()

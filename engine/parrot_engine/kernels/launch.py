@@ -15,7 +15,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.kernels import dependent
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
@@ -155,19 +154,11 @@ def run_split(
     scale: float,
     tuning: Tuning,
     grid: int,
-    chained: bool,
 ) -> None:
-    """Run the items of one tile class; see `split_attention`.
-
-    `chained`: what was launched last on this stream is the only kernel this one depends on.
-    """
+    """Run the items of one tile class; see `split_attention`."""
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     descriptors = tuning.descriptors and window is None
     tiles = cache.tiles(tuning.block_n, block_d) if descriptors else cache
-    chaining = dependent.chaining_on(query) if chained else dependent.OFF
-    line = dependent.LINE_BYTES // cache.key.element_size()
-    # The width must be so many whole lines, a power of two.
-    keys_ahead = chaining.keys_ahead and shape.head_dim in (line, 2 * line, 4 * line)
     split_attention[(grid,)](
         query,
         query.stride(0),
@@ -192,8 +183,6 @@ def run_split(
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
         ITEM_FIELDS=ITEM_FIELDS,
-        LINE=line if keys_ahead else 0,
-        **dependent.launch_options(chaining),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
@@ -208,9 +197,8 @@ def run_merge(
     *,
     shape: AttentionShape,
     grid: int,
-    chained: bool,
 ) -> None:
-    """Combine the slots of every query that was cut; see `merge_splits` and `run_split`."""
+    """Combine the slots of every query that was cut; see `merge_splits`."""
     merge_splits[(grid,)](
         partial,
         lse2,
@@ -222,7 +210,6 @@ def run_merge(
         BLOCK_D=triton.next_power_of_2(shape.head_dim),
         BLOCK_C=MERGE_BLOCK,
         num_warps=2,
-        **dependent.launch_options(dependent.chaining_on(out) if chained else dependent.OFF),
     )
 
 
@@ -268,7 +255,6 @@ def run_prefill(
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
         TILE_FIELDS=TILE_FIELDS,
-        **dependent.launch_options(dependent.chaining_on(query)),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
@@ -321,7 +307,6 @@ def run_rotate_and_write(
         BLOCK_SIZE=shape.block_size,
         BLOCK_H=block_h,
         num_warps=2,
-        **dependent.launch_options(dependent.chaining_on(qkv)),
     )
     return query
 
@@ -345,5 +330,4 @@ def run_write_kv(
         BLOCK_SIZE=shape.block_size,
         BLOCK_H=triton.next_power_of_2(shape.num_kv_heads),
         num_warps=4,
-        **dependent.launch_options(dependent.chaining_on(key)),
     )

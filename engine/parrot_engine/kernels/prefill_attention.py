@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.dependent import wait_for_predecessor
 from parrot_engine.kernels.softmax import attend_keys
 
 #: Integers of a tile: see `work_list.Tiles`, whose order this is.
@@ -41,10 +40,8 @@ def prefill_attention(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE_FIELDS: tl.constexpr,
-    CHAIN: tl.constexpr,
 ):
     """One program a (tile, KV head); those behind the last tile do nothing."""
-    wait_for_predecessor(CHAIN)
     if tl.program_id(0) // NUM_KV_HEADS >= tl.load(num_tiles):
         return
     rows = tl.arange(0, BLOCK_M)

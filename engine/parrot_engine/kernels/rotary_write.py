@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.dependent import let_successor_start, wait_for_predecessor
-
 
 @triton.jit
 def rotate_and_write(
@@ -34,7 +32,6 @@ def rotate_and_write(
     BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    CHAIN: tl.constexpr,
 ):
     """One program a (token, `BLOCK_H` heads); heads stand as q, k, v in a row of `qkv`.
 
@@ -42,9 +39,6 @@ def rotate_and_write(
     / 2. `slots` `[num_tokens]` is block x block_size + offset, or -1 for what is not to be written.
     """
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
-    wait_for_predecessor(CHAIN)
-    let_successor_start(CHAIN)
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     lanes = tl.arange(0, BLOCK_HALF)
     inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (lanes < HALF)[None, :]
@@ -77,6 +71,7 @@ def rotate_and_write(
     tl.store(target, r1, mask=inside & is_query[:, None])
     tl.store(target + HALF, r2, mask=inside & is_query[:, None])
 
+    slot = tl.load(slots + token).to(tl.int64)
     inside = inside & (heads < tl.where(slot < 0, 0, NUM_HEADS + 2 * NUM_KV_HEADS))[:, None]
     kv_heads = (heads - NUM_HEADS) % NUM_KV_HEADS
     row = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + slot % BLOCK_SIZE
@@ -102,7 +97,6 @@ def write_kv(
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    CHAIN: tl.constexpr,
 ):
     """One program a token: `key` and `value` `[num_tokens, kv_heads, head_dim]` as they are.
 
@@ -112,8 +106,6 @@ def write_kv(
     heads = tl.arange(0, BLOCK_H)
     dims = tl.arange(0, BLOCK_D)
     slot = tl.load(slots + token).to(tl.int64)
-    wait_for_predecessor(CHAIN)
-    let_successor_start(CHAIN)
     present = tl.where(slot < 0, 0, NUM_KV_HEADS)
     inside = (heads < present)[:, None] & (dims < HEAD_DIM)[None, :]
     offsets = (heads * HEAD_DIM)[:, None] + dims[None, :]

@@ -11,9 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from parrot_engine.kernels import dependent
-from parrot_engine.kernels.dependent import let_successor_start, wait_for_predecessor
-
 _SWIGLU_BLOCK = 1024
 
 
@@ -28,15 +25,11 @@ def rms_norm_kernel(
     HAS_DELTA: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHAIN: tl.constexpr,
 ):
     """One program a row. With `HAS_DELTA` the row is x + delta, which goes to `summed` as well."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     lanes = tl.arange(0, BLOCK)
     inside = lanes < SIZE
-    scale = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
-    wait_for_predecessor(CHAIN)
-    let_successor_start(CHAIN)
     values = tl.load(x + row + lanes, mask=inside, other=0.0).to(tl.float32)
     if HAS_DELTA:
         values += tl.load(delta + row + lanes, mask=inside, other=0.0).to(tl.float32)
@@ -45,14 +38,13 @@ def rms_norm_kernel(
         # The residual stream is what later layers see: normalise that, not the unrounded sum.
         values = rounded.to(tl.float32)
     factor = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    scale = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + lanes, (values * factor * scale).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, CHAIN: tl.constexpr):
+def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """One program a (row, `BLOCK` columns): silu(gate) x up, arXiv 2002.05202."""
-    wait_for_predecessor(CHAIN)
-    let_successor_start(CHAIN)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -102,7 +94,6 @@ def _launch_rms_norm(
         SIZE=size,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
-        **dependent.launch_options(dependent.chaining_on(x)),
     )
 
 
@@ -113,11 +104,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     block = min(_SWIGLU_BLOCK, triton.next_power_of_2(size))
     swiglu_kernel[(rows, triton.cdiv(size, block))](
-        gate_up,
-        out,
-        SIZE=size,
-        BLOCK=block,
-        num_warps=4,
-        **dependent.launch_options(dependent.chaining_on(gate_up)),
+        gate_up, out, SIZE=size, BLOCK=block, num_warps=4
     )
     return out

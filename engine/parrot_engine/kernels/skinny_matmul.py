@@ -16,20 +16,11 @@ numbers of tokens may take another kernel or tile (`skinny_tuning`), and with it
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from parrot_engine.kernels import dependent
-from parrot_engine.kernels.dependent import (
-    fetch_lines,
-    let_successor_start,
-    wait_for_predecessor,
-)
-from parrot_engine.kernels.launch import device_limits
 from parrot_engine.kernels.skinny_tuning import Tuning
 
 #: Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`.
@@ -71,27 +62,6 @@ def _silu_gate(gate, up, rows, bias, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
-@triton.jit
-def _fetch_ahead(
-    weight,
-    rows,
-    GATED: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    AHEAD: tl.constexpr,
-    FIRST: tl.constexpr,
-    LINE: tl.constexpr,
-):
-    """The first `AHEAD` columns of `rows` into the L2 cache, in the first `FIRST` programs."""
-    if AHEAD > 0:  # noqa: SIM102 -- a constant and a value of the device
-        if tl.program_id(0) < FIRST:
-            columns = tl.arange(0, AHEAD // LINE) * LINE
-            pointers = weight + rows.to(tl.int64)[:, None] * IN + columns[None, :]
-            fetch_lines(pointers)
-            if GATED:
-                fetch_lines(pointers + OUT * IN)
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
 def vector_product(
     x,
@@ -112,10 +82,6 @@ def vector_product(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
-    CHAIN: tl.constexpr,
-    AHEAD: tl.constexpr,
-    FIRST: tl.constexpr,
-    LINE: tl.constexpr,
 ):
     """One program `BLOCK_OUT` outputs of up to `TOKENS` tokens; with `GATED` of either half of W.
 
@@ -125,8 +91,6 @@ def vector_product(
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     # Rows past the end read the last one again; they are not stored.
     present = tl.minimum(rows, OUT - 1)
-    _fetch_ahead(weight, present, GATED, IN, OUT, AHEAD, FIRST, LINE)
-    wait_for_predecessor(CHAIN)
     lanes = tl.arange(0, BLOCK_IN)
     source = weight + present.to(tl.int64)[:, None] * IN + lanes[None, :]
     totals = _no_tensors()
@@ -180,7 +144,6 @@ def vector_product(
         totals = new_totals
         ups = new_ups
         squares = new_squares
-    let_successor_start(CHAIN)
     for token in tl.static_range(TOKENS):
         total = tl.sum(totals[token], 1)
         factor = 1.0
@@ -225,10 +188,6 @@ def tile_product(
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr,
     DOT_IN_FLOAT32: tl.constexpr,
-    CHAIN: tl.constexpr,
-    AHEAD: tl.constexpr,
-    FIRST: tl.constexpr,
-    LINE: tl.constexpr,
 ):
     """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
 
@@ -237,11 +196,6 @@ def tile_product(
     """
     rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     present = tl.minimum(rows, OUT - 1)
-    split = tl.program_id(1)
-    PART: tl.constexpr = tl.cdiv(tl.cdiv(IN, BLOCK_IN), SPLITS) * BLOCK_IN
-    if split == 0:
-        _fetch_ahead(weight, present, GATED, IN, OUT, AHEAD, FIRST, LINE)
-    wait_for_predecessor(CHAIN)
     tokens = tl.arange(0, TOKENS)
     wanted = tokens < num_tokens
     lanes = tl.arange(0, BLOCK_IN)
@@ -250,6 +204,8 @@ def tile_product(
     total = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
     up = tl.zeros([BLOCK_OUT, TOKENS], tl.float32)
     squares = tl.zeros([TOKENS, BLOCK_IN], tl.float32)
+    PART: tl.constexpr = tl.cdiv(tl.cdiv(IN, BLOCK_IN), SPLITS) * BLOCK_IN
+    split = tl.program_id(1)
     for start in tl.range(split * PART, min(IN, (split + 1) * PART), BLOCK_IN, num_stages=STAGES):
         # A token that is not there is zero, not the product of whatever lies behind x.
         if IN % BLOCK_IN == 0:
@@ -285,7 +241,6 @@ def tile_product(
         total = tl.dot(w, value, total, input_precision="ieee")
         if GATED:
             up = tl.dot(v.to(w.dtype), value, up, input_precision="ieee")
-    let_successor_start(CHAIN)
     if HAS_NORM:
         factor = tl.rsqrt(tl.sum(squares, 1) / IN + eps)[None, :]
         total *= factor
@@ -316,11 +271,8 @@ def add_splits(
     OUT: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
-    CHAIN: tl.constexpr,
 ):
     """Sum the parts `[SPLITS, num_tokens, OUT]` in their order; program (i, token)."""
-    wait_for_predecessor(CHAIN)
-    let_successor_start(CHAIN)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     stored = rows < OUT
     places = tl.program_id(1) * OUT + rows
@@ -367,16 +319,6 @@ def product(
     norm_weight, eps = norm or (x, 0.0)
     blocks = triton.cdiv(out_size, tuning.block_out)
     fused = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
-    chaining = dependent.chaining_on(x)
-    chain = dependent.launch_options(chaining)
-    first = min(blocks, _resident_programs(x.device, tuning.num_warps))
-    row_bytes = chaining.ahead_bytes // (first * tuning.block_out * (2 if gated else 1))
-    line = dependent.LINE_BYTES // weight.element_size()
-    fetched = {
-        "AHEAD": _columns_of(row_bytes // weight.element_size(), in_size, line),
-        "FIRST": first if chaining.ahead_bytes else 0,
-        "LINE": line,
-    }
     # An absent tensor is never read: any pointer does.
     operands = (x if bias is None else bias, x if residual is None else residual)
     sizes = {
@@ -389,8 +331,6 @@ def product(
         "BLOCK_IN": tuning.block_in,
         "STAGES": tuning.num_stages,
         "num_warps": tuning.num_warps,
-        **chain,
-        **fetched,
     }
     if tuning.kind == "vector":
         vector_product[(blocks,)](
@@ -427,18 +367,5 @@ def product(
         BLOCK=block,
         SPLITS=tuning.splits,
         num_warps=2,
-        **chain,
     )
     return out
-
-
-@cache
-def _resident_programs(device: torch.device, num_warps: int) -> int:
-    """About as many as the device holds at once: 64 warps a multiprocessor."""
-    return device_limits(device).num_sms * max(1, 64 // num_warps)
-
-
-def _columns_of(wanted: int, in_size: int, line: int) -> int:
-    """The largest power of two of columns that is neither more than wanted nor than there are."""
-    columns = min(wanted, in_size)
-    return 0 if columns < line else 1 << (columns.bit_length() - 1)

@@ -16,57 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.dependent import (
-    fetch_lines,
-    let_successor_start,
-    wait_for_predecessor,
-)
-from parrot_engine.kernels.softmax import attend_keys, cache_rows
+from parrot_engine.kernels.softmax import attend_keys
 
 #: Integers of an item: see `work_list.Items`, whose order this is.
 ITEM_FIELDS = 8
-
-
-@triton.jit
-def _fetch_keys(
-    key_cache,
-    value_cache,
-    items,
-    num_work,
-    block_ids,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ITEM_FIELDS: tl.constexpr,
-    LINE: tl.constexpr,
-):
-    """The keys and values of this program's first item into the L2 cache.
-
-    Those of the step's own tokens are not there yet, which does no harm.
-    """
-    work = tl.program_id(0)
-    if work < num_work:
-        item = items + (work // NUM_KV_HEADS) * ITEM_FIELDS
-        head = work % NUM_KV_HEADS
-        first_block = tl.load(item)
-        base = tl.load(item + 1)
-        end = tl.load(item + 3)
-        columns = tl.arange(0, HEAD_DIM // LINE) * LINE
-        for start in range(tl.load(item + 2), end, BLOCK_N):
-            rows = cache_rows(
-                block_ids,
-                first_block,
-                start - base,
-                end - base,
-                head,
-                NUM_KV_HEADS,
-                BLOCK_SIZE,
-                BLOCK_N,
-            )
-            places = rows[:, None] * HEAD_DIM + columns[None, :]
-            fetch_lines(key_cache + places)
-            fetch_lines(value_cache + places)
 
 
 @triton.jit
@@ -98,28 +51,11 @@ def split_attention(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ITEM_FIELDS: tl.constexpr,
-    CHAIN: tl.constexpr,
-    LINE: tl.constexpr,
 ):
     """See the module; `query` is `[num_tokens, heads, head_dim]` with any stride of tokens."""
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     num_work = tl.load(num_items) * NUM_KV_HEADS
-    if LINE > 0:
-        _fetch_keys(
-            key_cache,
-            value_cache,
-            items,
-            num_work,
-            block_ids,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            BLOCK_N,
-            ITEM_FIELDS,
-            LINE,
-        )
-    wait_for_predecessor(CHAIN)
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
         item = items + (work // NUM_KV_HEADS) * ITEM_FIELDS
         head = work % NUM_KV_HEADS
@@ -222,7 +158,6 @@ def split_attention(
             result.to(out.dtype.element_ty),
             mask=filled & (slots < 0)[:, None],
         )
-    let_successor_start(CHAIN)
 
 
 @triton.jit
@@ -236,7 +171,6 @@ def merge_splits(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    CHAIN: tl.constexpr,
 ):
     """out = sum_i 2^(lse2_i - m) O_i / sum_i 2^(lse2_i - m) with m = max_i lse2_i, for each head.
 
@@ -245,8 +179,6 @@ def merge_splits(
     lanes = tl.arange(0, BLOCK_C)
     dims = tl.arange(0, BLOCK_D)
     num_work = tl.load(num_merges) * NUM_HEADS
-    wait_for_predecessor(CHAIN)
-    let_successor_start(CHAIN)
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
         merge = merges + (work // NUM_HEADS) * 3
         head = work % NUM_HEADS
