@@ -22,9 +22,11 @@ from torch import Tensor
 
 from parrot_engine.attention.plan_layout import PlanLayout, aligned
 from parrot_engine.attention.triton_backend import HostPlan, Parts, TritonAttention
+from parrot_engine.builtin.sampler import Largest
 from parrot_engine.builtin.staging import Staging
 from parrot_engine.builtin.step_tokens import Computed, Ints, StepTokens
 from parrot_engine.exceptions import SettingsError
+from parrot_engine.kernels.largest import find_largest
 from parrot_engine.models.decoder import Decoder
 
 _log = logging.getLogger(__name__)
@@ -197,6 +199,11 @@ class StepGraphs:
         self._logits = torch.empty(
             (head_tokens, model.config.vocab_size), dtype=torch.float32, device=device
         )
+        self._largest = Largest(
+            torch.empty(head_tokens, dtype=torch.float32, device=device),
+            torch.empty(head_tokens, dtype=torch.int64, device=device),
+            torch.empty(head_tokens, dtype=torch.int64, device=device),
+        )
         #: None: could not be captured.
         self._graphs: dict[Key, _Graph | None] = {}
         #: For each set of parts the keys that cover it, smallest first.
@@ -241,8 +248,10 @@ class StepGraphs:
         self._staging.send(bucket.start, bucket.write(self._staging.take(), tokens, host))
         graph.replay()
         self.num_replays += 1
-        hidden, logits = graph.computed
-        return Computed(hidden[:count], None if logits is None else logits[:count])
+        hidden, logits, largest = graph.computed
+        if logits is None or largest is None:
+            return Computed(hidden[:count], None)
+        return Computed(hidden[:count], logits[:count], _first(largest, count))
 
     def _choose(self, count: int, host: HostPlan) -> Key | None:
         keys = self._covering[host.parts]
@@ -269,21 +278,27 @@ class StepGraphs:
         plan = self.attention.fixed_plan(self._buffer, bucket.layout, key.parts, self._partials)
         places = self._buffer[bucket.places : bucket.places + count]
         positions = self._buffer[bucket.positions : bucket.positions + count]
-        logits = None
+        logits, largest = None, None
         if not key.parts.tiles and count <= len(self._logits):
-            logits = self._logits[:count]
+            logits, largest = self._logits[:count], _first(self._largest, count)
 
         def work() -> Tensor:
             token_ids = self._buffer.index_select(0, places)
             hidden = self._model(token_ids, positions, self._kv_cache, self.attention, plan)
-            if logits is not None:
+            if logits is not None and largest is not None:
                 self._model.logits(hidden, out=logits)
+                find_largest(logits, *largest)
             return hidden
 
         # What the buffer holds was laid out for another bucket.
         self._staging.send(bucket.start, bucket.write_nothing(self._staging.take()))
         replay, hidden = self._capture(work)
-        return _Graph(replay, Computed(hidden, logits))
+        return _Graph(replay, Computed(hidden, logits, largest))
+
+
+def _first(largest: Largest, count: int) -> Largest:
+    """That of the first rows."""
+    return Largest(*(part[:count] for part in largest))
 
 
 def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:

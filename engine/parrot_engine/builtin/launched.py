@@ -20,6 +20,7 @@ from parrot_engine.builtin.sampler import (
     score,
 )
 from parrot_engine.builtin.sampling_inputs import SamplingInputs, prepare
+from parrot_engine.builtin.step_tokens import StepLogits
 from parrot_engine.builtin.token_mask import make_masks
 from parrot_engine.builtin.upload import Download, Part, Upload
 from parrot_engine.protocol import TokenLogprobs
@@ -70,12 +71,12 @@ class StepInputs:
 class LaunchedStep:
     """A step on its way; implements `parrot_engine.builtin.batch.Launch`."""
 
-    def __init__(self, inputs: StepInputs, logits: Tensor, device: torch.device) -> None:
+    def __init__(self, inputs: StepInputs, computed: StepLogits, device: torch.device) -> None:
         """Sample and score on the device, and start the copies to the host.
 
-        `logits` is float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
-        Masks of grammars are made here, while the device computes them.
+        Masks of grammars are made here, while the device computes the logits.
         """
+        logits, largest = computed
         self._inputs = inputs
         #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
         #: the device. Within the vocabulary even if the row's logits were not finite.
@@ -84,9 +85,10 @@ class LaunchedStep:
         self._has_scores = False
         if inputs.sampled:
             masks = make_masks(inputs.sampling.rows, logits.shape[1], device)
-            choice = choose(
-                logits if inputs.at is None else logits[inputs.at.tensor], inputs.sampling, masks
-            )
+            if inputs.at is None:
+                choice = choose(logits, inputs.sampling, masks, largest=largest)
+            else:
+                choice = choose(logits[inputs.at.tensor], inputs.sampling, masks)
             tensors.append(choice.checked)
             if choice.scores is not None:
                 self._has_scores = True

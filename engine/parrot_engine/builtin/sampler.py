@@ -47,6 +47,17 @@ class Scores(NamedTuple):
     top_ids: Tensor
 
 
+class Largest(NamedTuple):
+    """The largest logit of each row."""
+
+    #: `[n]`
+    values: Tensor
+    #: int64 `[n]`: the first column that holds it, or the first NaN.
+    tokens: Tensor
+    #: The same, but -1 where the logits were not finite.
+    checked: Tensor
+
+
 class Choice(NamedTuple):
     """What `choose` leaves on the device."""
 
@@ -94,35 +105,52 @@ def prompt_logprobs(
 # -- on the device
 
 
-def choose(logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Choice:
+def choose(
+    logits: Tensor,
+    inputs: SamplingInputs,
+    masks: TokenMasks | None = None,
+    *,
+    largest: Largest | None = None,
+) -> Choice:
     """One token for each row of `logits`, float32 `[n, vocab_size]`, which stay as they are.
 
-    Never waits for the device. What `inputs` refers to must have been sent there.
+    Never waits for the device. What `inputs` refers to must have been sent there. `largest` is
+    that of `logits` where it is known already; what comes back shares no memory with it.
     """
     processed = _process(logits, inputs)
     if masks is not None:
         # Last, so that no bias brings back what is not allowed.
         processed = logits.clone() if processed is logits else processed
         apply_masks(processed, masks)
-    largest, tokens = processed.max(dim=-1)
+    if largest is None or processed is not logits:
+        values, tokens, checked = _find_largest(processed, logits)
+    else:
+        values, tokens, checked = largest.values, largest.tokens.clone(), largest.checked.clone()
     draws = inputs.draws
-    if draws is not None and draws.at is None:
-        tokens = _draw(processed, largest, draws)
-    elif draws is not None and draws.at is not None:
-        at = draws.at.tensor
-        tokens[at] = _draw(processed[at], largest[at], draws)
-    # NaN wins every maximum, so one test of it finds NaN, +inf and nothing but -inf.
-    valid = torch.isfinite(largest)
-    if processed is not logits:
-        # A bias or a penalty must not hide what is wrong with the logits themselves.
-        valid &= torch.isfinite(logits.amax(dim=-1))
+    if draws is not None:
+        if draws.at is None:
+            tokens = _draw(processed, values, draws)
+        else:
+            at = draws.at.tensor
+            tokens[at] = _draw(processed[at], values[at], draws)
+        checked = tokens.masked_fill(checked < 0, -1)
     scores = None
     if inputs.asked_at is not None:
         at = inputs.asked_at.tensor
         scores = score(logits[at], tokens[at], inputs.num_top)
     elif inputs.asked:
         scores = score(logits, tokens, inputs.num_top)
-    return Choice(tokens, tokens.masked_fill(~valid, -1), scores)
+    return Choice(tokens, checked, scores)
+
+
+def _find_largest(processed: Tensor, logits: Tensor) -> Largest:
+    values, tokens = processed.max(dim=-1)
+    # NaN wins every maximum, so one test of it finds NaN, +inf and nothing but -inf.
+    valid = torch.isfinite(values)
+    if processed is not logits:
+        # A bias or a penalty must not hide what is wrong with the logits themselves.
+        valid &= torch.isfinite(logits.amax(dim=-1))
+    return Largest(values, tokens, tokens.masked_fill(~valid, -1))
 
 
 def score(logits: Tensor, targets: Tensor, num_top: int) -> Scores:

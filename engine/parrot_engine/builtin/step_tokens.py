@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.builtin.sampler import Largest
 
 Ints = npt.NDArray[np.int32]
 
@@ -34,6 +35,17 @@ class Computed(NamedTuple):
     hidden: Tensor
     #: `[num_tokens, vocab_size]` in float32, where they were computed along with it.
     logits: Tensor | None
+    #: Of these logits, where it was looked for along with them.
+    largest: Largest | None = None
+
+
+class StepLogits(NamedTuple):
+    """What a step's tokens are chosen from; valid until the next step is launched."""
+
+    #: Float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
+    values: Tensor
+    #: Of each of these rows, where it is known already.
+    largest: Largest | None = None
 
 
 def gather_tokens(rows: Sequence[BatchRow]) -> StepTokens:
