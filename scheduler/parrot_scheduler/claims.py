@@ -18,7 +18,7 @@ Reach: TypeAlias = list[tuple[int, int]]
 class Run:
     """Blocks `start` to `end` of the chain `keys`, none of which any claim parts from another."""
 
-    __slots__ = ("counts", "end", "keys", "next", "parent", "rows", "start")
+    __slots__ = ("counts", "end", "keys", "last", "next", "parent", "rows", "start")
 
     def __init__(
         self, keys: tuple[Hashable, ...], start: int, end: int, parent: Run | None
@@ -26,6 +26,8 @@ class Run:
         self.keys = keys
         self.start = start
         self.end = end
+        #: Its last key: a chain that has it agrees with all of the run.
+        self.last = keys[end - 1] if end else None
         self.parent = parent
         #: Runs that go on from its end, by their first key.
         self.next: dict[Hashable, Run] = {}
@@ -55,7 +57,7 @@ class ClaimTree:
                 break
             end = run.end
             # The usual end of a run first: all of it agrees.
-            if end <= length and run.keys[end - 1] == prefix[end - 1]:
+            if end <= length and run.last == prefix[end - 1]:
                 found.append((run.rows, end))
                 following, depth = run.next, end
             else:
@@ -71,9 +73,11 @@ class ClaimTree:
             if following is None:
                 following = run.next[keys[depth]] = Run(keys, depth, length, run)
             else:
-                end = _agrees_up_to(following, keys)
-                if end < following.end:
-                    following = _split(following, end)
+                end = following.end
+                if end > length or following.last != keys[end - 1]:
+                    end = _agrees_up_to(following, keys)
+                    if end < following.end:
+                        following = _split(following, end)
             run, depth = following, following.end
             count = run.counts.get(row, 0)
             run.counts[row] = count + 1
