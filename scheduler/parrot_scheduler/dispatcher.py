@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import islice
 
 from parrot_scheduler.actions import Cancel, Place, Reasons
+from parrot_scheduler.door import Held
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.model_queue import Held, ModelQueue
+from parrot_scheduler.model_queue import ModelQueue
 from parrot_scheduler.policy import Choice
 
 #: Seconds between two looks at what paused applications keep.
 KEEP_CHECK_S = 1.0
-#: Held applications of each kind that admission chooses from, and how many it lets in at once.
-_HELD_SHOWN = 16
+#: Held applications that enter at once.
 _MAX_LET_IN = 64
 #: Rounds of admission and placement in one step.
 _ROUNDS = 4
@@ -56,14 +56,14 @@ class Dispatcher:
                     queue.drop_kept(application)
         self._has_placed = False
         for _ in range(_ROUNDS):
-            if queue.held:
+            if queue.door:
                 self._let_in(now)
             if not self.pool.num_accepting or not (queue.has_room or queue.fresh_from is not None):
                 break
             # What has been placed may share its prompt with what is held.
             self._has_placed = False
             self._search(now)
-            if not (self._has_placed and queue.held):
+            if not (self._has_placed and queue.door):
                 break
         if queue.fills and self.pool.num_accepting and not len(queue.order):
             self._start_fills(now)
@@ -81,7 +81,7 @@ class Dispatcher:
             starving = oldest.submitted_at + config.starvation_s
             if starving > now and queue.no_engine_since is None:
                 times.append(starving)
-        held = next(iter(queue.held.values()), None)
+        held = queue.door.oldest()
         if held is not None:
             times.append(held.since + config.max_hold_s)
         if queue.applications.num_kept:
@@ -112,27 +112,16 @@ class Dispatcher:
 
     def _let_in(self, now: float) -> None:
         queue = self.queue
-        while queue.held:
-            oldest = next(iter(queue.held.values()))
+        while (oldest := queue.door.oldest()) is not None:
             if self.pool.num_accepting and now < oldest.since + self.config.max_hold_s:
                 break
             self._release(oldest, now)
         if not (queue.has_room or self._has_placed):
             return
         for _ in range(_MAX_LET_IN):
-            if not queue.held:
-                return
-            shown = [
-                held.application
-                for kind in (queue.held_returning, queue.held_new)
-                for held in islice(kind.values(), _HELD_SHOWN)
-            ]
-            chosen = queue.admission.next_of(shown, self.pool, now)
-            if chosen is None:
-                return
-            held = queue.held[chosen.id]
-            first = next(iter(held.entries.values()))
-            if not queue.admission.may_enter(chosen, first, self.pool, now):
+            chosen = queue.admission.next_of(queue.door.shown(), self.pool, now)
+            held = queue.door.get(chosen.id) if chosen is not None else None
+            if held is None:
                 return
             self._release(held, now)
 

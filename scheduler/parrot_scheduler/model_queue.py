@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from parrot_scheduler.actions import Action, Forget, Hold, Reject, RejectCode, Release
 from parrot_scheduler.applications import Applications
 from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.door import Door, Held
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.events import TaskUpdated
 from parrot_scheduler.lazy_heap import LazyHeap
@@ -17,17 +17,6 @@ from parrot_scheduler.lengths import Lengths
 from parrot_scheduler.policy import Application, Policies
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.task import ApplicationId, EngineDescription, EngineId, TaskId
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """An application at the door."""
-
-    application: Application
-    since: float
-    reason: str
-    returning: bool
-    entries: dict[TaskId, Entry] = field(default_factory=dict)
 
 
 class ModelQueue:
@@ -59,10 +48,7 @@ class ModelQueue:
         self.lengths = Lengths(config.max_templates)
         #: Every task that is not placed, in order of submission.
         self.waiting: OrderedDict[TaskId, Entry] = OrderedDict()
-        #: Applications at the door, in order of arrival there.
-        self.held: OrderedDict[ApplicationId, Held] = OrderedDict()
-        self.held_returning: OrderedDict[ApplicationId, Held] = OrderedDict()
-        self.held_new: OrderedDict[ApplicationId, Held] = OrderedDict()
+        self.door = Door(self.order)
         #: Fills done ahead that wait.
         self.fills: OrderedDict[TaskId, Entry] = OrderedDict()
         self.no_engine_since: float | None = 0.0
@@ -106,7 +92,7 @@ class ModelQueue:
             application.num_queued += 1
             self.fills[task.id] = entry
             return
-        held = self.held.get(application.id)
+        held = self.door.get(application.id)
         if held is None:
             runs = application.num_queued + application.num_placed > 0
             if (
@@ -117,9 +103,7 @@ class ModelQueue:
                 application.admitted = True
                 self.enter(entry, application)
                 return
-            held = Held(application, now, "working set", returning=application.context_tokens > 0)
-            self.held[application.id] = held
-            (self.held_returning if held.returning else self.held_new)[application.id] = held
+            held = self.door.stop(application, entry, "working set", now)
             self.emit(Hold(application.id, self.pool.model, held.reason))
         entry.state = "held"
         application.num_held += 1
@@ -128,8 +112,7 @@ class ModelQueue:
     def let_in(self, held: Held) -> None:
         """An application is not at the door any more."""
         application = held.application
-        del self.held[application.id]
-        del (self.held_returning if held.returning else self.held_new)[application.id]
+        self.door.leave(held)
         self.emit(Release(application.id, self.pool.model))
 
     def enter(self, entry: Entry, application: Application) -> None:
@@ -211,7 +194,7 @@ class ModelQueue:
     def _withdraw(self, entry: Entry) -> None:
         """A task that waits ends."""
         application = self.application_of(entry)
-        held = self.held.get(application.id)
+        held = self.door.get(application.id)
         if entry.state == "held" and held is not None:
             application.num_held -= 1
             del held.entries[entry.task.id]

@@ -10,9 +10,9 @@ policy`. There is one instance of each policy for each pool.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.config import SchedulerConfig
@@ -69,12 +69,31 @@ class Choice:
     details: dict[str, float | int | str] = field(default_factory=dict)
 
 
+class Waiting(NamedTuple):
+    """An application at the door."""
+
+    application: Application
+    #: The first of its tasks.
+    first: Entry
+    #: When it came to the door.
+    since: float
+
+
+class HeldRank(NamedTuple):
+    """Where an application stands at the door, smaller first."""
+
+    #: Whose turn it counts for: its tenant, or "" where the order does not tell tenants apart.
+    tenant: TenantId
+    rank: tuple[float, ...]
+
+
 class AdmissionPolicy(Protocol):
     """1. May an application's tasks enter the queue, or is it held at the door?
 
     Whole applications are held, never single calls of one that runs. The scheduler asks for the
     next ones whenever tasks end or engines come and go, and admits any application that was held
-    longer than `SchedulerConfig.max_hold_s` without asking.
+    longer than `SchedulerConfig.max_hold_s` without asking. In which turn they are asked for is
+    the order policy's: see `Door`.
     """
 
     name: str
@@ -83,11 +102,11 @@ class AdmissionPolicy(Protocol):
         """Whether a new (or returning, paused) application may run now."""
         ...
 
-    def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
-        """Which of the held ones should be tried next; None: wait until there is more room.
+    def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
+        """Which of the held ones enters next; None: wait until there is more room.
 
-        `held` are the longest held ones, at most 16 of those that return and 16 new ones, the
-        returning ones first, each kind in order of arrival.
+        `held` are a few of those that return, then a few new ones, each kind in the order of the
+        queue that they would join: see `Door.shown`.
         """
         ...
 
@@ -108,9 +127,23 @@ class OrderPolicy(Protocol):
     """2. Which queued task is placed next? All calls are O(log n) in queued tasks.
 
     Fills done ahead (`max_tokens` 0) never get here: they run when nothing else wants to.
+    Applications at the door are not queued yet, but stand there in the same order: tenants by
+    `share_of`, those of one tenant by the rank that `held` gave.
     """
 
     name: str
+
+    def held(self, entry: Entry, application: Application, now: float) -> HeldRank:
+        """An application stops at the door; `entry` is its first task. Its tenant waits."""
+        ...
+
+    def let_in(self, application: Application) -> None:
+        """It is at the door no more; its tasks are pushed next, if it has any."""
+        ...
+
+    def share_of(self, tenant: TenantId) -> float:
+        """What a tenant with something held was served, and will be by what is queued already."""
+        ...
 
     def push(self, entry: Entry, application: Application, now: float) -> None:
         """A task enters the queue."""

@@ -26,7 +26,7 @@ def snapshot_of(scheduler: Scheduler) -> dict[str, Any]:
 
 def _model(queue: ModelQueue, now: float) -> dict[str, Any]:
     oldest = next(iter(queue.waiting.values()), None)
-    num_held = sum(len(held.entries) for held in queue.held.values())
+    num_held = sum(len(held.entries) for held in queue.door.held.values())
     return {
         "queued": len(queue.order),
         "queued_fills": len(queue.fills),
@@ -48,7 +48,7 @@ def _model(queue: ModelQueue, now: float) -> dict[str, Any]:
                 "returning": held.returning,
                 "tasks": len(held.entries),
             }
-            for held in queue.held.values()
+            for held in queue.door.held.values()
         ],
         "tenants": queue.order.shares(),
         "engines": [_engine(queue, row) for row in queue.pool.placed],

@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
         queues = self.scheduler.models
         assert sum(len(queue.waiting) for queue in queues.values()) == len(self.waiting)
         for queue in queues.values():
-            held = sum(len(held.entries) for held in queue.held.values())
+            held = sum(len(held.entries) for held in queue.door.held.values())
             assert len(queue.waiting) == len(queue.order) + len(queue.fills) + held
 
     @invariant()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.policy import Application
+from parrot_scheduler.policy import Application, Waiting
 from parrot_scheduler.pool import Pool
 
 
@@ -18,9 +18,9 @@ class Open:
         """Always."""
         return True
 
-    def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
+    def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
         """The first one."""
-        return held[0] if held else None
+        return next((waiting.application for waiting in held), None)
 
     def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
         """Nothing is remembered of tasks."""

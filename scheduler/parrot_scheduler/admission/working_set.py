@@ -8,7 +8,7 @@ applications wait at the door, and those inside run on.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.policy import Application
+from parrot_scheduler.policy import Application, Waiting
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.task import ApplicationId, TaskId
 
@@ -123,6 +123,7 @@ class WorkingSet:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = config.working_set_target
+        self._patience_s = config.starvation_s
         self._entering: dict[ApplicationId, _Entering] = {}
         self._shared = SharedTokens()
         self._private_tokens = 0.0
@@ -150,9 +151,18 @@ class WorkingSet:
             return False
         return first.working_set - self._tokens_inside(first, pool) <= room
 
-    def next_of(self, held: Sequence[Application], pool: Pool, now: float) -> Application | None:
-        """The first one: those that return come before new ones."""
-        return held[0] if held else None
+    def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
+        """The first one that fits: those that return come before new ones.
+
+        One that does not fit is passed by, but only for `starvation_s`: then nobody enters before
+        it, so that what ends makes room for it, and it does not have to wait for `max_hold_s`.
+        """
+        for waiting in held:
+            if self.may_enter(waiting.application, waiting.first, pool, now):
+                return waiting.application
+            if now - waiting.since >= self._patience_s:
+                return None
+        return None
 
     def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
         """Its application counts from now on, if nothing of it does yet."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order.aging import Aging
-from parrot_scheduler.policy import Application
+from parrot_scheduler.policy import Application, HeldRank
 from parrot_scheduler.task import TenantId
 
 
@@ -30,6 +30,17 @@ class ByApplication(ABC):
     def rank_call(self, entry: Entry) -> tuple[float, ...]:
         """Smaller is served earlier, within an application."""
         return (entry.priority, entry.sequence)
+
+    def held(self, entry: Entry, application: Application, now: float) -> HeldRank:
+        """By its rank now."""
+        return HeldRank("", self.rank(application))
+
+    def let_in(self, application: Application) -> None:  # noqa: B027 - nothing to do by default
+        """Nothing is remembered of applications at the door."""
+
+    def share_of(self, tenant: TenantId) -> float:
+        """Tenants are not told apart."""
+        return 0.0
 
     def push(self, entry: Entry, application: Application, now: float) -> None:
         """Into its application's queue."""

@@ -32,7 +32,7 @@ from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order.aging import Aging
 from parrot_scheduler.order.demand import Demand, work_of
-from parrot_scheduler.policy import Application
+from parrot_scheduler.policy import Application, HeldRank
 from parrot_scheduler.task import TenantId
 
 #: What an output token costs, in uncached prompt tokens.
@@ -52,6 +52,10 @@ _MAX_PRIORITY = 100
 def charge_of(entry: Entry, cached: float, output: float) -> float:
     """What a task costs its tenant."""
     return max(0.0, entry.task.prompt_tokens - cached) + OUTPUT_WEIGHT * output
+
+
+def _priority_of(entry: Entry) -> int:
+    return max(-_MAX_PRIORITY, min(entry.priority, _MAX_PRIORITY))
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +90,17 @@ class _Tenant:
     id: TenantId
     sequence: int
     served: float = 0.0
-    #: Queued tasks, those set aside included.
+    #: Queued tasks, those set aside included, and what they will be charged at most.
     num_queued: int = 0
+    queued_charge: float = 0.0
+    #: Applications at the door.
+    num_held: int = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything of it waits, here or at the door."""
+        return self.num_queued + self.num_held > 0
+
     levels: LazyHeap[_Level] = field(default_factory=LazyHeap)
     by_priority: dict[int, _Level] = field(default_factory=dict)
     #: Urgent placements since the last one that was not.
@@ -133,12 +146,41 @@ class Fair:
         self._spots: dict[Entry, _Spot] = {}
         self._aside: dict[Entry, None] = {}
         self._charged: dict[Entry, float] = {}
+        #: What each queued task would be charged with nothing cached.
+        self._most: dict[Entry, float] = {}
         self._programs: dict[Application, _Program] = {}
         self._num_active = 0
         # Work done, shared equally between the applications active meanwhile.
         self._virtual = 0.0
         self._aging = Aging(config.starvation_s)
         self._demand = Demand(config.max_templates)
+
+    # The door
+
+    def held(self, entry: Entry, application: Application, now: float) -> HeldRank:
+        """By priority, then by virtual finish time: the one with the least work ahead goes first.
+
+        Calls that somebody waits for are no exception here, or a tenant's chats would shut out its
+        other work: a call is short beside an application.
+        """
+        tenant = self._waiting_tenant(application.tenant)
+        tenant.num_held += 1
+        program = self._programs.get(application)
+        if program is None:
+            work = self._demand.work(application) or work_of(entry, entry.expected_output)
+            finish = self._virtual + work
+        else:
+            finish = self._finish_tag(application)[0]
+        return HeldRank(tenant.id, (_priority_of(entry), finish, application.sequence))
+
+    def let_in(self, application: Application) -> None:
+        """Its tenant waits here from now on."""
+        self._known[application.tenant].num_held -= 1
+
+    def share_of(self, tenant: TenantId) -> float:
+        """Charges, those of queued tasks included: what is let in counts at once."""
+        known = self._known[tenant]
+        return known.served + known.queued_charge
 
     # Queue
 
@@ -156,14 +198,15 @@ class Fair:
                 program.due = now + _STRETCH * path_s
         program.due = max(program.due, now + path_s)
         program.num_unfinished += 1
-        tenant = self._tenant(application.tenant)
-        if tenant.num_queued == 0:
-            tenant.served = max(tenant.served, self._floor)
+        tenant = self._waiting_tenant(application.tenant)
         tenant.num_queued += 1
+        most = charge_of(entry, 0.0, entry.expected_output)
+        self._most[entry] = most
+        tenant.queued_charge += most
         self._insert(entry, tenant, application)
 
     def _insert(self, entry: Entry, tenant: _Tenant, application: Application) -> None:
-        priority = max(-_MAX_PRIORITY, min(entry.priority, _MAX_PRIORITY))
+        priority = _priority_of(entry)
         level = tenant.by_priority.get(priority)
         if level is None:
             level = tenant.by_priority[priority] = _Level(priority)
@@ -230,7 +273,10 @@ class Fair:
         else:
             self._take_out(entry)
         del self._spots[entry]
-        spot.tenant.num_queued -= 1
+        tenant = spot.tenant
+        tenant.num_queued -= 1
+        most = self._most.pop(entry)
+        tenant.queued_charge = tenant.queued_charge - most if tenant.num_queued else 0.0
         return spot
 
     def update(self, entry: Entry, application: Application, now: float) -> None:
@@ -341,13 +387,20 @@ class Fair:
                 if len(self._known) < self._max_tenants:
                     break
                 oldest = next(iter(self._known.values()))
-                if oldest.num_queued:
+                if oldest.is_waiting:
                     self._known.move_to_end(oldest.id)
                 else:
                     del self._known[oldest.id]
             self._count += 1
             tenant = self._known[tenant_id] = _Tenant(tenant_id, self._count, self._floor)
         self._known.move_to_end(tenant_id)
+        return tenant
+
+    def _waiting_tenant(self, tenant_id: TenantId) -> _Tenant:
+        """A tenant of which something more waits: one that comes back starts from the floor."""
+        tenant = self._tenant(tenant_id)
+        if not tenant.is_waiting:
+            tenant.served = max(tenant.served, self._floor)
         return tenant
 
     def _charge(self, tenant: _Tenant, amount: float) -> None:

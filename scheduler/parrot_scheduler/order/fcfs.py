@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
-from parrot_scheduler.policy import Application
+from parrot_scheduler.policy import Application, HeldRank
 from parrot_scheduler.task import TenantId
 
 
@@ -16,6 +16,17 @@ class Fcfs:
     def __init__(self) -> None:
         self._queue: LazyHeap[Entry] = LazyHeap()
         self._aside: dict[Entry, None] = {}
+
+    def held(self, entry: Entry, application: Application, now: float) -> HeldRank:
+        """By the submission of its first task."""
+        return HeldRank("", (entry.sequence,))
+
+    def let_in(self, application: Application) -> None:
+        """Nothing is remembered of applications."""
+
+    def share_of(self, tenant: TenantId) -> float:
+        """Tenants are not told apart."""
+        return 0.0
 
     def push(self, entry: Entry, application: Application, now: float) -> None:
         """By submission."""
