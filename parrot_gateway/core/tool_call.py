@@ -122,8 +122,12 @@ class ToolCallReader:
         return pieces
 
     def _is_glue_only(self, text: str) -> bool:
-        closing = self._writing.closing.strip()
-        return bool(self.num_calls) and text.replace(closing, "").strip(" \t\r\n,;[]") == ""
+        """Whether it only closes a call; or begins to, or begins another, and was cut there."""
+        if not self.num_calls:
+            return False
+        closing, opening = self._writing.closing.strip(), self._writing.opening
+        left = text.replace(closing, "").strip(" \t\r\n,;[]") if closing else text.strip(" \t\r\n;")
+        return closing.startswith(left) or opening.startswith(left)
 
     def _advance(self, pieces: list[ToolPiece]) -> bool:
         """One step; False when more text is needed."""

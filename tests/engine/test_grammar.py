@@ -220,9 +220,12 @@ def test_a_vocabulary_that_cannot_say_it(compiler: GrammarCompiler) -> None:
     assert "no token" in error.message
 
 
-def test_a_tokenizer_that_cannot_be_read() -> None:
+def test_a_tokenizer_that_cannot_be_used() -> None:
     with pytest.raises(SettingsError, match="end-of-text"):
         GrammarCompiler(tokenizer_json(), vocab_size=WIDTH, eos_token_ids=[])
+    compiler = GrammarCompiler("{}", vocab_size=WIDTH, eos_token_ids=[EOS])
+    assert "tokenizer cannot be used" in problem_of(compiler, "regex", "a").message
+    compiler.close()
 
 
 def test_what_was_compiled_is_found_again_up_to_a_limit() -> None:

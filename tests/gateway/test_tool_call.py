@@ -70,6 +70,10 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
      '<tool_call>{"name": "x", "arguments": 5}</tool_call>', []),
     # Cut short.
     ("hermes", '<tool_call>{"name": "x", "arguments": {"a": "b', "", [("x", '{"a": "b')]),
+    ("hermes", '<tool_call>{"name": "x"}</tool_', "", [("x", "{}")]),
+    ("hermes", '<tool_call>{"name": "x"}</tool_call>\n<tool', "", [("x", "{}")]),
+    ("llama", '{"name": "x", "parameters": {}}; ', "", [("x", "{}")]),
+    ("mistral", '[TOOL_CALLS][{"name": "x", "arguments": {}},', "", [("x", "{}")]),
     ("hermes", '<tool_call>{"na', '<tool_call>{"na', []),
     ("llama", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
     ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; '

@@ -130,13 +130,19 @@ class _Cached(NamedTuple):
     num_bytes: int
 
 
+class _Vocabulary(NamedTuple):
+    tokenizer: Any
+    #: int32 words of a mask over it.
+    num_words: int
+
+
 class GrammarCompiler:
     """Compiles grammars for one vocabulary, and keeps those used last."""
 
     def __init__(
         self, tokenizer_json: str, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """Read the vocabulary; takes a tenth of a second for 100,000 tokens.
+        """Begin to read the vocabulary, in a thread: a large one takes seconds.
 
         Args:
             tokenizer_json: the tokenizers library's serialisation.
@@ -144,7 +150,7 @@ class GrammarCompiler:
             eos_token_ids: what may stand where a grammar may end; at least one.
 
         Raises:
-            SettingsError: without the llguidance package, or for a tokenizer it cannot read.
+            SettingsError: without the llguidance package, or without `eos_token_ids`.
         """
         try:
             import llguidance
@@ -156,19 +162,8 @@ class GrammarCompiler:
         ends = [token_id for token_id in eos_token_ids if token_id < vocab_size]
         if not ends:
             raise SettingsError("grammar", "the model names no end-of-text token")
-        num_tokens = max(vocab_size, _vocabulary_size(tokenizer_json))
-        try:
-            self._tokenizer = llguidance.LLTokenizer(
-                tokenizer_json, n_vocab=num_tokens, eos_token=ends
-            )
-        except Exception as error:
-            raise SettingsError(
-                "grammar", f"the tokenizer cannot be used: {_one_line(str(error))}"
-            ) from error
-        # NOTE: of tokens that the tokenizer has and the model has not, the last word of the mask
-        # may keep bits; whoever applies it knows where the logits end.
-        self._vocab_words = -(-num_tokens // 32)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
+        self._vocabulary = self._threads.submit(self._read, tokenizer_json, vocab_size, ends)
         self._cache: OrderedDict[Grammar, _Cached] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -211,10 +206,26 @@ class GrammarCompiler:
         """Compile nothing more; a grammar in work is finished by its thread and dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _read(self, tokenizer_json: str, vocab_size: int, ends: list[int]) -> _Vocabulary:
+        # NOTE: of tokens that the tokenizer has and the model has not, the last word of the mask
+        # may keep bits; whoever applies it knows where the logits end.
+        try:
+            num_tokens = max(vocab_size, _vocabulary_size(tokenizer_json))
+            tokenizer = self._library.LLTokenizer(
+                tokenizer_json, n_vocab=num_tokens, eos_token=list(ends)
+            )
+        except Exception as error:
+            raise PrimitiveError(
+                "invalid_request",
+                f"grammar: this model's tokenizer cannot be used: {_one_line(str(error))}",
+            ) from error
+        return _Vocabulary(tokenizer, -(-num_tokens // 32))
+
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         try:
+            tokenizer, num_words = self._vocabulary.result(COMPILE_TIMEOUT_S)
             matcher = self._library.LLMatcher(
-                self._tokenizer,
+                tokenizer,
                 self._definition(grammar),
                 log_level=0,
                 limits=self._library.LLParserLimits(**_LIMITS, verbose_errors=False),
@@ -222,10 +233,10 @@ class GrammarCompiler:
             problem = matcher.get_error()
             if problem:
                 raise PrimitiveError("invalid_request", _explain(grammar, problem))
-            compiled = CompiledGrammar(matcher, self._vocab_words)
+            compiled = CompiledGrammar(matcher, num_words)
             # Some contradictions show when the first token is asked for only. Also warms the lexer.
             first = compiled.matcher()
-            first.fill_mask((), np.zeros(self._vocab_words, dtype=np.int32))
+            first.fill_mask((), np.zeros(num_words, dtype=np.int32))
             if first.problem is not None:
                 raise PrimitiveError("invalid_request", first.problem)
             return compiled

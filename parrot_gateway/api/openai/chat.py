@@ -310,7 +310,8 @@ class _Answer:
     def _tool_text(self) -> ToolChoiceText:
         assert self._wish.tools is not None
         names = {tool.name for tool in self._wish.tools.callable}
-        return ToolChoiceText(self._wish.format, names)
+        calls_only = self._wish.tools.mode == "required"
+        return ToolChoiceText(self._wish.format, names, calls_only=calls_only)
 
     def opening(self) -> bytes:
         """The role of every choice, in order: clients count on that order."""

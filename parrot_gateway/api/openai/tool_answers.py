@@ -28,11 +28,15 @@ class ToolChoiceText:
     Args:
         format: how the model writes calls.
         names: the tools that it may call.
+        calls_only: it holds nothing but calls; what looks like content is one that was cut off.
     """
 
-    __slots__ = ("_arguments", "_calls", "_content", "_reader")
+    __slots__ = ("_arguments", "_calls", "_calls_only", "_content", "_reader")
 
-    def __init__(self, format: ToolFormat, names: Collection[str]) -> None:
+    def __init__(
+        self, format: ToolFormat, names: Collection[str], *, calls_only: bool = False
+    ) -> None:
+        self._calls_only = calls_only
         self._reader = ToolCallReader(format, names)
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -40,9 +44,7 @@ class ToolChoiceText:
 
     def deltas(self, text: str, finish_reason: str | None) -> list[bytes]:
         """More of its text, as the `delta` of one chunk each; empty for what is held back."""
-        pieces = self._reader.push(text)
-        if finish_reason is not None:
-            pieces += self._reader.finish()
+        pieces = self._read(text, ends=finish_reason is not None)
         return [encode(self._delta(piece)) for piece in pieces]
 
     def finish_reason(self, reason: str) -> str:
@@ -51,18 +53,26 @@ class ToolChoiceText:
 
     def message(self, text: str) -> dict[str, Any]:
         """The whole message, of all its text."""
-        for piece in [*self._reader.push(text), *self._reader.finish()]:
+        for piece in self._read(text, ends=True):
             self._delta(piece)
         content = "".join(self._content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if not content.strip() and (self._calls or self._calls_only):
+            message["content"] = None
         if self._calls:
-            if not content.strip():
-                message["content"] = None
             message["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": "".join(arguments)}}
                 for call, arguments in zip(self._calls, self._arguments, strict=True)
             ]
         return message
+
+    def _read(self, text: str, *, ends: bool) -> list[ToolPiece]:
+        pieces = self._reader.push(text)
+        if ends:
+            pieces += self._reader.finish()
+        if self._calls_only:
+            pieces = [piece for piece in pieces if not isinstance(piece, ContentPiece)]
+        return pieces
 
     def _delta(self, piece: ToolPiece) -> dict[str, Any]:
         if isinstance(piece, ContentPiece):
