@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.followers import wait_for
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.driver import EngineDriver
@@ -156,6 +160,50 @@ def test_the_loss_of_a_rank_is_noticed_with_nothing_to_do(folders: dict[str, Pat
     finally:
         driver.close()
     assert not is_alive(pid)
+
+
+#: An engine of two ranks that says who the other is, and then does nothing.
+_LEADER = """
+import sys
+from pathlib import Path
+from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.models.loader import load_runner
+
+settings = BuiltinSettings(device="cpu", num_blocks=8, tensor_parallel=2)
+runner = load_runner(Path(sys.argv[1]), settings)
+print(*runner._lead.followers.pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_the_first(folders: dict[str, Path]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _LEADER, str(folders["llama"])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as leader:
+        assert leader.stdout is not None
+        end = os.pidfd_open(int(leader.stdout.readline()))
+        try:
+            leader.kill()
+            readable, _, _ = select.select([end], [], [], 60)
+            assert readable == [end]
+        finally:
+            os.close(end)
+
+
+def test_a_step_is_waited_for_as_long_as_ranks_live_and_no_longer_than_allowed() -> None:
+    looks = iter([False, False, True])
+    wait_for(lambda: next(looks), lambda: None)
+
+    def check() -> None:
+        raise ShardError("rank 1 is lost")
+
+    with pytest.raises(ShardError, match="rank 1 is lost"):
+        wait_for(lambda: False, check)
+    with pytest.raises(ShardError, match="not over"):
+        wait_for(lambda: False, lambda: None, timeout_s=0)
 
 
 def test_a_rank_that_cannot_load_says_why(folders: dict[str, Path], tmp_path: Path) -> None:
