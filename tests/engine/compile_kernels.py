@@ -16,6 +16,7 @@ import torch
 import triton
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels import launch
+from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
@@ -46,6 +47,7 @@ _SCALARS = {
     **dict.fromkeys(["scale_log2", "eps"], "fp32"),
     "num_tokens": "i32",
     **dict.fromkeys(["partial", "lse2"], "*fp32"),
+    **dict.fromkeys(["parts", "tokens", "checked"], "*i64"),
     **dict.fromkeys(
         [
             *(
@@ -174,6 +176,14 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             yield Variant(name, add_splits, constants, dtype, {"num_warps": 2})
 
 
+def largest_variants(vocab_size: int) -> Iterator[Variant]:
+    """Both passes over rows of logits."""
+    constants = {"VOCAB": vocab_size, "PART": 2048}
+    yield Variant("parts", largest_of_parts, constants, torch.float32, {"num_warps": 4})
+    constants = {"VOCAB": vocab_size, "NUM_PARTS": 63, "BLOCK": 64}
+    yield Variant("rows", largest_of_rows, constants, torch.float32, {"num_warps": 1})
+
+
 def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
     """Compile one variant for `capability`; what there is to know of the result."""
     names = variant.kernel.arg_names
@@ -216,7 +226,9 @@ def main() -> None:
         shapes += [(AttentionShape(32, 8, 128, 16), torch.float16, every)]
         shapes += [(AttentionShape(8, 8, dim, 16), torch.float32, every) for dim in (64, 128, 256)]
     for capability in every:
-        for variant in product_variants(torch.bfloat16, capability):
+        for variant in itertools.chain(
+            product_variants(torch.bfloat16, capability), largest_variants(128_256)
+        ):
             print(json.dumps(compile_variant(variant, capability)), flush=True)
     for shape, dtype, capabilities in shapes:
         for capability in capabilities:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.bench.device import Limits, measure_limits, time_s
+from parrot_engine.kernels.largest import find_largest
 from parrot_engine.kernels.launch import device_limits
 from parrot_engine.kernels.skinny_tuning import Product, Tuning
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
@@ -226,12 +227,15 @@ def heads(shape: Shape, limits: Limits) -> None:
         def wide(x: Tensor = x) -> Tensor:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
+        found = (logits[:, 0].contiguous(), *torch.empty((2, tokens), dtype=torch.int64).cuda())
         argmax = time_s(partial(torch.argmax, logits, dim=-1), calls=4)
+        largest = time_s(partial(find_largest, logits, *found), calls=4)
         _print(
             {
                 "case": f"{case.model} behind the layers",
                 "tokens": tokens,
                 "argmax_us": round(argmax * 1e6, 1),
+                "largest_us": round(largest * 1e6, 1),
                 "argmax_floor_us": round(logits.nbytes / limits.bytes_per_s * 1e6, 1),
                 "product_then_float_us": round(time_s(widen) * 1e6, 1),
                 "product_to_float32_us": round(time_s(wide) * 1e6, 1),

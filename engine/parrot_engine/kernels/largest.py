@@ -18,10 +18,14 @@ _PART = 2048
 
 @triton.jit
 def _ordered(values):
-    """Integers that stand in the order of float32 `values`; any NaN above, both zeros equal."""
-    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(values == values, order, 0x7FFFFFFF)
+    """Integers that stand in the order of float32 `values`; any NaN above, both zeros equal.
+
+    Integer arithmetic alone, so that no rounding mode of a device has a say in it.
+    """
+    bits = values.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    order = tl.where(bits < 0, -magnitude, magnitude)
+    return tl.where(magnitude > 0x7F800000, 0x7FFFFFFF, order)
 
 
 @triton.jit
@@ -56,7 +60,7 @@ def largest_of_rows(
     token = 0x7FFFFFFF - (best & 0x7FFFFFFF)
     order = best >> 32
     # Between the infinities of either sign.
-    is_finite = (order < 0x7F800000) & (order > -0x7F800001)
+    is_finite = (order < 0x7F800000) & (order > -0x7F800000)
     tl.store(values + row, tl.load(logits + row * VOCAB + token))
     tl.store(tokens + row, token)
     tl.store(checked + row, tl.where(is_finite, token, -1))
