@@ -74,27 +74,29 @@ def _check(case: PagedCase, backend: TritonAttention, window: int | None = None)
     assert error <= (1e-6 if dtype == FP32 else 2 * own)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+# Nearly all of these tests' time goes to compiling: a few of the combinations, each for a reason.
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, BF16), (96, FP16), (128, BF16), (256, BF16), (256, FP32)]
+)
 def test_head_dims_and_dtypes(head_dim: int, dtype: torch.dtype, seed: int) -> None:
     shape = AttentionShape(8, 2, head_dim, 16)
     case = _case(shape, mixed_contexts(16, 512), seed, dtype)
     _check(case, _backend(shape, dtype=dtype))
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("group", [1, 3, 7])
 def test_query_heads_of_a_group(group: int, seed: int) -> None:
     shape = AttentionShape(2 * group, 2, 64, 16)
     _check(_case(shape, mixed_contexts(16, 512), seed), _backend(shape))
 
 
-@pytest.mark.parametrize("window", [1, 64, 500, 1100])
+@pytest.mark.parametrize("window", [1, 500, 1100])
 def test_windows(window: int, seed: int) -> None:
     case = _case(LLAMA, mixed_contexts(16, 512), seed)
     _check(case, _backend(LLAMA, window), window)
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 48, 64])
+@pytest.mark.parametrize("block_size", [32, 48])
 def test_block_sizes(block_size: int, seed: int) -> None:
     shape = LLAMA._replace(block_size=block_size)
     backend = _backend(shape)
@@ -102,9 +104,10 @@ def test_block_sizes(block_size: int, seed: int) -> None:
     _check(case, backend)
 
 
-@pytest.mark.parametrize("window", [None, 700])
-@pytest.mark.parametrize("wide_min_bytes", [0, 10**12])
-@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(
+    ("dtype", "wide_min_bytes", "window"),
+    [(BF16, 0, None), (BF16, 10**12, None), (BF16, 0, 700), (FP32, 0, None)],
+)
 def test_shared_prefixes(
     dtype: torch.dtype, wide_min_bytes: int, window: int | None, seed: int
 ) -> None:
@@ -117,7 +120,7 @@ def test_shared_prefixes(
 
 
 @pytest.mark.parametrize("contexts", [mixed_contexts, shared_contexts])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_whole_tiles_of_keys(head_dim: int, contexts: Any, seed: int) -> None:
     """On GPUs from Hopper on these come through the copy engine."""
     shape = AttentionShape(32, 8, head_dim, 64)

@@ -69,7 +69,7 @@ def test_float32_is_transformers(name: str, tmp_path: Path) -> None:
     reference = _reference(path, torch.float32)
     longest = _runner(path, "float32").max_position - 36
     prompts = [_prompt(length) for length in LENGTHS if length <= longest]
-    for chunk in (13, 10_000):
+    for chunk in (13, 10_000) if name in ("llama", "qwen2-windows") else (53,):
         harness = PagedHarness(_runner(path, "float32"))
         tokens, logits = harness.generate(prompts, 36, chunk=chunk)
         for prompt, generated, ours in zip(prompts, tokens, logits, strict=True):

@@ -34,6 +34,12 @@ SIZES = [
     (2050, 1001, "nb"),
     (77, 130, "ngb"),
 ]
+#: Every combination is compiled, for each class of numbers of tokens: other dtypes at few sizes.
+CASES = [
+    *((sizes, torch.bfloat16) for sizes in SIZES),
+    *((sizes, torch.float16) for sizes in (SIZES[6], SIZES[8])),
+    *((sizes, torch.float32) for sizes in (SIZES[4], SIZES[9])),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +62,10 @@ def _tuning(case: Case) -> Tuning | None:
     return tuning_for(product, device_limits(torch.device("cuda")).shared_memory)
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("sizes", "dtype"), CASES)
 def test_against_float64(sizes: tuple[int, int, str], dtype: torch.dtype) -> None:
-    for num_tokens in (1, 2, 3, 4, 5, 8, 15, 16):
+    # Of 2 tokens there is the same as of 3 and 4, but for the table.
+    for num_tokens in (1, 3, 4, 5, 8, 15, 16):
         case = Case(num_tokens, *sizes, dtype)
         tuning = _tuning(case)
         if tuning is None:
@@ -71,7 +77,7 @@ def test_against_float64(sizes: tuple[int, int, str], dtype: torch.dtype) -> Non
         assert relative_error(out, reference(case, operands)) < BOUNDS[dtype], tuning
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 8, 16])
+@pytest.mark.parametrize("num_tokens", [1, 16])
 def test_a_head_writes_float32(num_tokens: int) -> None:
     case = Case(num_tokens, 128_256, 1024, "n", torch.bfloat16, torch.float32)
     tuning = _tuning(case)
@@ -84,8 +90,7 @@ def test_a_head_writes_float32(num_tokens: int) -> None:
     assert relative_error(out, reference(case, operands)) < bound
 
 
-@pytest.mark.parametrize("splits", [2, 4])
-@pytest.mark.parametrize("num_tokens", [5, 16])
+@pytest.mark.parametrize(("num_tokens", "splits"), [(5, 2), (16, 4)])
 def test_columns_cut_among_programs(num_tokens: int, splits: int) -> None:
     case = Case(num_tokens, 896, 4864, "br", torch.bfloat16)
     operands = draw(case, "cuda")
@@ -113,7 +118,7 @@ def test_rows_know_nothing_of_each_other(num_tokens: int, sizes: tuple[int, int,
     assert bool(poisoned[1:].isnan().all())
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 8, 16])
+@pytest.mark.parametrize("num_tokens", [1, 3, 16])
 def test_replayed_from_a_graph(num_tokens: int) -> None:
     """A captured layer sees what its inputs hold when it is replayed."""
     ops = TritonOps()
