@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.testing.scripted import ScriptedEngine
 from parrot_engine.text import Tokenizer
+from parrot_engine.wire import Submit, decode_from_gateway, encode
 from small_vocabulary import EOS, text_of, tokenizer_json
 
 LIST = Grammar("regex", r"\[(0|1|2|true|x|y|a|b|c)(,(0|1|2|true|x|y|a|b|c))*\]")
@@ -291,6 +293,21 @@ def test_an_engine_without_a_tokenizer_says_so(overlap: str) -> None:
     failure = trace.failure(1)
     assert failure is not None
     assert "tokenizer" in failure.message
+
+
+def test_grammars_travel() -> None:
+    generate = Generate(1, replace(GREEDY, grammar=LIST))
+    message = decode_from_gateway(encode(Submit([generate, Generate(2, GREEDY)])))
+    assert message == Submit([generate, Generate(2, GREEDY)])
+
+
+def test_programs_give_grammars_too() -> None:
+    from parrot_engine import LLM
+
+    params = SamplingParams(max_tokens=20, seed=1, grammar=Grammar("regex", "[a-c]{2}[0-9]"))
+    with LLM("parrot-demo") as llm:
+        (output,) = llm.generate(["It was"], params)
+    assert re.fullmatch("[a-c]{2}[0-9]", output.outputs[0].text)
 
 
 def test_scripted_engines_have_none() -> None:
