@@ -113,6 +113,8 @@ class ModelSettings(_Section):
     #: GPUs of this host that hold the model together, `device` and those behind it; the builtin
     #: engine only.
     tensor_parallel: int | None = Field(default=None, ge=1, le=64)
+    #: Whether those GPUs read each other's memory for small sums; NCCL's messages otherwise.
+    peer_memory: bool | None = None
     #: CUDA graphs: captured at the start, when first needed, or never.
     cuda_graphs: Literal["auto", "lazy", "off"] | None = None
     #: Sequences in one engine step, and its token budget; the engine's own defaults (larger on a

@@ -61,6 +61,7 @@ class EngineOptions:
     num_threads: int | None = None
     #: GPUs of this host that hold the model together (builtin engine only).
     tensor_parallel: int | None = None
+    peer_memory: bool | None = None
     #: Random weights: of the model only the configuration is read (builtin engine only).
     dummy_weights: bool = False
     #: Run Python code that comes with the checkpoint (huggingface engine only).

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,14 +98,14 @@ def _step_back_not_at_all(context: Context, position: int) -> None:
     del context, position
 
 
-def _release_twice(pool: BlockPool, block: int) -> None:
-    _release(pool, block)
+def _release_twice(pool: BlockPool, block: int, *how: Any) -> None:
+    _release(pool, block, *how)
     if pool.references(block) > 0:
-        _release(pool, block)
+        _release(pool, block, *how)
 
 
-def _keep_everything(pool: BlockPool, block: int) -> None:
-    del pool, block
+def _keep_everything(pool: BlockPool, block: int, *how: Any) -> None:
+    del pool, block, how
 
 
 _release = BlockPool.release

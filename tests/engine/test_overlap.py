@@ -491,7 +491,9 @@ def _said(trace: Trace, context_id: int) -> list[object]:
             said.append(("filled", event.num_tokens, scores))
         elif isinstance(event, Generated):
             said.append((event.token_ids, event.finish_reason, len(event.logprobs or [])))
-        else:
+        elif event.code not in said[-1:]:
+            # What was under way on a context that has failed is told so again; how much that is
+            # depends on when it failed.
             said.append(event.code)
     return said
 
