@@ -14,7 +14,8 @@ import torch
 from checkpoints import CONFIGS, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
-from parrot_engine.builtin.batch import BatchRow, SamplingRow, StepBatch
+from parrot_engine.builtin import sampler
+from parrot_engine.builtin.batch import BatchRow, SampledToken, SamplingRow, StepBatch
 from parrot_engine.builtin.graphs import Key, StepGraphs, graph_keys
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
@@ -139,6 +140,37 @@ def test_tokens_that_only_the_device_knows(path: Path) -> None:
     ours = _generate(runner, orders)
     assert ours == _generate(_runner(path), orders)
     assert graphs.num_misses == 0
+
+
+def test_decodes_look_for_the_largest_logit_in_their_graph(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a temperature or without; a row whose logits are NaN has none that counts."""
+
+    def run(runner: ModelRunner) -> list[SampledToken | None]:
+        harness = PagedHarness(runner)
+        sequences = [PagedSequence() for _ in range(3)]
+        for index, sequence in enumerate(sequences):
+            harness.fill(sequence, [7 + index] * (5 + index), chunk=9)
+        runner.kv_cache[:, :, sequences[1].block_table] = float("nan")
+        with monkeypatch.context() as patch:
+            if runner._graphs is not None:
+                patch.delattr(sampler, "_find_largest")
+            rows = [harness.row(sequence, [4]) for sequence in sequences]
+            drawn = SamplingRow(SamplingParams(temperature=0.7), [], [], 3, frozenset())
+            sampling = [_greedy(), _greedy(), drawn]
+            outcomes = runner.launch(StepBatch(rows, sampling=sampling)).outcome()
+        return [outcome.token for outcome in outcomes]
+
+    runner = _runner(path)
+    _graphs(runner)
+    tokens = run(runner)
+    assert tokens == run(_runner(path))
+    assert [token is not None and token.token_id is not None for token in tokens] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_all_graphs_are_captured_once_the_largest_first(path: Path) -> None:
