@@ -53,6 +53,8 @@ class Pool:
         self.largest_accepting = 0.0
         #: Tokens of a block where all engines that take work have the same; -1 otherwise.
         self.common_block = -1
+        #: Sequences placed that somebody waits for.
+        self.latency_sequences = 0
         #: Tasks that were promised seconds a token.
         self.num_promises = 0
         # No engine that takes work and has room in its batch has more free tokens than this.
@@ -249,6 +251,7 @@ class Pool:
         self._is_loose = True
         self._set_batch(row, cells.batch[row] + account.sequences)
         cells.latency_batch[row] += account.latency_sequences
+        self.latency_sequences += account.latency_sequences
         cells.pending_prefill[row] += account.pending_prefill
         self._use(row, account.private_tokens + needed)
         self._promise(row, account.step_limit_s, 1)
@@ -268,6 +271,7 @@ class Pool:
         self._promise(row, account.step_limit_s, -1)
         self._set_batch(row, cells.batch[row] - account.sequences)
         cells.latency_batch[row] -= account.latency_sequences
+        self.latency_sequences -= account.latency_sequences
         cells.pending_prefill[row] -= account.pending_prefill
         self._use(row, -account.private_tokens - freed)
         free = cells.capacity[row] - cells.working_set[row]
@@ -300,6 +304,7 @@ class Pool:
         assert account is not None, f"task {entry.task.id} is not placed"
         latency = entry.task.num_sequences if objective.is_latency else 0
         self.table.cells.latency_batch[row] += latency - account.latency_sequences
+        self.latency_sequences += latency - account.latency_sequences
         account.latency_sequences = latency
         self._promise(row, account.step_limit_s, -1)
         account.step_limit_s = _step_limit(objective)

@@ -13,6 +13,7 @@ from parrot_scheduler.placement.parrot import Parrot
 from parrot_scheduler.policy import Choice
 from parrot_scheduler.task import (
     DEFAULT_STEP_MODEL,
+    LATENCY,
     EngineDescription,
     GroupRef,
     Objective,
@@ -442,3 +443,16 @@ def test_a_member_whose_prompt_is_cached_elsewhere_does_not_follow_its_group() -
     engines.pool.prefixes.stored(1, chain(1, 300))
     choice = placed(engines, engines.entry(300 * BLOCK + 20, 50, chain(1, 300), groups=group))
     assert (choice.row, choice.decided_by) == (1, "prefix")
+
+
+def test_what_nobody_waits_for_keeps_out_of_the_way_of_what_somebody_waits_for() -> None:
+    """Queued prefill delays only the task itself; each call there would wait for the task."""
+    engines = Engines("parrot", 2)
+    engines.put_on(0, engines.entry(6000, 100))
+    for _ in range(16):
+        engines.fill(engines.put_on(1, engines.entry(50, 100, objective=LATENCY)))
+    batch = engines.choose(engines.entry(400, 50))
+    chat = engines.choose(engines.entry(400, 50, objective=LATENCY))
+    assert batch is not None
+    assert chat is not None
+    assert (batch.row, chat.row) == (0, 1)

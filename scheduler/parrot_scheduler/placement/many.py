@@ -91,8 +91,7 @@ class Many(Options):
 
     def cheapest(self) -> Classes:
         """By cost, ties to the first row."""
-        table = self.pool.table
-        cost: Column = (table.pending_prefill + self._new) * (table.batch + 1.0)
+        cost = self._costs()
         np.putmask(cost, ~self._mask, np.inf)
         first = int(cost.argmin())
         is_holder = bool(self._holders.item(first))
@@ -100,6 +99,16 @@ class Many(Options):
         second = int(cost.argmin())
         second = -1 if cost.item(second) == np.inf else second
         return Classes(first, second) if is_holder else Classes(second, first)
+
+    def _costs(self) -> Column:
+        """`cost` of every row."""
+        table, entry = self.pool.table, self.entry
+        if not self.yields:
+            return (table.pending_prefill + self._new) * (table.batch + 1.0)
+        predicted = predict_all(entry, self._new, table)
+        steps = max(entry.expected_output / max(entry.task.num_sequences, 1) - 1.0, 0.0)
+        slower_s = steps * entry.working_set * table.context_token_s
+        return predicted.finish_s + table.latency_batch * (predicted.fill_s + slower_s)
 
     def busiest_full_holder(self) -> int:
         """See `Options`."""
@@ -119,5 +128,5 @@ class Many(Options):
         most = fitting.max()
         if fitting[rather] == most:
             return rather
-        cost = (table.pending_prefill + self._new) * (table.batch + 1.0)
+        cost = self._costs()
         return int(np.where(fitting == most, cost, np.inf).argmin())

@@ -44,6 +44,8 @@ class Options(ABC):
         self.pool = pool
         #: Share of its capacity that an engine is filled up to.
         self.target = target
+        #: Whether it should keep out of the way of tasks that somebody waits for.
+        self.yields = pool.latency_sequences > 0 and not entry.objective.is_latency
         #: Most prompt tokens that any engine which takes work holds, with room or without.
         self.best_cached = 0.0
 
@@ -92,9 +94,31 @@ class Options(ABC):
         return new if new > BLOCK_TOKENS else BLOCK_TOKENS
 
     def cost(self, row: int) -> float:
-        """Tokens to compute, queued ones included, times sequences."""
+        """What the task costs all on this row: smaller is better, only to be compared.
+
+        Tokens to compute, queued ones included, times sequences (LMetric). For a task that nobody
+        waits for, where others run that somebody waits for: seconds, see `yielding_cost_s`.
+        """
+        if self.yields:
+            return self.yielding_cost_s(row)
         cells = self.pool.table.cells
         return (cells.pending_prefill[row] + self.new(row)) * (cells.batch[row] + 1.0)
+
+    def yielding_cost_s(self, row: int) -> float:
+        """Its own time, and what it takes from each sequence there that somebody waits for.
+
+        The product counts what is queued there once for each sequence, and so spreads prefill
+        evenly: every engine is busy with it, and no chat can avoid it. In fact a task takes from
+        others what it computes itself, wherever in the queue that is, and the queue delays only
+        the task. So tasks of this kind go where few would have to wait for them; those that
+        somebody waits for avoid these engines by the product; and both keep apart as far as load
+        allows.
+        """
+        cells, entry = self.pool.table.cells, self.entry
+        predicted = self.predict(row)
+        steps = max(entry.expected_output / max(entry.task.num_sequences, 1) - 1.0, 0.0)
+        slower_s = steps * entry.working_set * cells.context_token_s[row]
+        return predicted.finish_s + cells.latency_batch[row] * (predicted.fill_s + slower_s)
 
     def predict(self, row: int) -> Prediction[float]:
         """What would become of the task there."""

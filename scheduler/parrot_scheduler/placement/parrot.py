@@ -10,6 +10,8 @@ The rules, in order:
    should meet its own objective.
 3. Load: `argmin max(uncached tokens, one block) x (sequences + 1)`, queued tokens included
    (LMetric, arXiv 2603.15202). Tokens that tasks placed there are about to compute are cached.
+   Where calls run that somebody waits for, tasks that nobody waits for instead go by seconds: their
+   own, and those that they take from each such call (`Options.yielding_cost_s`).
 4. Prefix: engines with a good part of the best hit are compared as a class with all others, by the
    predicted end of the task plus the prefill that it takes from others there. A hit sticks under
    load until computing the prefix anew elsewhere would end sooner even so: then a hot prefix gets
