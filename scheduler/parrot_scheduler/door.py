@@ -84,7 +84,11 @@ class _Line:
 
 
 class Door:
-    """Applications that are held, in two lines: those that return, and new ones.
+    """Applications that are held, in two lines: those whose context waits for them, and all others.
+
+    The first go before the second. One whose context is gone stands beside new ones: it came
+    earlier, so it goes first among those with as much work, but a long chain of calls that share
+    nothing does not shut out short applications by returning after each call.
 
     Who is next is the order policy's business, as for queued tasks: the tenant that had least, and
     of a tenant's applications the one of the lowest rank. Looking at the longest held ones instead
@@ -112,7 +116,7 @@ class Door:
 
     def stop(self, application: Application, first: Entry, reason: str, now: float) -> Held:
         """An application is held from now on; `first` is its first task."""
-        held = Held(application, now, reason, returning=application.context_tokens > 0)
+        held = Held(application, now, reason, returning=application.kept_tokens > 0)
         held.tenant, rank = self._order.held(first, application, now)
         held.entries[first.task.id] = first
         self.held[application.id] = held
@@ -126,7 +130,7 @@ class Door:
         self._order.let_in(held.application)
 
     def shown(self) -> Iterator[Waiting]:
-        """A few to choose from, those that return before new ones, each kind in its order.
+        """A few to choose from, those with a context on an engine first, each kind in its order.
 
         Up to 16 tenants of each kind; of fewer tenants more applications, 16 in all.
         """

@@ -190,3 +190,17 @@ def test_equal_prompts_share_all(blocks: int) -> None:
     assert shared.new_blocks(range(blocks)) == 0
     longer = shared.new_blocks(range(2 * blocks))
     assert blocks <= longer <= blocks + blocks / 4 + 1
+
+
+def test_a_context_that_is_gone_gives_no_right_to_more_memory_than_new_ones_have() -> None:
+    scheduler = started()
+    agent, busy = task("agent", 200), task("busy", 650)
+    scheduler.step(0.0, [TaskSubmitted(agent)])
+    scheduler.step(1.0, [TaskFinished(agent.id, 0, 20)])
+    scheduler.step(2.0, [TaskSubmitted(busy)])
+    # 670 + 260 tokens would fit into the memory of 1000, but not into the target of 800.
+    back, new = task("agent", 240), task("new", 240)
+    assert kinds(scheduler.step(3.0, [TaskSubmitted(new)])) == [("Hold", "new")]
+    assert kinds(scheduler.step(4.0, [TaskSubmitted(back)])) == [("Hold", "agent")]
+    released = kinds(scheduler.step(5.0, [TaskFinished(busy.id, 0, 20)]))
+    assert sorted(released[:2]) == [("Release", "agent"), ("Release", "new")]

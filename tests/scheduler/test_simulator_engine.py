@@ -505,3 +505,29 @@ def test_every_sequence_ends_once_and_memory_holds(
     assert engine._context == engine._claimed_tokens == 0
     assert engine.counts.generated_tokens == sum(s.generated for s in sequences)
     bench.engine.cache.check()
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(None, 1), (512, 4)])
+def test_prompts_that_can_wait_leave_urgent_decodes_short_steps(
+    limit: int | None, steps: int
+) -> None:
+    """The prompt is filled in as many steps as its limit asks for."""
+    bench = Bench(profile(max_background_tokens=limit))
+    urgent = bench.submit(0.0, 1, [("u", 16)], 100)
+    background = bench.submit(0.05, 2, [("b", 2032)], 1, priority=2)
+    bench.run()
+    assert urgent.first_token_at < background.first_token_at
+    filled = background.first_token_at - background.admitted_at
+    # Each step has its overhead, and a token of the decode's.
+    more_s = filled - 2032 * MODEL.prefill_token_s
+    assert more_s == pytest.approx(steps * MODEL.overhead_s, abs=steps * 1e-4)
+
+
+def test_a_limit_for_what_can_wait_binds_nobody_as_urgent_as_the_decodes() -> None:
+    limited = Bench(profile(max_background_tokens=512))
+    free = Bench(profile())
+    for bench in (limited, free):
+        bench.submit(0.0, 1, [("u", 16)], 100, priority=1)
+        bench.submit(0.05, 2, [("b", 2032)], 1, priority=1)
+        bench.run()
+    assert limited.ended_at == free.ended_at

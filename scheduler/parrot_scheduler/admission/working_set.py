@@ -20,7 +20,7 @@ from parrot_scheduler.policy import Application, Waiting
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.task import ApplicationId, TaskId
 
-#: Returning applications may fill this share of the capacity: their contexts are there already.
+#: Applications whose contexts are there already may fill this share of the capacity.
 _RETURNING_TARGET = 1.0
 #: Paused applications' contexts count only while engines have this much prefill before them.
 _BUSY_S = 1.0
@@ -117,6 +117,8 @@ class WorkingSet:
     once prefill piles up (`_BUSY_S` a mean engine) do pauses hold others at the door. Without this,
     agents that pause for minutes kept idle engines closed: in the simulator, 200 agents on one
     engine of 300,000 tokens, a call took 104 s on average; 11 s with it, 9 s with admission open.
+
+    Applications whose context is gone when they return have no more right to memory than new ones.
     """
 
     name = "working-set"
@@ -139,8 +141,7 @@ class WorkingSet:
         inside = self.inside(pool)
         if inside <= 0:
             return True
-        is_returning = application.context_tokens > 0
-        target = _RETURNING_TARGET if is_returning else self._target
+        target = _RETURNING_TARGET if application.kept_tokens else self._target
         room = target * pool.capacity - inside + application.kept_tokens
         if first.working_set <= room:
             return True
@@ -152,7 +153,7 @@ class WorkingSet:
         return first.working_set - self._tokens_inside(first, pool) <= room
 
     def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
-        """The first one that fits: those that return come before new ones.
+        """The first one that fits: those with a context on an engine before others.
 
         One that does not fit is passed by, but only for `starvation_s`: then nobody enters before
         it, so that what ends makes room for it, and it does not have to wait for `max_hold_s`.

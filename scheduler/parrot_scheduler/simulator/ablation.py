@@ -1,7 +1,7 @@
 """Each policy switched off in turn: what does it give, on which workload?
 
-One point of load for each workload, the same for all switches; engines of today with shared
-attention, clients with the graph. A switch changes one field of the scheduler's configuration.
+One point of load for each workload, the same for all switches; engines as this project's own,
+clients with the graph. A switch changes one field of the scheduler's configuration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from parrot_scheduler.config import PRESETS
-from parrot_scheduler.simulator.experiments import RECORDED
+from parrot_scheduler.simulator.experiments import OURS, RECORDED
 from parrot_scheduler.simulator.metrics import Results
 from parrot_scheduler.simulator.profiles import DEFAULT_PROFILE, PROFILES
 from parrot_scheduler.simulator.simulation import simulate
@@ -54,6 +54,8 @@ CASES: tuple[Case, ...] = (
         engines=1,
         by_call=True,
     ),
+    # Room for some 25 calls where twice as many would run.
+    Case("backlog", {}, engines=1, engine={"capacity_tokens": 40_000}),
     Case("gpts", {"rate": 60, "count": 1200}),
     Case("mixed", {"rate": 60, "count": 900, "gap_scale": 0.125, "summaries": 33,
                    "same_paper": "false"}),
@@ -118,7 +120,8 @@ def run(
 
 
 def _run_once(case: Case, changes: Mapping[str, Any], seed: int) -> Results:
-    profile = PROFILES[DEFAULT_PROFILE].with_(shared_attention=True, **case.engine)
+    own = OURS.engine
+    profile = PROFILES[DEFAULT_PROFILE].with_(**{**own, **case.engine})
     return simulate(
         build(case.workload, {**case.parameters, "seed": seed}),
         engines=[profile] * case.engines,

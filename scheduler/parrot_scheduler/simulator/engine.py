@@ -1,10 +1,11 @@
 """A simulated engine: continuous batching over a block cache, in macro-steps.
 
 An engine works in steps, as vLLM does: every running sequence decodes one token, and the rest of
-the step's token budget fills prompts, first come first served by priority. As long as the batch
-stays the same the time of many steps is a sum with a closed form, so there is one event for all of
-them: when somebody finishes, memory runs out, a prompt is filled, or somebody arrives, who is
-taken in at the next step's beginning. Blocks can be found by others as soon as the step that
+the step's token budget fills prompts, first come first served by priority; those that can wait
+get a part of it only while something more urgent decodes, if the profile says so. As long as the
+batch stays the same the time of many steps is a sum with a closed form, so there is one event for
+all of them: when somebody finishes, memory runs out, a prompt is filled, or somebody arrives, who
+is taken in at the next step's beginning. Blocks can be found by others as soon as the step that
 computes them is planned, as in vLLM. When memory runs out, the sequence that came last is
 preempted and computed again later.
 
@@ -91,6 +92,8 @@ class SimulatedEngine:
         self._filling: dict[Sequence, None] = {}
         #: Decoding, by the decode step at whose end they are done.
         self._ends: list[tuple[int, tuple[int, int], Sequence]] = []
+        #: How many of them have which priority.
+        self._urgencies: dict[int, int] = {}
         #: Keys that the decodes of a step read.
         self._context = 0
         #: Tokens that running sequences may need, as `token_cap` counts.
@@ -291,19 +294,36 @@ class SimulatedEngine:
         if profile.chunked_prefill:
             budget -= len(self._ends)
         chunks: list[tuple[Sequence, int]] = []
-        for sequence in self._filling:
+        urgent, background = min(self._urgencies, default=None), profile.max_background_tokens
+        limits = background is not None and urgent is not None
+        left = background if background is not None and limits else budget
+        filling = sorted(self._filling, key=_rank) if limits else self._filling
+        for sequence in filling:
             if budget <= 0:
                 break
-            budget -= self._take_chunk(sequence, budget, chunks)
+            waits = limits and urgent is not None and sequence.key[0] > urgent
+            tokens = min(budget, left) if waits else budget
+            if tokens <= 0:
+                continue
+            tokens = self._take_chunk(sequence, tokens, chunks)
+            budget -= tokens
+            left -= tokens if waits else 0
         while budget > 0 and self._num_waiting and not blocked:
             sequence = self._waiting[0][1]
+            waits = limits and urgent is not None and sequence.key[0] > urgent
             if sequence.state != "waiting":
                 heappop(self._waiting)
+            elif waits and left <= 0:
+                # The next one in line, and all behind it, can wait.
+                break
             elif self._may_enter(sequence, budget, bool(chunks)) and self._admit(sequence, now):
                 heappop(self._waiting)
                 self._num_waiting -= 1
                 if sequence.state == "filling":
-                    budget -= self._take_chunk(sequence, budget, chunks)
+                    tokens = min(budget, left) if waits else budget
+                    tokens = self._take_chunk(sequence, tokens, chunks)
+                    budget -= tokens
+                    left -= tokens if waits else 0
             else:
                 blocked = True
         self._chunks = chunks
@@ -443,6 +463,8 @@ class SimulatedEngine:
             return
         del self._filling[sequence]
         sequence.state = "decoding"
+        priority = sequence.key[0]
+        self._urgencies[priority] = self._urgencies.get(priority, 0) + 1
         sequence.join_step = self._decode_steps
         sequence.finish_step = self._decode_steps + sequence.output_tokens - sequence.generated
         heappush(self._ends, (sequence.finish_step, sequence.key, sequence))
@@ -467,6 +489,10 @@ class SimulatedEngine:
         """Take a running sequence out of the batch, and let go of its KV."""
         cache = self.cache
         if sequence.state == "decoding":
+            priority = sequence.key[0]
+            self._urgencies[priority] -= 1
+            if not self._urgencies[priority]:
+                del self._urgencies[priority]
             grown = self._decode_steps - sequence.join_step
             sequence.private += grown
             self._context -= sequence.own_context + grown
@@ -522,3 +548,8 @@ class SimulatedEngine:
         self._preemptions += 1
         self._num_waiting += 1
         heappush(self._waiting, (victim.key, victim))
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    """Smaller is filled earlier."""
+    return sequence.key

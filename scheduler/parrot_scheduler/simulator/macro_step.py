@@ -27,7 +27,7 @@ class MacroStep:
         compute, memory, growth = self.compute_s, self.memory_s, self.growth_s
         if memory >= compute:
             bound = 0
-        elif growth <= 0.0:
+        elif compute - memory >= steps * growth:
             bound = steps
         else:
             bound = min(steps, ceil((compute - memory) / growth))

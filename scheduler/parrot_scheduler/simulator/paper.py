@@ -115,7 +115,7 @@ def run_once(experiment: Experiment, point: Point, arm: Arm, seed: int) -> Resul
         parameters[experiment.repetition] = seed % 10
     return simulate(
         build(experiment.workload, parameters),
-        config=replace(PRESETS[arm.preset], seed=seed),
+        config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
         engines=[PROFILES[experiment.profile].with_(**arm.engine)] * experiment.engines,
         mode=arm.client,
         network=experiment.network,
@@ -205,7 +205,7 @@ def compare(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Compari
 
 
 #: Printed ratios of rates.
-PRINTED_RATES = {"vLLM 2023": 12.0, "ours, no shared attention": 2.4}
+PRINTED_RATES = {"vLLM 2023": 12.0, "ours, ordinary engine": 2.4}
 
 
 def _compare_rates(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Comparison]:

@@ -32,6 +32,9 @@ class EngineProfile:
     chunked_prefill: bool = True
     #: Decodes read a prefix that they share once per step.
     shared_attention: bool = False
+    #: Tokens of prompts in a step in which something more urgent decodes, as the builtin engine's
+    #: `max_background_tokens`; None: as many as fit.
+    max_background_tokens: int | None = None
     #: Tokens (prompts and outputs allowed) of all running sequences; None: what memory holds.
     token_cap: int | None = None
     model: str = "model"
@@ -141,6 +144,13 @@ PROFILES: dict[str, EngineProfile] = {
         ),
     )
 }
+PROFILES["H200-8B-long"] = PROFILES["H200-8B"].with_(
+    name="H200-8B-long",
+    step_model=replace(DEFAULT_STEP_MODEL, prefill_token_s=2 * DEFAULT_STEP_MODEL.prefill_token_s),
+    source="H200-8B for prompts of some 60,000 tokens. Attention costs 4 x 4,096 x 32 operations a "
+    "token for each token before it, 16e9 on average there: as many as all weights (2 x 8e9). So "
+    "filling a token takes twice as long. An estimate, not measured.",
+)
 
 #: The modern baseline, and what this project's own engine does beyond it.
 DEFAULT_PROFILE = "H200-8B"

@@ -19,7 +19,7 @@ from parrot_scheduler.simulator.workloads.gpts import Gpts
 from parrot_scheduler.simulator.workloads.mapreduce import MapReduce, MapReduceFleet
 from parrot_scheduler.simulator.workloads.mixed import Mixed
 from parrot_scheduler.simulator.workloads.multi_agent import MultiAgent
-from parrot_scheduler.simulator.workloads.tenants import HotPrefix, Tenants
+from parrot_scheduler.simulator.workloads.tenants import Backlog, HotPrefix, Tenants
 
 __all__ = ["WORKLOADS", "Generator", "WorkloadError", "build"]
 
@@ -36,6 +36,7 @@ WORKLOADS: Mapping[str, type[Generator]] = {
     "mixed": Mixed,  # 18
     "agents": Agents,
     "tenants": Tenants,
+    "backlog": Backlog,
     "hot-prefix": HotPrefix,
     "mapreduce-fleet": MapReduceFleet,
 }

@@ -53,8 +53,8 @@ class Agents(Generator):
 
     An agent's turn reads everything before it (the shared system prompt, its task, all its
     outputs and tool results) and something new. How many turns will come is not known to anybody,
-    so no successors are told, in graph mode neither. Somebody waits for each turn: a first token
-    is on time within 10 s.
+    so no successors are told, in graph mode neither. Somebody waits for each turn: its first token
+    should come within `goal_s`.
     """
 
     name: str = "agents"
@@ -65,6 +65,12 @@ class Agents(Generator):
     spread: float = 60.0
     #: Factor on the number of turns, for short runs.
     turns_scale: float = 1.0
+    #: No agent has more turns than this.
+    turns_max: int = TURNS_MAX
+    #: Longer pauses are cut to this: tools alone, where the recorded ones include people.
+    pause_max_s: float = GAPS[-1][0]
+    #: A first token is on time within this.
+    goal_s: float = 10.0
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
         """The first agent of each client."""
@@ -83,7 +89,7 @@ class Agents(Generator):
         name = f"agent-{client}-{number}"
         random = self.random(client, number)
         turns = lognormal(random, mean=TURNS_MEAN, median=TURNS_MEDIAN)
-        turns = max(1, round(min(turns, TURNS_MAX) * self.turns_scale))
+        turns = max(1, min(self.turns_max, round(min(turns, TURNS_MAX) * self.turns_scale)))
         system = Segment("agent system", self.tokens(SYSTEM_TOKENS))
         prompt = [system, Segment(("task", name), self.tokens(TASK_TOKENS))]
         length = sum(segment.tokens for segment in prompt)
@@ -99,7 +105,7 @@ class Agents(Generator):
                     output_tokens=output,
                     max_tokens=max(output, self.tokens(8192)),
                     after=(index - 1,) if index else (),
-                    pause_s=gap_s(random) if index else 0.0,
+                    pause_s=min(gap_s(random), self.pause_max_s) if index else 0.0,
                     template="agent",
                     objective=LATENCY,
                 )
@@ -122,5 +128,5 @@ class Agents(Generator):
             calls=tuple(calls),
             tenant=f"team-{client % 4}",
             kind="agent",
-            ttft_s=10.0,
+            ttft_s=self.goal_s,
         )

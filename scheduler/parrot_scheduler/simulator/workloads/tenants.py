@@ -9,7 +9,7 @@ from itertools import accumulate, takewhile
 
 from parrot_scheduler.simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_scheduler.simulator.workloads.base import Generator, chat_lengths, poisson
-from parrot_scheduler.task import LATENCY
+from parrot_scheduler.task import LATENCY, THROUGHPUT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +72,48 @@ class Tenants(Generator):
         return ApplicationPlan(
             id=name, arrival_s=arrival_s, calls=(call,), tenant=tenant, kind=kind, ttft_s=2.0
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class Backlog(Generator):
+    """Long and short applications of one tenant, faster than an engine takes them. Not from the
+    paper.
+
+    One application in `long_every` is a chain of `long_calls` calls, the others are two calls;
+    each call has a prompt of 1,000 tokens of its own and generates 200. Nobody waits for single
+    calls. Who serves the short ones first has the shorter mean, and the long ones lose little.
+    """
+
+    name: str = "backlog"
+    rate: float = 8.0
+    count: int = 400
+    long_every: int = 4
+    long_calls: int = 16
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        """`count` applications."""
+        random = self.random()
+        times = poisson(random, self.rate)
+        for number in range(self.count):
+            is_long = random.random() < 1 / self.long_every
+            name = f"job-{number}"
+            length = self.long_calls if is_long else 2
+            calls = tuple(
+                CallPlan(
+                    index=index,
+                    prompt=(Segment(("own", name, index), self.tokens(1000)),),
+                    output_tokens=self.tokens(200),
+                    max_tokens=self.tokens(200),
+                    after=(index - 1,) if index else (),
+                    template="long" if is_long else "short",
+                    objective=THROUGHPUT,
+                    successors=length - 1 - index,
+                )
+                for index in range(length)
+            )
+            yield ApplicationPlan(
+                id=name, arrival_s=next(times), calls=calls, kind="long" if is_long else "short"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
