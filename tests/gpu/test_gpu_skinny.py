@@ -69,8 +69,8 @@ def test_against_float64(sizes: tuple[int, int, str], dtype: torch.dtype) -> Non
         case = Case(num_tokens, *sizes, dtype)
         tuning = _tuning(case)
         if tuning is None:
-            # Torch's product: never for so few.
-            assert num_tokens > 4
+            # Torch's product: in bfloat16 only where it was measured to be faster.
+            assert dtype is not torch.bfloat16 or num_tokens > 8
             continue
         operands = draw(case, "cuda")
         out = compute(case, operands, tuning)
