@@ -4,6 +4,7 @@
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
 # ARGS="--port 8123"  arguments for `parrot-gateway serve`
 # PIP_ARGS="…"        arguments for pip, e.g. the index of PyTorch's CPU builds
+# PYTEST_ARGS="-x"    arguments for pytest, instead of all tests on up to four cores
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,7 @@ CLIENT_VENV ?= .venv-openai3
 BIN = $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: serve test lint format bench clean
 
