@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -65,8 +66,8 @@ def _cells(
     ]
     work = ["", ""]
     if first:
-        middle = sorted(policy.work, key=lambda work: work.prefilled_tokens)[len(policy.work) // 2]
-        work = [f"{middle.prefilled_tokens:,}", f"{middle.cached_tokens:,}"]
+        cached = median(work.cached_tokens for work in policy.work)
+        work = [f"{policy.prefilled():,.0f}", f"{cached:,.0f}"]
     return [
         f"{times.kind} {times.unit}",
         policy.policy,
