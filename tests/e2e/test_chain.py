@@ -88,7 +88,7 @@ def test_completions_with_everything(front: GatewayProcess, demo: GatewayProcess
         CHAT | {"temperature": 9},
         CHAT | {"max_completion_tokens": 10**6},
         CHAT | {"messages": []},
-        CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        CHAT | {"tools": [{"type": "function", "function": {"name": "no name"}}]},
         CHAT | {"messages": "x", "stream": True},
     ],
 )

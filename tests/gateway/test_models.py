@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from parrot_engine.text import TextAssets
 from parrot_engine.wire import Register
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.testclient import TestClient
 
 from parrot_gateway.app import create_app
+from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.gateway import Gateway
 from parrot_gateway.settings import ModelSettings, Settings
 
@@ -33,11 +36,15 @@ def test_configured_models_are_listed_while_their_engines_are_away() -> None:
     body = {"model": "mine", "prompt": "x"}
     answer = client.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+
     # Its engine joins, and another one from outside.
-    joined = [
-        gateway.registry.add(Register(name, scripted_info(name), TextAssets(EMPTY_TOKENIZER)))
-        for name in ("mine", "other")
-    ]
+    async def join() -> list[RemoteEngine]:
+        return [
+            gateway.registry.add(Register(name, scripted_info(name), TextAssets(EMPTY_TOKENIZER)))
+            for name in ("mine", "other")
+        ]
+
+    joined = asyncio.run(join())
     assert listed() == ["mine", "other"]
     model = client.get("/v1/models/mine").json()
     assert model["created"] == int(gateway.started_at)

@@ -6,7 +6,6 @@ import uuid
 from typing import Any
 
 import openai
-import pydantic
 import pytest
 from driver import Driver, collect, entered, first_of, result
 from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
@@ -191,33 +190,6 @@ async def test_a_repeated_prompt_is_cached(api: Driver) -> None:
         **GREEDY,
     )  # fmt: skip
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens == cached
-
-
-class Story(pydantic.BaseModel):
-    title: str
-    words: int
-
-
-async def test_structured_output_is_refused_by_name(api: Driver) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await result(
-            api.client.chat.completions.parse(model=DEMO_MODEL, messages=ASK, response_format=Story)
-        )
-    assert caught.value.param == "response_format"
-    assert caught.value.request_id
-    manager = api.client.chat.completions.stream(
-        model=DEMO_MODEL, messages=ASK, response_format=Story
-    )
-    with pytest.raises(openai.BadRequestError):
-        async with entered(manager):
-            pass
-
-
-async def test_tools_are_refused_by_name(api: Driver) -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError) as caught:
-        await api.chat(model=DEMO_MODEL, messages=ASK, tools=[tool])
-    assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize("way", ["close", "with"])
