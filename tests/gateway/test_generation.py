@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from direct_seats import DirectSeats
 from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
@@ -16,7 +17,6 @@ from parrot_gateway.core.generation_state import MAX_OPEN_CONTEXTS
 from parrot_gateway.core.request import GenerationRequest, Prompt
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import OverloadedError
-from parrot_gateway.scheduling.direct import DirectSeats
 
 
 def prompts(count: int) -> list[str]:

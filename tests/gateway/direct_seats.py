@@ -1,4 +1,4 @@
-"""Seats on one given engine, without a scheduler: for tests and programs with a single engine."""
+"""Seats on one given engine, without a scheduler."""
 
 from __future__ import annotations
 
