@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from parrot_scheduler.actions import (
     Action,
     Cancel,
-    Forget,
     Hold,
     Place,
     Reject,
@@ -32,7 +31,6 @@ from parrot_scheduler.events import (
     TaskFinished,
     TaskProgress,
     TaskSubmitted,
-    TaskUpdated,
     Tick,
 )
 from parrot_scheduler.scheduler import Scheduler
@@ -109,11 +107,6 @@ class Ticket:
             self._state = "ended"
             self._shell._ended(self, TaskCancelled(self.task.id))
 
-    def update(self, **changes: Any) -> None:
-        """What is known of it has changed: fields of `TaskUpdated`."""
-        if self._state != "ended":
-            self._shell.tell(TaskUpdated(self.task.id, **changes))
-
 
 class SchedulerShell:
     """The scheduler of a gateway. Used in the event loop's thread only.
@@ -122,7 +115,6 @@ class SchedulerShell:
         scheduler: decides.
         clock: seconds, never going backwards.
         recorder: is told of every step.
-        on_forget: told that an application's KV on an engine is of no use any more.
     """
 
     def __init__(
@@ -131,12 +123,10 @@ class SchedulerShell:
         *,
         clock: Callable[[], float] = time.monotonic,
         recorder: Recorder | None = None,
-        on_forget: Callable[[Forget], None] = lambda forget: None,
     ) -> None:
         self.scheduler = scheduler
         self._clock = clock
         self._recorder = recorder
-        self._on_forget = on_forget
         self._numbers = itertools.count(1)
         self._tickets: dict[int, Ticket] = {}
         self._by_engine: dict[EngineId, set[Ticket]] = {}
@@ -239,6 +229,7 @@ class SchedulerShell:
             self._stepping = False
 
     def _carry_out(self, action: Action, now: float) -> None:
+        # `Forget` needs nothing done: what a call left goes by its retention, oldest first.
         if isinstance(action, Place):
             self._place(action)
         elif isinstance(action, Reject):
@@ -252,8 +243,6 @@ class SchedulerShell:
                 self._refuse(ticket, OverloadedError(action.reason))
         elif isinstance(action, WakeAt):
             self._wake_at(action.time, now)
-        elif isinstance(action, Forget):
-            self._on_forget(action)
         elif isinstance(action, Hold):
             self.held += 1
             logger.info("application %s is held: %s", action.application, action.reason)
