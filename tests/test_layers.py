@@ -16,6 +16,8 @@ PACKAGES = {
     "parrot_scheduler": ROOT / "scheduler" / "parrot_scheduler",
     "parrot_engine": ROOT / "engine" / "parrot_engine",
     "parrot_functions": ROOT / "integrations" / "parrot_functions",
+    "langchain_parrot": ROOT / "integrations" / "langchain_parrot",
+    "llama_index.llms.parrot": ROOT / "integrations" / "llama_index" / "llms" / "parrot",
 }
 #: What each package may import of the others; a prefix of a dotted name.
 ALLOWED = {
@@ -29,6 +31,8 @@ ALLOWED = {
     "parrot_scheduler": (),
     "parrot_engine": (),
     "parrot_functions": (),
+    "langchain_parrot": (),
+    "llama_index.llms.parrot": (),
 }
 
 
@@ -46,7 +50,7 @@ def violations(package: str, folder: Path) -> list[str]:
     found = []
     for file in sorted(folder.rglob("*.py")):
         for name in imported_names(file):
-            if name.split(".")[0] not in others:
+            if not any(name == other or name.startswith(other + ".") for other in others):
                 continue
             if not any(name == ok or name.startswith(ok + ".") for ok in ALLOWED[package]):
                 found.append(f"{file.name}: {name}")

@@ -1,0 +1,1 @@
+"""LangChain on Parrot Gateway."""

@@ -1,0 +1,1 @@
+"""LlamaIndex on Parrot Gateway."""
