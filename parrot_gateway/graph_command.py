@@ -51,6 +51,9 @@ class _Node(msgspec.Struct):
     tokens: int = 0
     engine: str | None = None
     placement: str | None = None
+    run: str | None = None
+    parent: str | None = None
+    group: str | None = None
     submitted_s: float = 0.0
     started_s: float | None = None
     first_token_s: float | None = None
@@ -115,6 +118,9 @@ def read_graph(data: bytes) -> GraphSnapshot:
             tokens=node.tokens,
             engine=node.engine,
             placement=node.placement or "",
+            run=node.run,
+            parent=node.parent,
+            group=node.group,
             submitted=node.submitted_s,
             started=node.started_s,
             first_token=node.first_token_s,

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from parrot_gateway.api.openai.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
+from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
 
 #: Path, summary, body, and whether it can stream.
 _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
@@ -39,6 +40,31 @@ _KEPT: tuple[tuple[str, str, str], ...] = (
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", "One item"),
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", "Take an item out"),
 )
+
+#: The routes whose calls may have semantic fields, and the schema of each field in the body.
+_SEMANTIC = frozenset({"/v1/completions", "/v1/chat/completions"})
+_TEXT = {"type": ["string", "null"]}
+_ID = {"type": ["string", "null"], "maxLength": MAX_ID_CHARACTERS}
+_FLAG = {"type": ["boolean", "null"]}
+_FIELD_SCHEMAS: dict[str, dict[str, Any]] = {
+    "session": _TEXT,
+    "output": _TEXT,
+    "inputs": {"type": ["object", "string", "null"]},
+    "defer": _FLAG,
+    "objective": _TEXT,
+    "transform": _TEXT,
+    "context": _TEXT,
+    "priority": {
+        "type": ["integer", "null"],
+        "minimum": -MAX_PRIORITY,
+        "maximum": MAX_PRIORITY,
+    },
+    "dedupe": _FLAG,
+    "name": _TEXT,
+    "run": _ID,
+    "parent": _ID,
+    "group": _ID,
+}
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
@@ -78,7 +104,10 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
         bodies, ref_template="#/components/schemas/{name}"
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= components | {"Error": _ERROR}
+    schemas |= components | {"Error": _ERROR, "SemanticFields": _semantic_fields()}
+    for body in (CompletionBody, ChatBody):
+        properties = schemas[body.__name__]["properties"]
+        properties["parrot"] = {"$ref": "#/components/schemas/SemanticFields"}
     for (path, summary, _, streams), reference in zip(_ROUTES, references, strict=True):
         answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
         if streams:
@@ -98,10 +127,34 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
                 },
             }
         }
+        if path in _SEMANTIC:
+            document["paths"][path]["post"]["parameters"] = _semantic_headers()
     for method, pattern, summary in _KEPT:
         operations = document["paths"].setdefault(pattern, {})
         operations[method.lower()] = _own_route(method, pattern, summary, "calls")
     return document
+
+
+def _semantic_fields() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": "Semantic variables: docs/semantic-variables.md has the meaning of each.",
+        "properties": {field: _FIELD_SCHEMAS[field] for field in FIELDS.values()},
+        "additionalProperties": False,
+    }
+
+
+def _semantic_headers() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": header.decode().title(),
+            "in": "header",
+            "required": False,
+            "description": f"As `parrot.{field}` of the body, which wins.",
+            "schema": {"type": "string"},
+        }
+        for header, field in FIELDS.items()
+    ]
 
 
 def describe_own_routes(

@@ -41,5 +41,10 @@ class CallSpec:
     dedupe: bool = True
     #: What pictures call it.
     name: str = ""
+    #: The client's own ids of the call, and of the step of its program that it is part of.
+    run: str | None = None
+    parent: str | None = None
+    #: Calls of the session with the same one matter only together.
+    group: str | None = None
     #: Whatever the runner needs besides; the ordinary API's keeps the client's headers here.
     origin: object = None

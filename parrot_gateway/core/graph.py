@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_gateway.core.objective import THROUGHPUT, Objective
@@ -32,6 +33,9 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
     "failed": frozenset(),
     "cancelled": frozenset(),
 }
+
+#: Members of a task group that are looked at to find two that can run side by side.
+MAX_MEMBERS_LOOKED_AT = 64
 
 
 class ForeignInput(NamedTuple):
@@ -82,6 +86,11 @@ class CallNode(Node):
     #: What it is run for: written by whoever applies a deduction.
     objective: Objective = THROUGHPUT
     priority: int = 0
+    #: The client's own ids of it, and of the step that it is part of.
+    run: str | None = None
+    parent: str | None = None
+    #: The task group that the client says it is in.
+    group: str | None = None
     first_token: float | None = None
     #: Tokens generated so far.
     tokens: int = 0
@@ -125,6 +134,8 @@ class Graph:
         #: Unfinished in order of submission, finished in order of finishing.
         self._unfinished: dict[str, Node] = {}
         self._finished: dict[str, Node] = {}
+        #: Unfinished calls by the group that their client says they are in.
+        self._groups: dict[str, dict[str, CallNode]] = {}
         self._pruned = 0
         self._stages: dict[str, int] | None = {}
 
@@ -183,6 +194,8 @@ class Graph:
             )
         self._unfinished[node.id] = node
         self._stages = None
+        if isinstance(node, CallNode) and node.group is not None:
+            self._groups.setdefault(node.group, {})[node.id] = node
         for variable_id in node.inputs:
             self._variables[variable_id].consumers.add(node.id)
         if node.output is not None:
@@ -216,6 +229,11 @@ class Graph:
         node.failure = failure
         del self._unfinished[node_id]
         self._finished[node_id] = node
+        if isinstance(node, CallNode) and node.group is not None:
+            members = self._groups[node.group]
+            del members[node_id]
+            if not members:
+                del self._groups[node.group]
         self._prune()
 
     def is_ready(self, node_id: str) -> bool:
@@ -256,6 +274,36 @@ class Graph:
         node = self.get(node_id)
         return [] if node is None or node.output is None else self.consumers_of(node.output)
 
+    def members(self, group: str) -> Mapping[str, CallNode]:
+        """The unfinished calls that their client says are in a group, by id, oldest first."""
+        return self._groups.get(group, {})
+
+    def runs_side_by_side(self, group: str) -> bool:
+        """Whether two unfinished members of a group wait for no other member.
+
+        Of many members the first `MAX_MEMBERS_LOOKED_AT` are looked at.
+        """
+        members = self.members(group)
+        if len(members) < 2:
+            return False
+        looked_at = islice(members.values(), MAX_MEMBERS_LOOKED_AT)
+        free = (node for node in looked_at if not self._needs_one_of(node, members))
+        return next(free, None) is not None and next(free, None) is not None
+
+    def _needs_one_of(self, node: Node, members: Mapping[str, CallNode]) -> bool:
+        """Whether one of them writes what it reads, if need be through transforms."""
+        stack, seen = list(node.inputs), set[str]()
+        while stack:
+            producer = self.producer_of(stack.pop())
+            if producer is None or producer.is_finished or producer.id in seen:
+                continue
+            seen.add(producer.id)
+            if producer.id in members:
+                return True
+            if isinstance(producer, TransformNode):
+                stack.extend(producer.inputs)
+        return False
+
     def stage(self, node_id: str) -> int:
         """Length of the longest path that leads to a kept node: 0 without kept producers.
 
@@ -290,6 +338,7 @@ class Graph:
     def clear(self) -> None:
         """Forget everything: the session ends."""
         self._unfinished.clear()
+        self._groups.clear()
         self._finished.clear()
         self._stages = {}
 
@@ -332,6 +381,9 @@ class Graph:
             assert node.is_finished == (node.id in self._finished)
             assert all(node.id in self._variables[v].consumers for v in node.inputs)
             assert node.output is None or self._variables[node.output].producer == node.id
+        grouped = {n.id for n in self._unfinished.values() if isinstance(n, CallNode) and n.group}
+        assert grouped == {n for members in self._groups.values() for n in members}
+        assert all(self._groups.values())
         for variable in self._variables.values():
             for consumer in map(self.get, variable.consumers):
                 assert consumer is not None
@@ -419,6 +471,9 @@ class Graph:
             tokens=call.tokens if call else 0,
             engine=call.engine if call else None,
             placement=call.placement if call else "",
+            run=call.run if call else None,
+            parent=call.parent if call else None,
+            group=call.group if call else None,
             submitted=node.submitted,
             started=node.started,
             first_token=call.first_token if call else None,

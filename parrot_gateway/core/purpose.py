@@ -14,16 +14,21 @@ MAX_LOOKED_AT = 256
 def purpose_of(job: Job, urgency: Urgency, tenant: str) -> Purpose:
     """What a call that is about to run is for."""
     session = job.session.id
-    groups = tuple(
+    groups = [
         # Its smallest member names a group; all members agree on that.
         Fellowship(f"{session}/{min(members)}", len(members), objective)
         for members, objective in urgency.groups_of(job)
-    )
+    ]
+    declared = urgency.declared_group_of(job)
+    if declared is not None:
+        name, size, objective = declared
+        # NOTE: also while it is the only member: others that come go where it is.
+        groups.insert(0, Fellowship(f"{session}/group {name}", size, objective))
     return Purpose(
         tenant=tenant,
         application=session,
         objective=job.call.objective,
-        groups=groups,
+        groups=tuple(groups),
         priority=job.spec.priority,
         successors=chain_behind(job.session.graph, job.id),
         prefers=job.preferred_engine,

@@ -350,6 +350,9 @@ class SemanticService:
             given_objective=spec.objective,
             objective=spec.objective or THROUGHPUT,
             priority=spec.priority,
+            run=spec.run,
+            parent=spec.parent,
+            group=spec.group,
         )
         context = None
         if spec.context is not None:
@@ -374,6 +377,7 @@ class SemanticService:
         if attended or spec.objective is not None:
             self.urgency.want_call(session, node.id, spec.objective or LATENCY)
         self.urgency.inherit(session, output)
+        self.urgency.regroup(session, node.group)
         return job
 
     def submit_transform(
@@ -453,6 +457,8 @@ class SemanticService:
     def _has_ended(self, job: Job) -> None:
         if self.fill_ahead is not None:
             self.fill_ahead.stop(job)
+        if isinstance(job.node, CallNode):
+            self.urgency.regroup(job.session, job.node.group)
         # What it wrote can be read for as long as if its client had come by just now.
         self.sessions.touch(job.session, self.clock())
 

@@ -32,6 +32,10 @@ class NodeView:
     engine: str | None = None
     #: In a few words, why it ran there.
     placement: str = ""
+    #: The client's own ids of it, of the step that it is part of, and of its task group.
+    run: str | None = None
+    parent: str | None = None
+    group: str | None = None
     #: Seconds on one clock, the one that `GraphSnapshot.taken_at` was read from.
     submitted: float = 0.0
     started: float | None = None

@@ -3,18 +3,25 @@
 `deduction` says what follows from a graph and its waits; here they are remembered, per session, and
 deduced anew at most once in a turn of the event loop. What is deduced is never weakened before a
 call ends.
+
+A **declared group** (calls of a session whose client gave them the same `group`) is a task group
+from the moment on when two unfinished members can run side by side, until one is left. Each member
+that its own client waits for would be latency by itself; in such a group it is throughput, and the
+group as a whole is what the strongest wait for a member asks: a client that waits for one of them
+waits for all. What its caller asked of a member stays. A member without company is latency again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from parrot_gateway.core.deduction import Deduction, deduce
+from parrot_gateway.core.deduction import Deduction, deduce, travels_as
 from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.job import Job
-from parrot_gateway.core.objective import THROUGHPUT, Objective, stronger
+from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, stronger
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.variable import Variable
 
@@ -27,6 +34,16 @@ class _Wanted(NamedTuple):
 
     waited: dict[str, Objective]
     calls: dict[str, Objective]
+
+
+@dataclass(slots=True)
+class _Declared:
+    """A group that clients declared, while one of its members is unfinished."""
+
+    #: The strongest that any member was waited for.
+    objective: Objective = THROUGHPUT
+    #: Whether members can run side by side now.
+    stands: bool = False
 
 
 class Urgency:
@@ -43,6 +60,8 @@ class Urgency:
         self._waits: dict[str, tuple[Objective, int]] = {}
         #: What came up since the last deduction.
         self._wanted: dict[Session, _Wanted] = {}
+        #: By session and name.
+        self._declared: dict[str, dict[str, _Declared]] = {}
 
     @property
     def num_waited(self) -> int:
@@ -86,7 +105,25 @@ class Urgency:
     def forget(self, session: Session) -> None:
         """The session is gone."""
         self._deductions.pop(session.id, None)
+        self._declared.pop(session.id, None)
         self._wanted.pop(session, None)
+
+    def regroup(self, session: Session, group: str | None) -> None:
+        """A call of a declared group has come, or has ended."""
+        if group is None or session.is_closed:
+            return
+        members = session.graph.members(group)
+        if members:
+            known = self._declared.setdefault(session.id, {})
+            declared = known.setdefault(group, _Declared())
+            stands = session.graph.runs_side_by_side(group)
+            if stands != declared.stands:
+                declared.stands = stands
+                self._apply(session, members.values())
+        elif known := self._declared.get(session.id, {}):
+            known.pop(group, None)
+            if not known:
+                del self._declared[session.id]
 
     def update(self, job: Job) -> None:
         """Bring the objective of a call up to date, now that it is about to run."""
@@ -105,6 +142,15 @@ class Urgency:
         if deduction is None:
             return []
         return [(group, deduction.groups[group]) for group in deduction.groups_of(job.id)]
+
+    def declared_group_of(self, job: Job) -> tuple[str, int, Objective] | None:
+        """The group that a call's client declared: its name, its unfinished members, what for."""
+        group = job.call.group
+        declared = self._declared.get(job.session.id, {}).get(group) if group else None
+        if group is None or declared is None:
+            return None
+        size = len(job.session.graph.members(group)) if declared.stands else 1
+        return group, size, declared.objective
 
     def _note(self, session: Session) -> _Wanted:
         if not self._wanted:
@@ -126,10 +172,24 @@ class Urgency:
             start = _without_finished(start, session)
         deduction = deduce(graph, wanted.waited, calls=wanted.calls, start=start)
         self._deductions[session.id] = deduction
-        for node in graph.unfinished:
-            if isinstance(node, CallNode):
-                given = node.given_objective or THROUGHPUT
-                node.objective = stronger(deduction.objective_of(node.id), given)
+        calls = [node for node in graph.unfinished if isinstance(node, CallNode)]
+        declared = self._declared.get(session.id)
+        for node in calls:
+            if declared and node.group is not None:
+                group = declared[node.group]
+                waited = travels_as(deduction.objective_of(node.id))
+                group.objective = stronger(group.objective, waited)
+        self._apply(session, calls)
+
+    def _apply(self, session: Session, calls: Iterable[CallNode]) -> None:
+        """Write into calls what they are for now."""
+        deduction = self._deductions.get(session.id, Deduction())
+        declared = self._declared.get(session.id, {})
+        for node in calls:
+            found = deduction.objective_of(node.id)
+            if found == LATENCY and node.group is not None and declared[node.group].stands:
+                found = THROUGHPUT
+            node.objective = stronger(found, node.given_objective or THROUGHPUT)
 
 
 def _without_finished(deduction: Deduction, session: Session) -> Deduction:

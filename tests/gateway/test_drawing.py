@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,11 @@ def snapshot_of(
     *,
     states: dict[str, str] | None = None,
     names: dict[str, str] | None = None,
+    groups: dict[str, str] | None = None,
     pruned: int = 0,
 ) -> GraphSnapshot:
     """Call `x` writes variable `x`; what nobody writes is a source."""
-    states, names = states or {}, names or {}
+    states, names, groups = states or {}, names or {}, groups or {}
     everything = dict.fromkeys([*reads, *(v for read in reads.values() for v in read.split())])
     stages: dict[str, int] = {}
     for call, read in reads.items():
@@ -66,6 +68,7 @@ def snapshot_of(
                 finished=92.5 + number
                 if states.get(call, "done") not in ("waiting", "running")
                 else None,
+                group=groups.get(call),
                 failure="the engine went away" if states.get(call) == "failed" else None,
             )
             for number, (call, read) in enumerate(reads.items())
@@ -86,6 +89,7 @@ SMALL = snapshot_of(
         "report": "reduce",
     },
     states={"t-json": "failed", "reduce": "running", "report": "waiting"},
+    groups={"map-1": "maps", "map-2": "maps", "report": "alone"},
     pruned=3,
 )
 
@@ -117,6 +121,7 @@ def snapshots(draw: st.DrawFn, max_size: int = 12) -> GraphSnapshot:
         reads,
         states={call: draw(st.sampled_from(STATES)) for call in reads},
         names={name: draw(NAMES) for name in [*reads, "in1", "in2", "in3", "session"]},
+        groups={call: draw(NAMES) for call in reads if draw(st.booleans())},
         pruned=draw(st.integers(0, 2)),
     )
 
@@ -182,6 +187,8 @@ BOX = re.compile(
     rf'  n\d+(?:\["{LABEL}"\]|\{{\{{"{LABEL}"\}}\}}|\(\["{LABEL}"\]\)):::(?:{"|".join(STATES)})'
 )
 ARROW = re.compile(rf'  n(\d+) -->(?:\|"{LABEL}"\|)? n(\d+)')
+FRAME = re.compile(rf'  subgraph g\d+\["{LABEL}"\]')
+MEMBER = re.compile(r"    n\d+")
 REST = re.compile(
     rf'flowchart LR|  about\["{LABEL}"\]|  style about [\w:,]+|  classDef [\w:,#. -]+'
 )
@@ -195,7 +202,13 @@ def test_mermaid_lines_are_boxes_and_arrows_and_nothing_else(snapshot: GraphSnap
     boxes = [line for line in lines if BOX.fullmatch(line)]
     arrows = [found for line in lines if (found := ARROW.fullmatch(line))]
     rest = [line for line in lines if REST.fullmatch(line)]
-    assert len(boxes) + len(arrows) + len(rest) == len(lines)
+    framed = [line for line in lines if MEMBER.fullmatch(line)]
+    frames = [line for line in lines if FRAME.fullmatch(line)]
+    assert len(boxes) + len(arrows) + len(rest) + len(framed) + 2 * len(frames) == len(lines)
+    assert lines.count("  end") == len(frames)
+    sizes = Counter(node.group for node in snapshot.nodes if node.group is not None)
+    assert len(frames) == sum(size > 1 for size in sizes.values())
+    assert len(framed) == sum(size for size in sizes.values() if size > 1)
     assert len(boxes) == len(snapshot.nodes) + len(sources(snapshot))
     assert len({box.split("[")[0].split("{")[0].split("(")[0] for box in boxes}) == len(boxes)
     assert len(arrows) == num_arrows(snapshot)

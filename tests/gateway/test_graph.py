@@ -65,9 +65,11 @@ class GraphMachine(RuleBasedStateMachine):
     @rule(
         reads=st.lists(st.sampled_from("abcdefgh"), max_size=3),
         writes=st.none() | st.sampled_from("abcdefgh"),
+        group=st.sampled_from([None, "x", "y"]),
     )
-    def add(self, reads: list[str], writes: str | None) -> None:
+    def add(self, reads: list[str], writes: str | None, group: str | None) -> None:
         node = call(f"n{next(self.numbers)}", " ".join(reads), writes)
+        node.group = group
         taken = writes is not None and (
             self.variables[writes].state != "empty"
             or any(output == writes for _, output in self.edges.values())
@@ -144,6 +146,18 @@ class GraphMachine(RuleBasedStateMachine):
         assert self.graph.num_pruned + len(self.graph) == len(self.states)
         for node in self.graph:
             assert node.state == self.states[node.id]
+
+    @invariant()
+    def groups_run_side_by_side_when_two_members_need_no_other(self) -> None:
+        live = {n for n, state in self.states.items() if state in ("waiting", "running")}
+        writers = {self.edges[n][1]: n for n in live if self.edges[n][1] is not None}
+        for group in ("x", "y"):
+            found = self.graph.members(group)
+            nodes = {n: self.graph.get(n) for n in live}
+            members = {n for n, node in nodes.items() if getattr(node, "group", None) == group}
+            assert set(found) == members
+            free = [n for n in members if not {writers.get(v) for v in self.edges[n][0]} & members]
+            assert self.graph.runs_side_by_side(group) == (len(free) > 1)
 
     @invariant()
     def ready_means_all_inputs_are_there(self) -> None:

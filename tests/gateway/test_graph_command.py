@@ -144,7 +144,7 @@ def test_what_is_read_draws_the_same() -> None:
     )  # fmt: skip
     third = NodeView(
         id="c3", name="third", kind="call", state="failed", inputs=("v1",), submitted=11.0,
-        finished=11.5, failure="engine_error: gone",
+        finished=11.5, failure="engine_error: gone", run="r", parent="p", group="g",
     )  # fmt: skip
     snapshot = GraphSnapshot(
         session_id="s1",

@@ -32,7 +32,8 @@ def shown(fields: SemanticFields) -> dict[str, Any]:
     """Comparable: transforms by what was written."""
     transform = None if fields.transform is None else fields.transform.text
     names = ("session", "output", "inputs", "defer", "objective", "context", "priority", "dedupe")
-    return {name: getattr(fields, name) for name in (*names, "name")} | {"transform": transform}
+    names += ("name", "run", "parent", "group")
+    return {name: getattr(fields, name) for name in names} | {"transform": transform}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,10 @@ def shown(fields: SemanticFields) -> dict[str, Any]:
         ("X-Parrot-Priority", "-3", "priority", -3),
         ("X-Parrot-Dedupe", "false", "dedupe", False),
         ("X-Parrot-Name", "first draft", "name", "first draft"),
+        ("X-Parrot-Run", "3f1c", "run", "3f1c"),
+        ("X-Parrot-Parent", " step 2 ", "parent", "step 2"),
+        ("X-Parrot-Group", "map:1", "group", "map:1"),
+        ("X-Parrot-Group", "g" * 256, "group", "g" * 256),
     ],
 )
 def test_headers_and_body_say_the_same(header: str, text: str, field: str, value: Any) -> None:
@@ -94,6 +99,10 @@ def test_repeated_input_headers_add_up() -> None:
         ({"X-Parrot-Defer": "maybe"}, None, "X-Parrot-Defer"),
         ({"X-Parrot-Priority": "1.5"}, None, "X-Parrot-Priority"),
         ({"X-Parrot-Priority": "9" * 30}, None, "X-Parrot-Priority"),
+        ({"X-Parrot-Run": "r" * 257}, None, "X-Parrot-Run"),
+        (None, {"parent": "p" * 257}, "parrot.parent"),
+        (None, {"group": 1}, "parrot.group"),
+        (None, {"group": ["a"]}, "parrot.group"),
         ({"X-Parrot-Input": "justaname"}, None, "X-Parrot-Input"),
         ({"X-Parrot-Input": "1a=x"}, None, "X-Parrot-Input"),
         ({"X-Parrot-Input": "a="}, None, "X-Parrot-Input"),

@@ -13,6 +13,7 @@ from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import COMPLETIONS, Http, http_of
 from serving import until
 
+from parrot_gateway.api.semantic.fields import FIELDS
 from parrot_gateway.core.reference import reference_of
 
 #: Has the form of an id.
@@ -251,6 +252,17 @@ async def test_values_over_the_limit_are_refused(http: Http) -> None:
     assert response.json()["error"]["code"] == "value_too_large"
     listed = (await http.get("/v1/variables", params={"session": "s"})).json()
     assert listed["data"] == []
+
+
+async def test_the_document_has_every_semantic_field_and_header(http: Http) -> None:
+    document = (await http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+    assert set(schemas["SemanticFields"]["properties"]) == set(FIELDS.values())
+    for path, body in (("/v1/completions", "CompletionBody"), ("/v1/chat/completions", "ChatBody")):
+        call = document["paths"][path]["post"]
+        assert {each["name"].lower().encode() for each in call["parameters"]} == set(FIELDS)
+        reference = schemas[body]["properties"]["parrot"]
+        assert reference == {"$ref": "#/components/schemas/SemanticFields"}
 
 
 async def test_the_description_of_the_api_has_all_routes(http: Http) -> None:

@@ -24,6 +24,8 @@ PREFIX = b"x-parrot-"
 MAX_PRIORITY = 1_000_000
 #: Placeholders of one call.
 MAX_INPUTS = 1024
+#: Characters of `run`, `parent` and `group`, which are the client's own.
+MAX_ID_CHARACTERS = 256
 
 
 class Given(NamedTuple):
@@ -50,6 +52,9 @@ class SemanticFields:
     priority: int = 0
     dedupe: bool = True
     name: str = ""
+    run: str | None = None
+    parent: str | None = None
+    group: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +76,9 @@ FIELDS: Mapping[bytes, str] = {
     b"x-parrot-priority": "priority",
     b"x-parrot-dedupe": "dedupe",
     b"x-parrot-name": "name",
+    b"x-parrot-run": "run",
+    b"x-parrot-parent": "parent",
+    b"x-parrot-group": "group",
 }
 
 #: What a semantic body has in it. NOTE: one pass of the expression takes half the time of `in`.
@@ -225,6 +233,13 @@ def _read_text(value: Any, param: str) -> str:
     return value.strip()
 
 
+def _read_id(value: Any, param: str) -> str:
+    text = _read_text(value, param)
+    if len(text) > MAX_ID_CHARACTERS:
+        raise _wrong(param, f"is longer than {MAX_ID_CHARACTERS} characters")
+    return text
+
+
 def _read_bool(value: Any, param: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -264,6 +279,9 @@ _READERS: Mapping[str, Any] = {
     "priority": _read_priority,
     "dedupe": _read_bool,
     "name": _read_text,
+    "run": _read_id,
+    "parent": _read_id,
+    "group": _read_id,
 }
 
 

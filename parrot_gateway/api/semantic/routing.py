@@ -152,6 +152,9 @@ class SemanticCalls:
             priority=fields.priority,
             dedupe=fields.dedupe and context is None,
             name=fields.name,
+            run=fields.run,
+            parent=fields.parent,
+            group=fields.group,
             origin=list(exchange.scope["headers"]),
         )
 

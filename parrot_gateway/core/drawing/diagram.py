@@ -88,6 +88,15 @@ def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> D
     return Diagram(boxes, arrows, chosen.left_out, arrows_left_out)
 
 
+def groups_of(diagram: Diagram) -> dict[str, list[int]]:
+    """Boxes of each declared task group of which more than one is drawn."""
+    groups: dict[str, list[int]] = {}
+    for number, box in enumerate(diagram.boxes):
+        if box.node is not None and box.node.group is not None:
+            groups.setdefault(box.node.group, []).append(number)
+    return {group: members for group, members in groups.items() if len(members) > 1}
+
+
 def left_out_note(diagram: Diagram) -> str:
     """What the picture does not show; empty when it shows everything."""
     told = []

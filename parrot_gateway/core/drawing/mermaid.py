@@ -5,7 +5,13 @@ GitHub draws at most 50,000 characters and 500 arrows; larger graphs are cut to 
 
 from __future__ import annotations
 
-from parrot_gateway.core.drawing.diagram import Box, Diagram, diagram_of, left_out_note
+from parrot_gateway.core.drawing.diagram import (
+    Box,
+    Diagram,
+    diagram_of,
+    groups_of,
+    left_out_note,
+)
 from parrot_gateway.core.drawing.labels import SIGNS, clip, summary
 from parrot_gateway.core.snapshot import GraphSnapshot
 
@@ -51,6 +57,9 @@ def escape(text: str) -> str:
 def _write(snapshot: GraphSnapshot, diagram: Diagram) -> str:
     lines = ["flowchart LR"]
     lines += [f"  n{number}{_box(box)}" for number, box in enumerate(diagram.boxes)]
+    for number, (group, members) in enumerate(groups_of(diagram).items()):
+        lines.append(f'  subgraph g{number}["{escape(clip(f"group {group}", _LABEL_WIDTH))}"]')
+        lines += [*(f"    n{member}" for member in members), "  end"]
     for tail, head, label in diagram.arrows:
         name = f'|"{escape(clip(label, _LABEL_WIDTH))}"|' if label else ""
         lines.append(f"  n{tail} -->{name} n{head}")

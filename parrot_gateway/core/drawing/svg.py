@@ -202,6 +202,8 @@ def _hover(box: Box, now: float) -> str:
         told.append(f"first token after {duration(node.first_token - node.started)}")
     if node.tokens:
         told.append(f"{node.tokens} tokens")
+    if node.group:
+        told.append(f"in group {node.group}")
     if node.engine:
         told.append(f"on {node.engine}")
     if node.failure:

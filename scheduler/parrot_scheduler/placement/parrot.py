@@ -113,7 +113,8 @@ class Parrot:
     def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
         """Remember where its groups are."""
         self._waiting.pop(entry.task.id, None)
-        if self._group_tasks and group_size(entry) > 1:
+        # NOTE: a group of one as well: more members may come.
+        if self._group_tasks and entry.groups:
             self._homes.add(entry, choice.row, pool)
 
     def ended(self, entry: Entry, pool: Pool, now: float) -> None:

@@ -1,0 +1,194 @@
+"""Groups that clients declare: what members are for, and that the scheduler sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parrot_scheduler.event_log import read_step, replay
+from parrot_scheduler.events import TaskSubmitted
+from parrot_scheduler.task import Task
+from semantic_tools import Http, echo
+from serving import serving, until
+from test_executor import ScriptedRunner, service_of, spec
+from test_scheduling import SYSTEM, fills, small_engine
+
+from parrot_gateway.core.objective import LATENCY, THROUGHPUT, parse_objective
+from parrot_gateway.core.purpose import purpose_of
+from parrot_gateway.core.semantic_service import SemanticService
+from parrot_gateway.core.template import Binding
+from parrot_gateway.settings import SchedulerSettings
+
+
+def shown(service: SemanticService, job: Any) -> tuple[str, list[tuple[str, int, str]]]:
+    """What a call is for, and the groups that the scheduler is told of."""
+    service.urgency.update(job)
+    purpose = purpose_of(job, service.urgency, "t")
+    groups = [(g.id.partition("/")[2], g.size, str(g.objective)) for g in purpose.groups]
+    return str(purpose.objective), groups
+
+
+async def test_members_come_and_go() -> None:
+    async with service_of(ScriptedRunner()) as service:
+        session = service.session("t", "s")
+        jobs = []
+        first = service.submit(session, spec("a", group="g"), attended=True)
+        assert shown(service, first) == ("latency", [("group g", 1, "latency")])
+        jobs = [first]
+        jobs += [service.submit(session, spec("b", group="g"), attended=True) for _ in range(2)]
+        other = service.submit(session, spec("c"), attended=True)
+        for job in jobs:
+            assert shown(service, job) == ("throughput", [("group g", 3, "latency")])
+        assert shown(service, other) == ("latency", [])
+        service.executor.cancel(jobs[0])
+        assert shown(service, jobs[1]) == ("throughput", [("group g", 2, "latency")])
+        service.executor.cancel(jobs[2])
+        assert shown(service, jobs[1]) == ("latency", [("group g", 1, "latency")])
+        service.executor.cancel(jobs[1])
+        service.executor.cancel(other)
+        assert service.urgency._declared == {}
+
+
+async def test_an_objective_of_its_own_stays() -> None:
+    async with service_of(ScriptedRunner()) as service:
+        session = service.session("t", "s")
+        ttft = parse_objective("ttft=1s")
+        kinds = [LATENCY, THROUGHPUT, ttft, None]
+        jobs = [
+            service.submit(session, spec("a", group="g", objective=each), attended=True)
+            for each in kinds
+        ]
+        found = [shown(service, job)[0] for job in jobs]
+        assert found == ["latency", "throughput", "ttft=1s", "throughput"]
+        for job in jobs:
+            service.executor.cancel(job)
+
+
+async def test_a_member_that_needs_another_makes_no_group() -> None:
+    """One branch of two calls, both submitted at once: nothing runs side by side."""
+    async with service_of(ScriptedRunner()) as service:
+        session = service.session("t", "s")
+        seed, draft, final = (session.variable(name) for name in ("seed", "draft", "final"))
+        one = service.submit(session, spec("x", draft, group="g", **reading("x", seed.id)))
+        two = service.submit(session, spec("y", final, group="g", **reading("y", draft.id)))
+        service.urgency.begin_wait(final, LATENCY)
+        assert shown(service, one)[0] == shown(service, two)[0] == "latency"
+        more = service.submit(session, spec("z", group="g", **reading("z", seed.id)), attended=True)
+        assert [shown(service, job)[0] for job in (one, two, more)] == ["throughput"] * 3
+        service.urgency.end_wait(final)
+        for job in (one, two, more):
+            service.executor.cancel(job)
+
+
+def reading(name: str, variable: str) -> dict[str, Any]:
+    """Fields of a call whose prompt is one variable."""
+    return {"body": {"prompt": "{{" + name + "}}"}, "inputs": {name: Binding(variable_id=variable)}}
+
+
+async def test_a_deferred_group_is_for_what_its_strongest_reader_wants() -> None:
+    async with service_of(ScriptedRunner()) as service:
+        session = service.session("t", "s")
+        seed = session.variable("seed")
+        outputs = [session.variable(f"o{number}") for number in range(3)]
+        jobs = [
+            service.submit(session, spec("x", output, group="g", **reading("x", seed.id)))
+            for output in outputs
+        ]
+        assert shown(service, jobs[0]) == ("throughput", [("group g", 3, "throughput")])
+        service.urgency.begin_wait(outputs[1], LATENCY)
+        for job in jobs:
+            service.urgency.update(job)
+            assert shown(service, job) == ("throughput", [("group g", 3, "latency")])
+        service.urgency.end_wait(outputs[1])
+        for job in jobs:
+            service.executor.cancel(job)
+
+
+async def test_groups_end_with_their_session() -> None:
+    runner = ScriptedRunner()
+    runner.act = runner.hang
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        for number in range(4):
+            service.submit(session, spec("a", group=f"g{number % 2}"), attended=True)
+        service.close_session(session)
+        assert service.urgency._declared == {}
+
+
+async def grouped(tmp_path: Path, group: str | None) -> tuple[list[Task], dict[str, Any]]:
+    """Four plain calls with one prompt, each with a client of its own; then the tasks as the
+    scheduler was told of them, and the session's graph, with how many calls each engine got."""
+    log = tmp_path / "decisions.jsonl"
+    scripted = [small_engine(4, automatic=False) for _ in range(2)]
+    for engine in scripted:
+        echo(engine)
+    settings = SchedulerSettings(record=log)
+    async with serving(*scripted, scheduler=settings) as service, Http(service) as http:
+        fields = {"session": "s", "run": "r1", "parent": "p1"}
+        if group is not None:
+            fields["group"] = group
+
+        async def call(number: int) -> int:
+            text = f"{SYSTEM}{number}"
+            return (await http.call("/v1/completions", text, parrot=fields)).status_code
+
+        calls = []
+        for number in range(4):
+            calls.append(asyncio.create_task(call(number)))
+            await until(lambda: sum(map(fills, scripted)) == len(calls))
+        at = [fills(engine) for engine in scripted]
+        for engine in scripted:
+            engine.automatic = True
+            engine.step()
+        assert await asyncio.gather(*calls) == [200] * 4
+        graph = (await http.get("/v1/sessions/s/graph")).json()
+        one = (await http.get(f"/v1/calls/{graph['calls'][0]['id']}")).json()
+        assert {key: one[key] for key in ("run", "parent", "group")} == {
+            "run": "r1",
+            "parent": "p1",
+            "group": group,
+        }
+        await service.gateway.close()
+    lines = log.read_text().splitlines()
+    decided = [line for line in lines if line.startswith('{"actions"')]
+    assert list(replay(line for line in lines if not line.startswith('{"actions"'))) == decided
+    events = [e for line in lines if line.startswith('{"now"') for e in read_step(line).events]
+    tasks = [event.task for event in events if isinstance(event, TaskSubmitted)]
+    return tasks, graph | {"at": sorted(at)}
+
+
+async def test_the_scheduler_sees_a_declared_group(tmp_path: Path) -> None:
+    tasks, graph = await grouped(tmp_path, "maps")
+    assert len(tasks) == 4
+    (name,) = {group.id.partition("/")[2] for task in tasks for group in task.groups}
+    assert name == "group maps"
+    # The first one had no company yet, and was not slowed down.
+    assert [task.groups[0].size for task in tasks] == [1, 2, 3, 4]
+    kinds = [task.objective.kind for task in tasks]
+    assert kinds == ["latency", "throughput", "throughput", "throughput"]
+    assert {call["group"] for call in graph["calls"]} == {"maps"}
+    assert {call["run"] for call in graph["calls"]} == {"r1"}
+    # They share their prompt and are together, where calls that are no group are spread.
+    assert max(graph["at"]) > 2
+    assert sum(call["placement"].startswith("group of 2") for call in graph["calls"]) >= 2
+
+
+async def test_calls_without_a_group_are_spread(tmp_path: Path) -> None:
+    tasks, graph = await grouped(tmp_path, None)
+    assert {task.groups for task in tasks} == {()}
+    assert {task.objective.kind for task in tasks} == {"latency"}
+    assert graph["at"] == [2, 2]
+
+
+@pytest.mark.parametrize("field", ["run", "parent", "group"])
+async def test_too_long_ids_are_refused_by_name(field: str) -> None:
+    async with serving(small_engine()) as service, Http(service) as http:
+        answer = await http.call("/v1/completions", "a", parrot={field: "x" * 257})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == f"parrot.{field}"
+        header = {f"X-Parrot-{field.title()}": "x" * 257}
+        body = {"model": "m", "prompt": "a"}
+        answer = await http.post("/v1/completions", json=body, headers=header)
+        assert answer.json()["error"]["param"] == f"X-Parrot-{field.title()}"
