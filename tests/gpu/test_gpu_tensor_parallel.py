@@ -1,9 +1,11 @@
-"""A model over two GPUs says what it says on one; a lost process ends the engine."""
+"""A model over several GPUs says what it says on one; a lost process ends the engine."""
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
 
 from checkpoints import CONFIGS, make_checkpoint
+from parrot_engine.builtin.collective import PeerMemory
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.protocol import Fill, Generate, SamplingParams
@@ -76,7 +79,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wide enough heads for the kernels."""
     config = CONFIGS["llama"]
     config = type(config).from_dict(
-        {**config.to_dict(), "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+        {
+            **config.to_dict(),
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "head_dim": 64,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+        }
     )
     return make_checkpoint(tmp_path_factory.mktemp("ranks"), config)
 
@@ -88,14 +98,29 @@ def expected(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("peer_memory", [True, False])
-@pytest.mark.parametrize("cuda_graphs", ["auto", "off"])
-def test_two_gpus_say_what_one_says(
-    folder: Path, expected: list[list[int]], cuda_graphs: str, peer_memory: bool
+@pytest.mark.parametrize("cuda_graphs", ["lazy", "off"])
+@pytest.mark.parametrize("size", [size for size in (2, 4) if size <= torch.cuda.device_count()])
+def test_several_gpus_say_what_one_says(
+    folder: Path, expected: list[list[int]], size: int, cuda_graphs: str, peer_memory: bool
 ) -> None:
-    said = conversation(
-        folder, "float32", tensor_parallel=2, cuda_graphs=cuda_graphs, peer_memory=peer_memory
-    )
+    # A process can exchange peer memory once.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        said = process.submit(
+            conversation,
+            folder,
+            "float32",
+            tensor_parallel=size,
+            cuda_graphs=cuda_graphs,
+            peer_memory=peer_memory,
+        ).result(timeout=110)
     assert said == expected
+
+
+def test_a_second_engine_of_a_process_does_without_peer_memory(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PeerMemory, "was_exchanged", True)
+    assert conversation(folder, "float32", tensor_parallel=2, cuda_graphs="lazy") == expected
 
 
 def test_a_cache_sized_from_memory_is_the_same_on_both(folder: Path) -> None:

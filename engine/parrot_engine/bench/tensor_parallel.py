@@ -4,21 +4,21 @@ Random weights in the shape of a well-known model, greedy decodes with contexts 
 steps as the engine runs them (batcher, plan, graphs, sampling): the wall clock of consecutive
 steps divided by their number, as in `parrot_engine.bench.steps`. One GPU is measured in the same
 run; `gain` is its time over that of several. Of large shapes `--layers` takes the first ones, so
-that one GPU can hold them: what is measured then is a part of the model, for both alike.
+that one GPU can hold them: what is measured then is a part of the model, for both alike. Each way
+runs in a process of its own, as a process can exchange peer memory only once.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from parrot_engine.bench.device import Limits
 from parrot_engine.bench.steps import Bench, time_decode
@@ -30,6 +30,8 @@ from parrot_engine.hub import resolve_model, shape_names
 _BLOCK_SIZE = 64
 _CONTEXT = 576
 _BATCHES = (1, 64)
+#: For one way: loading, compiling and measuring.
+_TIMEOUT_S = 600.0
 
 
 class Way(NamedTuple):
@@ -73,9 +75,6 @@ def measure(folder: Path, way: Way, batches: Sequence[int]) -> dict[int, dict[st
         return {batch: time_decode(bench, batch, _CONTEXT, 0, graphs=True) for batch in batches}
     finally:
         engine.close()
-        del engine
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def _cut(folder: Path, layers: int | None, into: Path) -> Path:
@@ -103,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = _cut(folder, options.layers, Path(cut))
         alone: dict[int, dict[str, float]] = {}
         for way in ways:
-            found = measure(folder, way, options.batches)
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                found = process.submit(measure, folder, way, options.batches).result(_TIMEOUT_S)
             alone = alone or found
             for batch, entry in found.items():
                 line = {

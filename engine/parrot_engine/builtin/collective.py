@@ -17,6 +17,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,14 @@ _ENVIRONMENT = MappingProxyType(
 
 
 class PeerMemory:
-    """A buffer on each GPU that all others read."""
+    """A buffer on each GPU that all others read; one in the life of a process.
+
+    torch numbers the exchanges of a process through its whole life, and ranks meet under that
+    number: one that has exchanged memory before would wait for ever for others that have not.
+    """
+
+    #: Whether this process exchanged memory, or began to.
+    was_exchanged: ClassVar[bool] = False
 
     def __init__(self, num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
         """Make and exchange it; every rank does.
@@ -55,6 +63,7 @@ class PeerMemory:
         Raises:
             RuntimeError: the GPUs cannot reach each other's memory.
         """
+        PeerMemory.was_exchanged = True
         # Part of torch on CUDA only.
         from torch.distributed import _symmetric_memory as symmetric_memory
 
@@ -115,6 +124,10 @@ class TorchCollective:
         """Sum few tokens of `dtype` through peer memory, where that works for every rank."""
         num_bytes = PEER_BYTES.get(self.shard.size)
         if self._device.type != "cuda" or num_bytes is None or dtype not in _PEER_DTYPES:
+            return False
+        # All ranks exchange, or none does.
+        if not self.least(not PeerMemory.was_exchanged):
+            _log.warning("a rank's process was in such a group before: sums go through NCCL")
             return False
         try:
             peers = PeerMemory(num_bytes, dtype, self._device)
