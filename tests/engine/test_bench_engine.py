@@ -18,6 +18,7 @@ from parrot_engine.bench.engine_cases import GROUPS, Bench
 from parrot_engine.bench.engine_prompts import QUICK, Prompts, PromptSource, Sizes
 from parrot_engine.bench.engine_report import table
 from parrot_engine.bench.engine_results import BenchError, CaseResult, Figure
+from parrot_engine.bench.engine_subjects import ParrotSubject
 from parrot_engine.hub import resolve_model
 from parrot_engine.models.loader import read_model_config
 
@@ -275,3 +276,28 @@ def test_figures_and_table() -> None:
     ]
     assert lines[2].split() == ["decode-1", "step", "ms", "5", "40", "%", "4", "80", "%", "7"]
     assert lines[3].split() == ["decode-1", "rate", "tok/s", "50", "100", "50", "%", "-"]
+
+
+def test_the_papers_assistant(
+    shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch's attention has no switch; what is switched is tested with the kernels.
+    monkeypatch.setattr(ParrotSubject, "shares", True)
+    file = tmp_path / "copilot.json"
+    run(
+        capsys,
+        *("--model", str(shape), "--dummy-weights", "--device", "cpu", "--quick"),
+        *("--cases", "copilot", "--slots", "2", "16", "--num-blocks", "32", "--json", str(file)),
+    )
+    cases = {case["case"]: case for case in json.loads(file.read_text())["cases"]}
+    assert {case["requests"] for case in cases.values() if "requests" in case} == {6}
+    shared, paged, alone = (cases[f"copilot-2{way}"] for way in ("", "-paged", "-alone"))
+    assert shared["distinct_tokens"] == paged["distinct_tokens"] < alone["distinct_tokens"]
+    over = paged["figures"]["over_shared"]["median"]
+    latencies = [case["figures"]["latency_mean"]["median"] for case in (paged, shared)]
+    assert over == pytest.approx(latencies[0] / latencies[1])
+    # That was for other sizes.
+    assert "printed_in_paper" not in paged["figures"]
+    # Six prompts of some 110 tokens do not fit into 32 blocks of 16 unless they share.
+    assert "skipped" in cases["copilot-16-alone"]
+    assert "skipped" not in cases["copilot-16"]

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ from parrot_engine.progress import say
 _PEER_TIMEOUT_S = 3600
 
 #: Cases that need more than a peer offers.
-_OWN_CASES = ("unshared", "load")
+_OWN_CASES = ("unshared", "load", "copilot")
+
+#: Minutes long, and of interest for one model only: on demand.
+_LONG_CASES = ("copilot",)
 
 #: Options of the command line that are options of the engine.
 _ENGINE_OPTIONS = (
@@ -101,9 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cases",
         type=lambda text: text.split(","),
-        default=list(GROUPS),
+        default=[name for name in GROUPS if name not in _LONG_CASES],
         metavar="NAME,NAME,…",
-        help=f"of {', '.join(GROUPS)} (default: all)",
+        help=f"of {', '.join(GROUPS)} (default: all but {', '.join(_LONG_CASES)})",
     )
     parser.add_argument("--quick", action="store_true", help="small cases, to try it out")
     parser.add_argument(
@@ -116,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the same cases on other engines that are installed: {', '.join(PEERS)}",
     )
     parser.add_argument("--repetitions", type=int, default=2, help="of each case (default: 2)")
+    parser.add_argument("--slots", type=int, nargs="+", help="requests at once of the case copilot")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and random weights")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, … (default: auto)")
@@ -286,7 +291,8 @@ def _run_peer(parsed: argparse.Namespace, peer: str, dtype: str) -> list[CaseRes
 
 
 def _sizes(parsed: argparse.Namespace) -> Sizes:
-    return QUICK if parsed.quick else Sizes()
+    sizes = QUICK if parsed.quick else Sizes()
+    return replace(sizes, slots=tuple(parsed.slots)) if parsed.slots else sizes
 
 
 def _limits(device: torch.device) -> Limits | None:

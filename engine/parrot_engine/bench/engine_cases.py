@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from parrot_engine.bench.engine_bounds import Bounds
+from parrot_engine.bench.engine_copilot import (
+    PRINTED_ALONE,
+    PRINTED_PAGED,
+    copilot_prompts,
+    mean_ms,
+    needed_tokens,
+    run_slots,
+)
 from parrot_engine.bench.engine_load import run_load
 from parrot_engine.bench.engine_prompts import Prompts, PromptSource, Sizes
 from parrot_engine.bench.engine_results import BenchError, CaseResult, Figure
@@ -283,6 +292,39 @@ def _load(bench: Bench) -> Iterator[CaseResult]:
         )
 
 
+def _copilot(bench: Bench) -> Iterator[CaseResult]:
+    """The paper's figure 14, with its printed ratios."""
+    subject = bench.subject
+    if not isinstance(subject, ParrotSubject):
+        yield bench.skip("copilot", "measured for this engine only")
+        return
+    for slots in bench.sizes.slots:
+        case, shared_ms = f"copilot-{slots}", 0.0
+        for way, printed in (("", {}), ("-paged", PRINTED_PAGED), ("-alone", PRINTED_ALONE)):
+            alone = way == "-alone"
+            prompts = copilot_prompts(bench.source, bench.sizes, case + way, alone=alone)
+            if way == "-paged" and not subject.shares:
+                yield bench.skip(case + way, "sharing cannot be switched off here")
+                continue
+            room, needed = subject.cache_tokens, needed_tokens(prompts, slots, alone=alone)
+            longest = subject.max_context_tokens
+            if longest is not None and prompts.longest > longest:
+                yield bench.skip(case + way, f"contexts of {prompts.longest}; allowed {longest}")
+                continue
+            if room is not None and needed > room:
+                yield bench.skip(case + way, f"{needed} tokens; the KV cache holds {room}")
+                continue
+            with subject.without_sharing() if way == "-paged" else nullcontext():
+                latency_ms = mean_ms(run_slots(subject.llm, prompts, slots))
+            figures = [Figure("latency_mean", "ms", (latency_ms,))]
+            shared_ms = shared_ms or latency_ms
+            if way:
+                figures.append(Figure("over_shared", "x", (latency_ms / shared_ms,)))
+            if slots in printed:
+                figures.append(Figure("printed_in_paper", "x", (printed[slots],)))
+            yield bench.result(case + way, prompts, *figures)
+
+
 #: By the names of `--cases`, in the order in which they run.
 GROUPS: dict[str, _Group] = {
     "decode": _decode,
@@ -293,6 +335,7 @@ GROUPS: dict[str, _Group] = {
     "prefill": _prefill,
     "mixed": _mixed,
     "load": _load,
+    "copilot": _copilot,
 }
 
 

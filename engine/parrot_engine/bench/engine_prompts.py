@@ -6,6 +6,7 @@ The same seed, name and number give the same prompts, for every engine that is m
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ class Sizes:
     #: Shares of the capacity at which requests arrive, and for how long.
     loads: tuple[float, ...] = (0.3, 0.6, 0.9)
     load_s: float = 8.0
+    #: Requests at once of the paper's chat assistant.
+    slots: tuple[int, ...] = (8, 16, 32, 64)
+    is_quick: bool = False
 
 
 #: For trying out, and for small models on a CPU.
@@ -64,6 +68,8 @@ QUICK = Sizes(
     writes=(2, 16),
     loads=(0.5,),
     load_s=2.0,
+    slots=(4,),
+    is_quick=True,
 )
 
 
@@ -142,6 +148,31 @@ class PromptSource:
                     ids.append(prefix + self._ids(draw, own))
                     segments.append(Segment(len(prefix), own))
         return Prompts(ids, [tokens] * len(ids), segments)
+
+    def behind(
+        self, name: str, system: int, own: Sequence[int], tokens: Sequence[int], *, alone: bool
+    ) -> Prompts:
+        """Prompts of one beginning, or each (`alone`) of one of its own, in random order.
+
+        Args:
+            name: of the case.
+            system: tokens of the beginning.
+            own: tokens of each behind it.
+            tokens: to generate of each.
+            alone: nothing is shared.
+        """
+        draw = self._generator(name, 0)
+        own, tokens = draw.permutation(own).tolist(), draw.permutation(tokens).tolist()
+        common = self._ids(draw, system)
+        ids = [
+            (self._ids(draw, system) if alone else common) + self._ids(draw, length)
+            for length in own
+        ]
+        if alone:
+            segments = [Segment(0, system + length) for length in own]
+        else:
+            segments = [Segment(0, system), *(Segment(system, length) for length in own)]
+        return Prompts(ids, list(tokens), segments)
 
     def mixed(self, name: str, number: int, count: int, sizes: Sizes) -> Prompts:
         """`count` independent prompts of all lengths, with all lengths of output."""
