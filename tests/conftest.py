@@ -25,6 +25,12 @@ HEARTBEAT_S = 0.5
 DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """No benchmarks: LangChain's tests bring a plugin that would print one of theirs."""
+    if hasattr(config.option, "benchmark_disable"):
+        config.option.benchmark_disable = True
+
+
 @pytest.fixture(scope="session")
 def demo() -> Iterator[GatewayProcess]:
     """A gateway with the demo model on a real engine process, behind a key."""

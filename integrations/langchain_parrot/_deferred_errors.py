@@ -1,6 +1,6 @@
 """What a deferred text raises when it has no value, each with the way out in its message.
 
-DeferredError                a LangChainException
+DeferredError                a ParrotError
 ├── DeferredFailedError      the call that was to write it failed, or something before it did
 ├── DeferredCancelledError   that call was cancelled, or its session deleted
 ├── DeferredExpiredError     the gateway does not know the reference any more
@@ -10,22 +10,26 @@ DeferredError                a LangChainException
 
 from __future__ import annotations
 
-from langchain_core.exceptions import LangChainException
+from langchain_core.exceptions import ModelConnectionError, ModelTimeoutError
+
+from langchain_parrot._errors import ParrotError
 
 
-class DeferredError(LangChainException):
+class DeferredError(ParrotError):
     """A deferred text has no value.
 
     Args:
         message: what happened and what to do.
-        reference: of the text.
+        reference: of the text; None where a call names another one that it needed.
         code: the gateway's error code, where it gave one.
     """
 
     #: Whether asking again would answer the same.
     is_final = False
 
-    def __init__(self, message: str, *, reference: str, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, reference: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.reference = reference
         self.code = code
@@ -49,9 +53,9 @@ class DeferredExpiredError(DeferredError):
     is_final = True
 
 
-class DeferredTimeoutError(DeferredError, TimeoutError):
+class DeferredTimeoutError(DeferredError, ModelTimeoutError, TimeoutError):
     """The text was not here at the end of the wait; its call goes on."""
 
 
-class DeferredUnreachableError(DeferredError, ConnectionError):
+class DeferredUnreachableError(DeferredError, ModelConnectionError, ConnectionError):
     """The gateway gave no answer."""

@@ -1,0 +1,181 @@
+"""LangChain messages to OpenAI's wire form, and answers back to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    InvalidToolCall,
+    ToolCall,
+    convert_to_openai_messages,
+)
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
+from langchain_core.output_parsers.openai_tools import make_invalid_tool_call, parse_tool_call
+
+#: Blocks of an assistant's content that have no place in chat completions: what it thought, and
+#: calls, which are in `tool_calls`.
+_NOT_CONTENT = frozenset(
+    {
+        "reasoning",
+        "thinking",
+        "redacted_thinking",
+        "tool_call",
+        "tool_call_chunk",
+        "invalid_tool_call",
+        "function_call",
+    }
+)
+
+
+def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """The `messages` of a request body.
+
+    Texts, images, audio and files go in OpenAI's form, whatever form of LangChain's they had.
+    Deferred texts go as references.
+    """
+    wire: list[dict[str, Any]] = []
+    for message in messages:
+        converted = convert_to_openai_messages([_prepared(message)])
+        for one in converted:
+            if one["role"] == "tool":
+                # OpenAI's tool messages have no name; strict servers refuse one.
+                one.pop("name", None)
+        if isinstance(message, AIMessage) and message.invalid_tool_calls:
+            # The model sees what it wrote, and the answer to it has something to belong to.
+            calls = [_invalid_on_wire(call) for call in message.invalid_tool_calls]
+            converted[0].setdefault("tool_calls", []).extend(calls)
+        wire.extend(converted)
+    return wire
+
+
+def plain(text: str) -> str:
+    """The reference of a deferred text, any other as it is; never waits."""
+    reference = getattr(text, "reference", None)
+    return reference if isinstance(reference, str) else text
+
+
+def _prepared(message: BaseMessage) -> BaseMessage:
+    """What langchain_core can convert: without deferred texts and what is no content."""
+    content = message.content
+    prepared: Any
+    if isinstance(content, str):
+        prepared = plain(content)
+    else:
+        prepared = [
+            _plain_block(block)
+            for block in content
+            if isinstance(block, str)
+            or not isinstance(message, AIMessage)
+            or block.get("type") not in _NOT_CONTENT
+        ]
+    return message.model_copy(update={"content": prepared})
+
+
+def _plain_block(block: str | dict[str, Any]) -> str | dict[str, Any]:
+    if isinstance(block, str):
+        return plain(block)
+    text = block.get("text")
+    return {**block, "text": plain(text)} if isinstance(text, str) else block
+
+
+def _invalid_on_wire(call: InvalidToolCall) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": call["args"]}
+    return {"type": "function", "id": call["id"], "function": function}
+
+
+def _additional(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a message or a delta, what LangChain keeps beside the content."""
+    additional: dict[str, Any] = {}
+    # vLLM's newer name is `reasoning`; DeepSeek's and SGLang's is the other.
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        additional["reasoning_content"] = reasoning
+    for name in ("refusal", "audio"):
+        if message.get(name):
+            additional[name] = message[name]
+    return additional
+
+
+def to_message(answered: Mapping[str, Any], usage: UsageMetadata | None) -> AIMessage:
+    """The message of one choice of an answer.
+
+    A tool call whose arguments are no JSON object is among the message's `invalid_tool_calls`.
+    """
+    calls: list[ToolCall] = []
+    invalid: list[InvalidToolCall] = []
+    for raw in answered.get("tool_calls") or ():
+        try:
+            call = parse_tool_call(raw, return_id=True)
+        except OutputParserException as error:
+            invalid.append(make_invalid_tool_call(raw, str(error)))
+            continue
+        if call is None:
+            # A call of a tool of one's own form, which this package offers none of.
+            continue
+        if isinstance(call["args"], dict):
+            calls.append(ToolCall(name=call["name"], args=call["args"], id=call["id"]))
+        else:
+            invalid.append(make_invalid_tool_call(raw, "The arguments are no JSON object."))
+    return AIMessage(
+        content=answered.get("content") or "",
+        tool_calls=calls,
+        invalid_tool_calls=invalid,
+        additional_kwargs=_additional(answered),
+        usage_metadata=usage,
+    )
+
+
+def to_chunk(delta: Mapping[str, Any]) -> AIMessageChunk:
+    """The piece of a message in one event of a stream."""
+    return AIMessageChunk(
+        content=delta.get("content") or "",
+        tool_call_chunks=[_call_chunk(raw) for raw in delta.get("tool_calls") or ()],
+        additional_kwargs=_additional(delta),
+    )
+
+
+def _call_chunk(raw: Mapping[str, Any]) -> ToolCallChunk:
+    function = raw.get("function") or {}
+    return tool_call_chunk(
+        name=function.get("name"),
+        args=function.get("arguments"),
+        id=raw.get("id"),
+        index=raw.get("index"),
+    )
+
+
+def to_usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
+    """Tokens in LangChain's words; what the prefix cache spared is `cache_read`."""
+    if not usage:
+        return None
+    asked = usage.get("prompt_tokens") or 0
+    answered = usage.get("completion_tokens") or 0
+    metadata = UsageMetadata(
+        input_tokens=asked,
+        output_tokens=answered,
+        total_tokens=usage.get("total_tokens") or asked + answered,
+    )
+    of_prompt = usage.get("prompt_tokens_details") or {}
+    inputs = {
+        "cache_read": of_prompt.get("cached_tokens"),
+        "cache_creation": of_prompt.get("cache_write_tokens"),
+        "audio": of_prompt.get("audio_tokens"),
+    }
+    if any(count is not None for count in inputs.values()):
+        known = {name: count for name, count in inputs.items() if count is not None}
+        metadata["input_token_details"] = InputTokenDetails(**known)  # type: ignore[typeddict-item]
+    of_answer = usage.get("completion_tokens_details") or {}
+    outputs = {
+        "reasoning": of_answer.get("reasoning_tokens"),
+        "audio": of_answer.get("audio_tokens"),
+    }
+    if any(count is not None for count in outputs.values()):
+        known = {name: count for name, count in outputs.items() if count is not None}
+        metadata["output_token_details"] = OutputTokenDetails(**known)  # type: ignore[typeddict-item]
+    return metadata

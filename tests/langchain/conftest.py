@@ -1,0 +1,24 @@
+"""One gateway in front of the scripted model, for each module that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness.processes import API_KEY, GatewayProcess, upstream_settings
+from scripted_model import ScriptedModel
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[ScriptedModel]:
+    """The scripted model itself, for what a test wants to know of the calls it got."""
+    with ScriptedModel() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(scripted: ScriptedModel) -> Iterator[GatewayProcess]:
+    """A gateway with a key in front of the scripted model."""
+    config = {"upstreams": [upstream_settings("behind", scripted.base_url)]}
+    with GatewayProcess(config=config, api_key=API_KEY) as process:
+        yield process

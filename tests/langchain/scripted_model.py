@@ -1,0 +1,274 @@
+"""A model of a few rules behind OpenAI's routes: it plays dialogues sensibly and always the same.
+
+- Tools are offered, may be called, and the last message is a person's: it calls the one that
+  `tool_choice` names, else the one that the question names, else the first, with arguments read
+  from the question.
+- `response_format` wants a schema: it writes a document of that schema; any JSON: an object of the
+  keys that the question has in quotes.
+- Else it says what it was asked. `/v1/completions` goes on with the prompt's last word.
+
+Tokens are words. It counts all but the last one of a prompt as cached, and one as thought about;
+a model whose name has `thinking` in it says what it thinks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+MODEL = "scripted"
+OTHER_MODEL = "scripted-two"
+THINKING_MODEL = "scripted-thinking"
+
+Body = dict[str, Any]
+
+
+# -- what it answers --------------------------------------------------------------------------
+
+
+def text_of(message: Body) -> str:
+    """The text of a message, parts joined."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text", f"<{part['type']}>") for part in content)
+
+
+def document_of(schema: Body, question: str, root: Body | None = None) -> Any:
+    """A valid document of a JSON schema, with numbers and quoted words of the question in it."""
+    root = schema if root is None else root
+    numbers = iter([*re.findall(r"-?\d+", question), *("7",) * 100])
+    words = iter([*re.findall(r"['\"](.+?)['\"]", question), *[question.strip(" .?")] * 100])
+
+    def fill(part: Body) -> Any:
+        if "$ref" in part:
+            name = part["$ref"].rpartition("/")[2]
+            return fill(root.get("$defs", root.get("definitions", {}))[name])
+        if "const" in part:
+            return part["const"]
+        if "enum" in part:
+            return part["enum"][0]
+        for kind in ("anyOf", "oneOf", "allOf"):
+            if kind in part:
+                return fill(part[kind][0])
+        kind = part.get("type", "object")
+        if kind == "object":
+            return {name: fill(below) for name, below in part.get("properties", {}).items()}
+        if kind == "array":
+            return [fill(part["items"])]
+        if kind == "integer":
+            return int(next(numbers))
+        if kind == "number":
+            return float(next(numbers))
+        return {"boolean": True, "null": None}.get(kind) if kind != "string" else next(words)
+
+    return fill(schema)
+
+
+def message_for(body: Body) -> Body:
+    """The assistant's message that answers a chat body."""
+    last = body["messages"][-1]
+    question = text_of(last)
+    said: Body = {"role": "assistant", "content": None, "refusal": None}
+    if "thinking" in body["model"]:
+        said["reasoning_content"] = "Let me see."
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
+    choice = body.get("tool_choice") or "auto"
+    if tools and choice != "none" and last["role"] == "user":
+        named = choice["function"]["name"] if isinstance(choice, dict) else None
+        asked = next((name for name in tools if re.search(rf"\b{name}\b", question)), None)
+        tool = tools[named or asked or next(iter(tools))]
+        arguments = document_of(tool.get("parameters") or {"type": "object"}, question)
+        function = {"name": tool["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+        said["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+        return said
+    wanted = body.get("response_format") or {"type": "text"}
+    if wanted["type"] == "json_schema":
+        text = json.dumps(document_of(wanted["json_schema"]["schema"], question))
+    elif wanted["type"] == "json_object":
+        text = json.dumps(dict.fromkeys(re.findall(r"['\"`](\w+)['\"`]", question), "cats"))
+    else:
+        text = f"You said: {question}"
+    said["content"] = cut_at_stop(text, body)
+    return said
+
+
+def cut_at_stop(text: str, body: Body) -> str:
+    """The text without the first stop sequence and what follows it."""
+    stop = body.get("stop") or []
+    for sequence in [stop] if isinstance(stop, str) else stop:
+        text = text.partition(sequence)[0]
+    return text
+
+
+def usage_of(asked: str, answered: str) -> Body:
+    """Tokens are words."""
+    prompt, completion = len(asked.split()), max(1, len(answered.split()))
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": max(0, prompt - 1)},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+
+
+# -- how it goes over the wire ----------------------------------------------------------------
+
+
+def chat_answer(body: Body) -> tuple[Body, Body]:
+    """Head of the answer, with usage, and its only choice."""
+    message = message_for(body)
+    asked = " ".join(text_of(each) for each in body["messages"])
+    answered = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    head = {
+        "id": "chatcmpl-scripted",
+        "object": "chat.completion",
+        "created": 1,
+        "model": body["model"],
+        "system_fingerprint": "fp_scripted",
+        "usage": usage_of(asked, answered),
+    }
+    return head, {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+
+
+def deltas_of(message: Body) -> Iterator[Body]:
+    """A message in pieces."""
+    yield {"role": "assistant", "content": ""}
+    if "reasoning_content" in message:
+        yield from (
+            {"reasoning_content": piece} for piece in pieces_of(message["reasoning_content"])
+        )
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"]
+        begin = {**call, "index": index, "function": {**function, "arguments": ""}}
+        yield {"tool_calls": [begin]}
+        for piece in pieces_of(function["arguments"]):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+    yield from ({"content": piece} for piece in pieces_of(message["content"] or ""))
+
+
+def pieces_of(text: str) -> list[str]:
+    """Words with the blanks before them."""
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def events(body: Body, head: Body, choices: list[Body]) -> Iterator[str]:
+    """A stream of choices, with usage if it is asked for."""
+    usage = head.pop("usage")
+    for choice in choices:
+        yield f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def chat_events(body: Body) -> Iterator[str]:
+    """The stream of a chat body."""
+    head, choice = chat_answer(body)
+    head["object"] = "chat.completion.chunk"
+    begin = {"index": 0, "logprobs": None}
+    choices = [
+        {**begin, "delta": delta, "finish_reason": None} for delta in deltas_of(choice["message"])
+    ]
+    end = {**begin, "delta": {}, "finish_reason": choice["finish_reason"]}
+    return events(body, head, [*choices, end])
+
+
+def completion_answer(body: Body) -> Body:
+    """The answer to a body of `/v1/completions`: `n` texts for each prompt."""
+    prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
+    texts = [
+        cut_at_stop(f" after {prompt.split()[-1]} ({number})", body)
+        for prompt in prompts
+        for number in range(body.get("n") or 1)
+    ]
+    return {
+        "id": "cmpl-scripted",
+        "object": "text_completion",
+        "created": 1,
+        "model": body["model"],
+        "choices": [
+            {"index": index, "text": text, "logprobs": None, "finish_reason": "stop"}
+            for index, text in enumerate(texts)
+        ],
+        "usage": usage_of(" ".join(prompts), " ".join(texts)),
+    }
+
+
+def completion_events(body: Body) -> Iterator[str]:
+    """The stream of a body with one prompt."""
+    head = completion_answer(body)
+    (choice,) = head.pop("choices")
+    choices = [
+        {**choice, "text": piece, "finish_reason": None} for piece in pieces_of(choice["text"])
+    ]
+    return events(body, head, [*choices, {**choice, "text": ""}])
+
+
+@dataclass
+class ScriptedModel:
+    """The server, on a thread of its own; a context manager.
+
+    Attributes:
+        bodies: of the calls so far.
+    """
+
+    bodies: list[Body] = field(default_factory=list)
+
+    def __enter__(self) -> ScriptedModel:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._server = uvicorn.Server(uvicorn.Config(self._app(), log_level="warning"))
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._socket.close()
+
+    @property
+    def base_url(self) -> str:
+        """What goes into `OPENAI_BASE_URL`."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+
+    def _app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/v1/models")
+        async def models() -> Body:
+            names = (MODEL, OTHER_MODEL, THINKING_MODEL)
+            data = [
+                {"id": name, "object": "model", "created": 1, "owned_by": "tests"} for name in names
+            ]
+            return {"object": "list", "data": data}
+
+        @app.post("/v1/chat/completions")
+        async def chat(request: Request) -> Any:
+            body = await request.json()
+            self.bodies.append(body)
+            if body.get("stream"):
+                return StreamingResponse(chat_events(body), media_type="text/event-stream")
+            head, choice = chat_answer(body)
+            return JSONResponse({**head, "choices": [choice]})
+
+        @app.post("/v1/completions")
+        async def completions(request: Request) -> Any:
+            body = await request.json()
+            self.bodies.append(body)
+            if body.get("stream"):
+                return StreamingResponse(completion_events(body), media_type="text/event-stream")
+            return JSONResponse(completion_answer(body))
+
+        return app
