@@ -17,6 +17,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import Generation
 from langchain_core.tracers.context import register_configure_hook
 
+from langchain_parrot._inline import ignore_events
 from langchain_parrot.deferred import DeferredText, anything_pending, resolve_message
 
 
@@ -28,6 +29,10 @@ class ParserHandler(BaseCallbackHandler):
 
     #: A text without a value is an error of the chain.
     raise_error = True
+
+    def __init__(self) -> None:
+        ignore_events(self)
+        vars(self).pop("on_chain_start")
 
     @property
     def ignore_chain(self) -> bool:

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_parrot._resolver import GatewayResolver
 from langchain_parrot.deferred import DeferredText, deferred_generation, deferred_message
+from langchain_parrot.linking import fields_of_run
 from pydantic import Field
 
 
@@ -91,7 +92,7 @@ class DeferringChat(BaseChatModel):
         for_wire = [
             message.model_copy(update={"content": f"{message.content}"}) for message in messages
         ]
-        fields = dict(self.parrot)
+        fields = {**fields_of_run(run_manager), **self.parrot}
         if self.defer:
             fields["defer"] = True
         return {

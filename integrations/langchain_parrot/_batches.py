@@ -1,0 +1,122 @@
+"""Which runs were started by one `batch`, `abatch` or one of their `…_as_completed`.
+
+LangChain gives each input of a batch a run of its own and tells no callback that they belong
+together. So the methods that fan out are wrapped: while one runs, a context variable, which the
+threads and tasks of its inputs inherit, names the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from langchain_core.language_models import BaseLLM
+from langchain_core.runnables import Runnable, RunnableSequence
+from langchain_core.runnables.configurable import DynamicRunnable
+
+
+class Batch:
+    """One call of a batch method.
+
+    Attributes:
+        id: of its own.
+        outermost: id of the batch in which it all began; its own if it is that.
+    """
+
+    __slots__ = ("id", "outermost")
+
+    def __init__(self, around: Batch | None) -> None:
+        self.outermost: str
+        self.id = str(uuid.uuid4())
+        self.outermost = self.id if around is None else around.outermost
+
+
+_batch: ContextVar[Batch | None] = ContextVar("langchain_parrot_batch", default=None)
+
+
+def current_batch() -> Batch | None:
+    """The innermost batch whose input is worked on here."""
+    return _batch.get()
+
+
+@contextmanager
+def _fan_out(inputs: Sized) -> Iterator[None]:
+    if len(inputs) < 2:
+        yield
+        return
+    token = _batch.set(Batch(_batch.get()))
+    try:
+        yield
+    finally:
+        _batch.reset(token)
+
+
+def _wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def batch(self: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        with _fan_out(inputs):
+            return method(self, inputs, *arguments, **named)
+
+    return batch
+
+
+def _wrap_async(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def abatch(self: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        with _fan_out(inputs):
+            return await method(self, inputs, *arguments, **named)
+
+    return abatch
+
+
+def _wrap_as_completed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def batch_as_completed(self: Any, inputs: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
+        results = method(self, inputs, *arguments, **named)
+        # All inputs are started before the first result is given out.
+        with _fan_out(inputs):
+            first = next(results, results)
+        if first is not results:
+            yield first
+            yield from results
+
+    return batch_as_completed
+
+
+def _wrap_async_as_completed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def abatch_as_completed(
+        self: Any, inputs: Any, *arguments: Any, **named: Any
+    ) -> AsyncIterator[Any]:
+        results = method(self, inputs, *arguments, **named)
+        with _fan_out(inputs):
+            first = await anext(results, results)
+        if first is not results:
+            yield first
+            async for result in results:
+                yield result
+
+    return abatch_as_completed
+
+
+_WRAPPERS = {
+    "batch": _wrap,
+    "abatch": _wrap_async,
+    "batch_as_completed": _wrap_as_completed,
+    "abatch_as_completed": _wrap_async_as_completed,
+}
+#: Those that start one run for each input; other classes end in one of them.
+_CLASSES: tuple[type, ...] = (Runnable, RunnableSequence, DynamicRunnable, BaseLLM)
+
+
+@functools.cache
+def watch_batches() -> None:
+    """Wrap the methods; once."""
+    for owner in _CLASSES:
+        for name, wrap in _WRAPPERS.items():
+            if name in vars(owner):
+                setattr(owner, name, wrap(vars(owner)[name]))
