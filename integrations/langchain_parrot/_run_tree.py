@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 
@@ -69,10 +70,11 @@ class Step:
         branch: the innermost branch that it is in, if any.
         batch: the innermost batch that it or a run around it was started by.
         parent: id of the run around it.
+        metadata: of the run.
         group: of a call of a model: which calls it belongs together with.
     """
 
-    __slots__ = ("batch", "branch", "group", "label", "own_name", "parent", "session")
+    __slots__ = ("batch", "branch", "group", "label", "metadata", "own_name", "parent", "session")
 
     def __init__(
         self,
@@ -81,7 +83,9 @@ class Step:
         branch: Branch | None,
         batch: Batch | None,
         parent: str | None,
+        metadata: Mapping[str, Any] | None,
     ) -> None:
+        self.metadata = metadata or {}
         self.session = session
         self.label = label
         self.branch = branch
@@ -91,12 +95,27 @@ class Step:
         self.own_name = ""
 
 
+class Place:
+    """Where a run was about to begin; `run_id` is that of a model's run which did."""
+
+    __slots__ = ("run_id",)
+
+    def __init__(self) -> None:
+        self.run_id: UUID | None = None
+
+
 class RunTree(BaseCallbackHandler):
-    """Follows all runs of the program; one dictionary entry for each that is going on."""
+    """Follows all runs of the program; one dictionary entry for each that is going on.
+
+    It is its own configuration hook: `get` is asked whenever a run is about to begin, in the
+    context in which that goes on, whereas starts may be told in another task. So the place that is
+    made there is filled when a model starts, and what is sent within its run finds it.
+    """
 
     def __init__(self, max_runs: int = MAX_RUNS) -> None:
         self._max_runs = max_runs
         self._steps: dict[UUID, Step] = {}
+        self.place: ContextVar[Place | None] = ContextVar("langchain_parrot_place", default=None)
         ignore_events(self)
         started, called, ended = Inline(self._started), Inline(self._called), Inline(self._ended)
         for kind in ("chain", "tool", "retriever"):
@@ -107,6 +126,11 @@ class RunTree(BaseCallbackHandler):
             setattr(self, name, called)
         for name in ("on_llm_end", "on_llm_error"):
             setattr(self, name, ended)
+
+    def get(self) -> RunTree:
+        """What LangChain asks a hook for, as of a context variable: the handler."""
+        self.place.set(Place())
+        return self
 
     @property
     def num_runs(self) -> int:
@@ -148,7 +172,8 @@ class RunTree(BaseCallbackHandler):
             label = name
         elif key:
             label = key
-        return Step(session, label, branch, batch, None if parent_id is None else str(parent_id))
+        parent_text = None if parent_id is None else str(parent_id)
+        return Step(session, label, branch, batch, parent_text, metadata)
 
     def new_call(
         self,
@@ -197,6 +222,9 @@ class RunTree(BaseCallbackHandler):
         **__: Any,
     ) -> None:
         self._remember(run_id, self.new_call(run_id, parent_run_id, tags, metadata, name))
+        place = self.place.get()
+        if place is not None:
+            place.run_id = run_id
 
     def _remember(self, run_id: UUID, step: Step) -> None:
         steps = self._steps

@@ -5,11 +5,10 @@ Importing this follows the runs of the program from then on (see `_run_tree` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from langchain_core.runnables import ensure_config
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 
 from langchain_parrot._batches import watch_batches
@@ -24,8 +23,7 @@ _THREAD = "thread_id"
 _MAX_CHARACTERS = 256
 
 run_tree = RunTree()
-_hook: ContextVar[RunTree | None] = ContextVar("langchain_parrot_run_tree", default=run_tree)
-register_configure_hook(_hook, inheritable=True)
+register_configure_hook(cast("ContextVar[Any]", run_tree), inheritable=True)
 watch_batches()
 
 
@@ -46,25 +44,39 @@ def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
     step = run_tree.step(run_id) or run_tree.new_call(
         run_id, parent_id, run_manager.tags, run_manager.metadata, None
     )
-    return fields_of_step(step, run_manager.metadata, run=str(run_id))
+    return _fields(step, str(run_id))
 
 
-def fields_of_step(
-    step: Step, metadata: Mapping[str, Any] | None, *, run: str | None
-) -> dict[str, str]:
-    """The same of a run that is known; for `run` None, of a call that is no run of its own."""
-    told = metadata or {}
+def fields_here() -> dict[str, str]:
+    """The same of a request that is sent here: by a model's run, or by code inside another run."""
+    place = run_tree.place.get()
+    if place is not None and place.run_id is not None:
+        step = run_tree.step(place.run_id)
+        if step is not None:
+            return _fields(step, str(place.run_id))
+    config = var_child_runnable_config.get() or {}
+    around = getattr(config.get("callbacks"), "parent_run_id", None)
+    if around is None or run_tree.step(around) is None:
+        return {}
+    return _fields(run_tree.new_call(around, around, None, config.get("metadata"), None), None)
+
+
+def _fields(step: Step, run: str | None) -> dict[str, str]:
     fields = {
         "session": _text(ensure_config().get("configurable", {}).get(_THREAD))
-        or _text(told.get(_THREAD))
+        or _text(step.metadata.get(_THREAD))
         or step.session,
         "run": run,
         "parent": step.parent,
-        "name": step.own_name or _text(told.get("langgraph_node")) or step.label,
+        "name": _text(step.own_name)
+        or _text(step.metadata.get("langgraph_node"))
+        or _text(step.label),
         "group": step.group,
     }
-    return {name: value[:_MAX_CHARACTERS] for name, value in fields.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _text(value: Any) -> str:
-    return str(value) if isinstance(value, str | int) else ""
+    """As a gateway takes it; empty if it does not."""
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    return text[:_MAX_CHARACTERS] if text.isprintable() else ""

@@ -1,0 +1,159 @@
+"""Linking for `ChatOpenAI`, `OpenAI` and plain `openai` clients that point at a gateway.
+
+After `install()`, requests that such clients send inside of a LangChain run carry what `linking`
+knows of it, as `X-Parrot-…` headers. The place is the client's own `_prepare_options`, which every
+request passes, synchronous or not, streamed or not, whatever HTTP library is below.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from langchain_parrot.linking import fields_here
+
+if TYPE_CHECKING:
+    import openai
+
+    _Owner = type[openai.OpenAI] | type[openai.AsyncOpenAI]
+
+#: Where the address of a gateway is looked for when none is given.
+_VARIABLES = ("PARROT_BASE_URL", "OPENAI_BASE_URL", "OPENAI_API_BASE")
+#: Routes that take the headers.
+_ROUTES = ("/chat/completions", "/completions")
+_SEAM = "_prepare_options"
+
+_lock = threading.Lock()
+#: Scheme, host, port and path of the gateways.
+_gateways: frozenset[tuple[str, str, int | None, str]] = frozenset()
+#: What stood in the place of the wrappers, by class.
+_ordinary: dict[_Owner, Callable[..., Any]] = {}
+
+
+class InstallError(RuntimeError):
+    """`install()` cannot do its work here."""
+
+
+def install(base_url: str | Iterable[str] | None = None) -> None:
+    """Link the calls of all `openai` clients that point at a gateway, those of ChatOpenAI included.
+
+    Calling it again changes the addresses. Headers that a request or its client has already win.
+
+    Args:
+        base_url: of the gateway, or of several, as the clients have it; else PARROT_BASE_URL,
+            OPENAI_BASE_URL or OPENAI_API_BASE.
+
+    Raises:
+        InstallError: no address is known, it is none, or the installed `openai` has no such place.
+    """
+    if base_url is None:
+        given = [text for name in _VARIABLES if (text := os.environ.get(name, "").strip())][:1]
+        if not given:
+            raise InstallError(
+                "Which gateway? Give install(base_url=…), or set PARROT_BASE_URL or "
+                "OPENAI_BASE_URL, for instance to http://127.0.0.1:8000/v1."
+            )
+    else:
+        given = [base_url] if isinstance(base_url, str) else list(base_url)
+    places = frozenset(_place_of(url) for url in given)
+    import openai
+
+    with _lock:
+        global _gateways
+        if not _ordinary:
+            owners: tuple[_Owner, ...] = (openai.OpenAI, openai.AsyncOpenAI)
+            found = {owner: _seam_of(owner) for owner in owners}
+            for owner, method in found.items():
+                wrap = _wrap_async if owner is openai.AsyncOpenAI else _wrap
+                setattr(owner, _SEAM, wrap(method))
+            _ordinary.update(found)
+        _gateways = places
+
+
+def uninstall() -> None:
+    """Undo `install()`; nothing happens where it was not called."""
+    with _lock:
+        global _gateways
+        _gateways = frozenset()
+        for owner, method in _ordinary.items():
+            setattr(owner, _SEAM, method)
+        _ordinary.clear()
+
+
+def _seam_of(owner: _Owner) -> Callable[..., Any]:
+    """The method to wrap.
+
+    Raises:
+        InstallError: it is not there, or not what it was.
+    """
+    import openai
+
+    method = vars(owner).get(_SEAM)
+    is_async = owner is openai.AsyncOpenAI
+    if (
+        not inspect.isfunction(method)
+        or list(inspect.signature(method).parameters) != ["self", "options"]
+        or inspect.iscoroutinefunction(method) is not is_async
+    ):
+        raise InstallError(
+            f"openai {openai.__version__} prepares its requests in another way than 2.45 to 3.54 "
+            "do, so that install() cannot link them. Use langchain_parrot.ChatParrot, another "
+            "version of openai, or send the X-Parrot-… headers yourself."
+        )
+    return method
+
+
+def _wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+    def _prepare_options(self: Any, options: Any) -> Any:
+        return _link(self, method(self, options))
+
+    return _prepare_options
+
+
+def _wrap_async(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def _prepare_options(self: Any, options: Any) -> Any:
+        return _link(self, await method(self, options))
+
+    return _prepare_options
+
+
+def _link(client: Any, options: Any) -> Any:
+    """Put headers into the options of one attempt of a request, which are its own copy."""
+    route = str(options.url)
+    # An address with a host goes there, whatever the client's own is.
+    if not route.startswith("/") or not route.endswith(_ROUTES):
+        return options
+    if _place_of(str(client.base_url)) not in _gateways:
+        return options
+    fields = fields_here()
+    if not fields:
+        return options
+    headers = dict(options.headers or {})
+    present = {name.lower() for name in (*headers, *client.default_headers)}
+    for name, value in fields.items():
+        header = f"X-Parrot-{name.title()}"
+        if header.lower() not in present:
+            # The HTTP library encodes what is not ASCII as it likes; a gateway reads UTF-8.
+            headers[header] = value if value.isascii() else value.encode()
+    options.headers = headers
+    return options
+
+
+def _place_of(url: str) -> tuple[str, str, int | None, str]:
+    """What makes two addresses the same.
+
+    Raises:
+        InstallError: it is no address.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError as error:
+        raise InstallError(f"base_url {url!r} is no address: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InstallError(f"base_url {url!r} is no address like http://127.0.0.1:8000/v1.")
+    return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
