@@ -48,6 +48,10 @@ class EngineOptions:
     gpu_memory_utilization: float | None = None
     cuda_graphs: str | None = None
     overlap: str | None = None
+    speculative_tokens: int | None = None
+    speculative_min_ngram: int | None = None
+    speculative_max_ngram: int | None = None
+    speculative_batch_tokens: int | None = None
     max_batch_size: int | None = None
     max_batch_tokens: int | None = None
     max_background_tokens: int | None = None

@@ -239,6 +239,9 @@ class EngineStats:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    #: Tokens that were guessed ahead, and those of them that turned out right.
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
     #: Seconds spent in steps, counted by whoever drives the engine.
     busy_s: float = 0.0
 

@@ -96,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("auto", "lazy", "off"),
         help="capture them at the start, when first needed, or never",
     )
+    parser.add_argument(
+        "--speculative-tokens",
+        type=int,
+        metavar="K",
+        help="guess up to so many tokens (7 at most) at a time, from what the text repeats",
+    )
     parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
     parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")
     parser.add_argument("--max-context-tokens", type=int, help="longest context served")

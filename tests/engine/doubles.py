@@ -15,7 +15,13 @@ from hashlib import blake2b
 from typing import TypeVar
 
 import torch
-from parrot_engine.builtin.batch import UNKNOWN_TOKEN, RowOutcome, SamplingRow, StepBatch
+from parrot_engine.builtin.batch import (
+    UNKNOWN_TOKEN,
+    RowOutcome,
+    SampledToken,
+    SamplingRow,
+    StepBatch,
+)
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.sampler import prompt_logprobs, sample
@@ -153,8 +159,9 @@ class ScriptedRunner:
             assert len(row.token_ids) > 0, "an empty row"
             token_ids = list(row.token_ids)
             if row.pending is not None:
-                assert token_ids == [UNKNOWN_TOKEN], "a pending token is known"
-                token_ids = [self._sampled[row.pending]]
+                assert token_ids[0] == UNKNOWN_TOKEN, "a pending token is known"
+                assert len(token_ids) == 1 + row.num_guesses, "known tokens behind a pending one"
+                token_ids[0] = self._sampled[row.pending]
             end = row.start + len(token_ids)
             first = {"none": end, "last": end - 1, "all": row.start}[row.logits]
             table = [int(block) for block in row.block_table]
@@ -173,14 +180,20 @@ class ScriptedRunner:
 
     def _outcomes(self, batch: StepBatch, logits: list[Tensor]) -> list[RowOutcome]:
         outcomes = []
-        for part, sampling, scoring in zip(logits, batch.sampling, batch.scoring, strict=True):
-            token = None if sampling is None else sample(part[-1:], [sampling])[0]
+        for row, part, sampling, scoring in zip(
+            batch.rows, logits, batch.sampling, batch.scoring, strict=True
+        ):
+            tokens: list[SampledToken] = []
+            if sampling is not None:
+                count = row.num_guesses + 1
+                assert count == 1 or count == len(part) == len(row.token_ids)
+                tokens = sample(part[-count:], [sampling.ahead(n) for n in range(count)])
             scores: list[TokenLogprobs] = []
             if scoring is not None:
                 targets = scoring.target_token_ids
                 scores = prompt_logprobs(part[: len(targets)], targets, scoring.num_top)
             sound = all(score.logprob == score.logprob for score in scores)
-            outcomes.append(RowOutcome(token, scores, sound))
+            outcomes.append(RowOutcome(tokens[0] if tokens else None, scores, sound, tokens[1:]))
         return outcomes
 
 

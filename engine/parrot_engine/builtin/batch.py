@@ -11,7 +11,7 @@ can then ask for a token that only the device knows, see `BatchRow.pending`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ class BlockCopy(NamedTuple):
 class BatchRow(NamedTuple):
     """Consecutive tokens of one context, computed in this step."""
 
-    #: The tokens to compute; at least one. With `pending`: `[UNKNOWN_TOKEN]`.
+    #: The tokens to compute; at least one. With `pending` the first is `UNKNOWN_TOKEN`.
     token_ids: list[int]
     #: Position of the first of them; KV of positions 0 … start-1 is already in the blocks, or
     #: written by the step launched before.
@@ -45,9 +45,12 @@ class BatchRow(NamedTuple):
     #: view of its own table, which may change once `launch` has returned.
     block_table: list[int] | npt.NDArray[np.int32]
     logits: LogitsNeed = "none"
-    #: The row is one token, the one sampled for the row of this index in the step launched just
-    #: before.
+    #: The row's first token is the one sampled for the row of this index in the step launched just
+    #: before; only guesses may follow it.
     pending: int | None = None
+    #: So many of the tokens, all but the first, are guesses: a token is sampled behind each token
+    #: of the row. Needs `logits == "all"`.
+    num_guesses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,12 @@ class SamplingRow:
         """The number of tokens generated before the one to draw."""
         return len(self.generated_token_ids) + self.num_pending
 
+    def ahead(self, count: int) -> SamplingRow:
+        """The same for the token behind `count` more; may share everything with this one."""
+        if count == 0 or self.is_plain:
+            return self
+        return replace(self, num_pending=self.num_pending + count)
+
 
 class SampledToken(NamedTuple):
     """The outcome for one row. `token_id` is None when its logits held a NaN or only -inf."""
@@ -140,6 +149,8 @@ class RowOutcome(NamedTuple):
     scores: Sequence[TokenLogprobs] = ()
     #: Whether the scored logits were finite.
     is_sound: bool = True
+    #: For a row with guesses: what was sampled behind each of them, right or wrong.
+    following: Sequence[SampledToken] = ()
 
 
 class Matcher(Protocol):

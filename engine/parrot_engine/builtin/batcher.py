@@ -31,6 +31,9 @@ generation that has all its tokens. Why this is right although blocks change han
   without a failure.
 - A context whose KV is taken has another `epoch` from then on; rows of an earlier one do not count
   as computed when they are applied. Of those only the sampled token is kept.
+- A row with guesses (`parrot_engine.builtin.speculation`) counts as far as they were right, one
+  token after the other. How far that is decides about what follows, so nothing is planned behind
+  a step with such rows.
 - A fork may share a block into which its parent's row in flight writes behind the fork's end. It
   copies the block before it writes there itself, as with every shared block.
 """
@@ -45,6 +48,7 @@ from parrot_engine.builtin.batch import (
     BatchRow,
     BlockCopy,
     LogitsNeed,
+    RowOutcome,
     ScoringRow,
     StepBatch,
 )
@@ -52,6 +56,7 @@ from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context, Flight, PendingGenerate
 from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.builtin.speculation import Speculation, parts_of
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.exceptions import ContextStateError
 
@@ -85,6 +90,8 @@ class StepPlan(NamedTuple):
     held: list[int]
     #: Hashes of the blocks of prefill that become full in this step.
     coming: set[bytes]
+    #: Whether it has rows with guesses: nothing can be planned before its outcome is known.
+    has_guesses: bool = False
 
 
 class Batcher:
@@ -101,6 +108,7 @@ class Batcher:
         self._prefix_caching = settings.prefix_caching
         #: Contexts whose KV was taken while they were running.
         self.preemptions = 0
+        self.speculation = Speculation(settings) if settings.speculative_tokens > 0 else None
 
     def plan(self, before: StepPlan | None = None) -> StepPlan:
         """Choose what runs next, and give it blocks.
@@ -109,7 +117,7 @@ class Batcher:
         arise even when the plan has no rows.
 
         Args:
-            before: the step in flight, whose outcome has not been applied.
+            before: the step in flight, whose outcome has not been applied; one without guesses.
         """
         step = _Step(self, self._store, self._pool, before)
         step.walk()
@@ -119,7 +127,7 @@ class Batcher:
             [None if planned.generate is None else planned.generate.row for planned in step.rows],
             [planned.scoring for planned in step.rows],
         )
-        return StepPlan(step.rows, batch, step.held, step.coming)
+        return StepPlan(step.rows, batch, step.held, step.coming, step.has_guesses)
 
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
@@ -133,6 +141,24 @@ class Batcher:
                 found = self._pool.register(block, context.digest(index))
                 if found != block:
                     table.replace(index, found)
+
+    def check_guesses(
+        self, planned: PlannedRow, outcome: RowOutcome
+    ) -> list[tuple[PlannedRow, RowOutcome]]:
+        """What a row with guesses amounts to: rows of one token, to be applied one by one.
+
+        Blocks that only wrong guesses needed are given back.
+        """
+        parts = parts_of(planned, outcome)
+        context = planned.context
+        generate = planned.generate
+        if self.speculation is not None and generate is not None and context.is_at(generate):
+            self.speculation.note(generate, planned.row.num_guesses, len(parts) - 1)
+        if planned.epoch == context.epoch and context.state != "gone":
+            kept = parts[-1][0].end // self._block_size + 1
+            self._pool.release_table(context.block_table.ids[kept:])
+            context.block_table.truncate(kept)
+        return parts
 
     def finish(self, plan: StepPlan) -> None:
         """The step was launched, or failed to be: what runs later may use its sources again."""
@@ -182,6 +208,9 @@ class _Step:
         self.rows: list[PlannedRow] = []
         self.copies: list[BlockCopy] = []
         self.held: list[int] = []
+        self.has_guesses = False
+        speculation = batcher.speculation
+        self._guesses = {} if speculation is None else speculation.choose(self._running)
 
     def walk(self) -> None:
         """Plan one row after the other, from the smallest rank on."""
@@ -291,7 +320,7 @@ class _Step:
             assert generate.row is not None
             generate.row.num_pending = 1
             row = BatchRow(_UNKNOWN, start, context.block_table.array(), "last", flight.number)
-            self._add(context, row, start + 1, generate, None)
+            self._add(context, self._with_guesses(context, row), generate, None)
 
     def _plan_known(self, context: Context, start: int) -> None:
         """A row of tokens that are known, from `start` on."""
@@ -332,16 +361,35 @@ class _Step:
             # The last known token has nothing behind it to score.
             targets = context.token_ids[start + 1 : start + 1 + count]
             scoring = ScoringRow(targets, fill.prompt_logprobs)
-        self._add(context, row, start + count, generate, scoring)
+        if generate is not None and count == 1 and not scored:
+            row = self._with_guesses(context, row)
+        self._add(context, row, generate, scoring)
+
+    def _with_guesses(self, context: Context, row: BatchRow) -> BatchRow:
+        """A row of the one token that comes next, with as many guesses as there is room for."""
+        guesses = self._guesses.get(context)
+        if guesses is None:
+            return row
+        count = min(len(guesses), self._budget - 1 - self._num_decodes())
+        count = self._make_spare_room(context, row.start + 1, count)
+        if count <= 0:
+            return row
+        self.has_guesses = True
+        return row._replace(
+            token_ids=row.token_ids + guesses[:count],
+            block_table=context.block_table.array(),
+            logits="all",
+            num_guesses=count,
+        )
 
     def _add(
         self,
         context: Context,
         row: BatchRow,
-        end: int,
         generate: PendingGenerate | None,
         scoring: ScoringRow | None,
     ) -> None:
+        end = row.start + len(row.token_ids)
         planned = PlannedRow(context, row, generate, scoring, end, len(self.rows), context.epoch)
         context.in_flight = planned
         self.rows.append(planned)
@@ -416,6 +464,21 @@ class _Step:
         for _ in range(context.blocks_for(start + count) - len(table)):
             table.append(self._pool.allocate())
         return count
+
+    def _make_spare_room(self, context: Context, start: int, wanted: int) -> int:
+        """Blocks for guesses from `start` on, of those that nobody will need in this step.
+
+        `start - 1` has its block. Returns for how many of them.
+        """
+        table, size = context.block_table, context.block_size
+        missing = context.blocks_for(start + wanted) - len(table)
+        if missing > 0:
+            # Whoever is still to come may begin a block, and have to copy one.
+            others = len(self._running) - self._index + int(self._may_admit)
+            spare = self._pool.num_free - self._budget // size - 2 * others
+            for _ in range(min(missing, spare)):
+                table.append(self._pool.allocate())
+        return min(wanted, len(table) * size - start)
 
     def _must_copy(self, table: BlockTable, tail: int) -> bool:
         if tail >= len(table):

@@ -19,6 +19,7 @@ from typing import Literal, Protocol, TypeAlias
 from parrot_engine.block_hash import block_hash, root_hash
 from parrot_engine.builtin.batch import Matcher, SamplingRow
 from parrot_engine.builtin.block_table import BlockTable
+from parrot_engine.builtin.speculation import Guesser
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.protocol import FinishReason, Retention, SamplingParams, TokenLogprobs
 
@@ -70,6 +71,8 @@ class PendingGenerate:
     is_held: bool = False
     #: Makes what keeps it to its grammar, if it has one and that is compiled.
     new_matcher: Callable[[], Matcher] | None = None
+    #: Guesses its next tokens; None until the first are asked for.
+    guesser: Guesser | None = None
 
     def begin(self, token_ids: list[int]) -> SamplingRow:
         """The one sampling row, made if there is none: the first token follows these."""
@@ -221,6 +224,16 @@ class Context:
             len(row.generated_token_ids) + 1 < row.params.max_tokens
             and len(self.token_ids) + 1 < self.max_tokens
         )
+
+    @property
+    def speculative_generate(self) -> PendingGenerate | None:
+        """The Generate that takes one token in the next step, if that may be more by guesses."""
+        head, flight = self.pending[0] if self.pending else None, self.in_flight
+        if not isinstance(head, PendingGenerate) or head.row is None or head.row.needs_history:
+            return None
+        if flight is None:
+            return head if self.num_remaining == 1 else None
+        return head if flight.generate is head and self.goes_on_unseen(head) else None
 
     def abandon_flight(self) -> None:
         """What is still in flight is of no use any more: its generation is over."""

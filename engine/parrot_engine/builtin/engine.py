@@ -239,8 +239,11 @@ class BuiltinEngine:
         if self._held is not None:
             self._held.release()
         before = self._in_flight
-        if before is not None and self._looks_first and before.launch.ready():
-            # The device waits for us: a plan that knows the tokens costs nothing more.
+        if before is not None and (
+            before.plan.has_guesses or (self._looks_first and before.launch.ready())
+        ):
+            # What comes next depends on the guesses; or the device waits for us, and a plan that
+            # knows the tokens costs nothing more.
             self._land(before)
             before = None
         launched = None
@@ -263,7 +266,7 @@ class BuiltinEngine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment."""
-        store = self._store
+        store, speculation = self._store, self._batcher.speculation
         return EngineStats(
             running=len(store.states.running),
             waiting=store.states.num_waiting,
@@ -275,6 +278,8 @@ class BuiltinEngine:
             cached_tokens=store.cached_tokens,
             generated_tokens=store.generated_tokens,
             preemptions=self._batcher.preemptions,
+            proposed_tokens=0 if speculation is None else speculation.proposed_tokens,
+            accepted_tokens=0 if speculation is None else speculation.accepted_tokens,
         )
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
@@ -387,7 +392,13 @@ class BuiltinEngine:
             )
         else:
             for planned, outcome in zip(plan.rows, outcomes, strict=True):
-                self._apply(planned, outcome)
+                if planned.row.num_guesses == 0:
+                    self._apply(planned, outcome)
+                    continue
+                if planned.context.in_flight is planned:
+                    planned.context.in_flight = None
+                for part in self._batcher.check_guesses(planned, outcome):
+                    self._apply(*part)
 
     def _fail(self, plan: StepPlan, problem: str) -> None:
         """Give up what a step was to compute, except for rows that are of no use any more."""

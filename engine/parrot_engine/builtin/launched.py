@@ -6,6 +6,7 @@ log-probabilities where they were asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class StepInputs:
     def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
         """Gather what `LaunchedStep` needs; `upload` is sent by the caller."""
         self.num_rows = len(batch.rows)
-        #: Rows of the batch that sample, in order.
+        #: Rows of the batch that sample, in order; those with guesses once for each token.
         self.sampled: list[int] = []
         self.scored: list[_Scored] = []
         at: list[int] = []
@@ -58,14 +59,16 @@ class StepInputs:
                 self.scored.append(_Scored(index, scores, num_logits, targets))
             num_logits += _num_logits(row)
             if wish is not None:
-                self.sampled.append(index)
-                at.append(num_logits - 1)
-                rows.append(wish)
+                for ahead in range(row.num_guesses + 1):
+                    self.sampled.append(index)
+                    at.append(num_logits - 1 - row.num_guesses + ahead)
+                    rows.append(wish.ahead(ahead))
         self.sampling: SamplingInputs = prepare(rows, vocab_size, upload)
         #: Where the sampled rows' logits are; None: they are all there is.
         self.at = upload.integers(at) if len(at) < num_logits else None
         #: Where their tokens go; None: every row samples.
-        self.rows = upload.integers(self.sampled) if len(at) < self.num_rows else None
+        every = self.sampled == list(range(self.num_rows))
+        self.rows = None if every else upload.integers(self.sampled)
 
 
 class LaunchedStep:
@@ -79,7 +82,8 @@ class LaunchedStep:
         logits, largest = computed
         self._inputs = inputs
         #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
-        #: the device. Within the vocabulary even if the row's logits were not finite.
+        #: the device. Within the vocabulary even if the row's logits were not finite; any of a
+        #: row's for one with guesses.
         self.sampled: Tensor
         tensors: list[Tensor] = []
         self._has_scores = False
@@ -112,23 +116,29 @@ class LaunchedStep:
         """Wait for the step, and for nothing launched after it; see `Launch`."""
         parts = iter(self._download.wait())
         inputs = self._inputs
-        tokens: dict[int, SampledToken] = {}
+        tokens: dict[int, list[SampledToken]] = {}
         if inputs.sampled:
             checked = next(parts)
             scores = Scores(next(parts), next(parts), next(parts)) if self._has_scores else None
             sampled = assemble_tokens(inputs.sampling, checked, scores)
-            tokens = dict(zip(inputs.sampled, sampled, strict=True))
+            for row, token in zip(inputs.sampled, sampled, strict=True):
+                tokens.setdefault(row, []).append(token)
         scored: dict[int, list[TokenLogprobs]] = {}
         for row, wish, _, _ in inputs.scored:
             found = Scores(next(parts), next(parts), next(parts))
             scored[row] = assemble_scores(wish.target_token_ids, found)
         return [
-            RowOutcome(tokens.get(index), scored.get(index, ()), _is_sound(scored.get(index, ())))
+            _outcome(tokens.get(index, ()), scored.get(index, ()))
             for index in range(inputs.num_rows)
         ]
 
 
-def _is_sound(scores: list[TokenLogprobs] | tuple[()]) -> bool:
+def _outcome(tokens: Sequence[SampledToken], scores: Sequence[TokenLogprobs]) -> RowOutcome:
+    first = tokens[0] if tokens else None
+    return RowOutcome(first, scores, _is_sound(scores), tokens[1:])
+
+
+def _is_sound(scores: Sequence[TokenLogprobs]) -> bool:
     return not any(entry.logprob != entry.logprob for entry in scores)
 
 

@@ -24,6 +24,11 @@ CUDA_DEFAULTS = MappingProxyType(
 )
 
 
+#: Guesses at a time: with the token before them a row that attention still reads as a decode, its
+#: keys split among many programs.
+MAX_SPECULATIVE_TOKENS = 7
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltinSettings:
     """How the builtin engine runs; every default is here and nowhere else.
@@ -76,6 +81,14 @@ class BuiltinSettings:
     #: Launch steps as CUDA graphs: `auto` captures them before the engine is ready, `lazy` when
     #: one is first needed, `off` not at all. Without effect on a CPU.
     cuda_graphs: str = "auto"
+    #: Tokens of a generation that are guessed at a time, from what stood in its text before; 0
+    #: guesses none. Outputs are the same.
+    speculative_tokens: int = 0
+    #: Tokens that have to agree for a guess, and how many are compared at most.
+    speculative_min_ngram: int = 3
+    speculative_max_ngram: int = 8
+    #: Rows and guesses of a step together, up to which guesses are made.
+    speculative_batch_tokens: int = 64
     #: GPUs of this host that hold the model together, `device` and those behind it.
     tensor_parallel: int = 1
     #: Let those GPUs read each other's memory for the sums of small steps; else NCCL's messages.
@@ -91,11 +104,24 @@ class BuiltinSettings:
             "max_logprob_tokens",
             "max_waiting",
             "max_contexts",
+            "speculative_min_ngram",
+            "speculative_batch_tokens",
             "tensor_parallel",
             "num_threads",
         ):
             if getattr(self, name) < 1:
                 raise SettingsError(name, f"must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise SettingsError(
+                "speculative_tokens",
+                f"must be from 0 to {MAX_SPECULATIVE_TOKENS}, not {self.speculative_tokens}",
+            )
+        if self.speculative_max_ngram < self.speculative_min_ngram:
+            raise SettingsError(
+                "speculative_max_ngram",
+                f"must be at least speculative_min_ngram, {self.speculative_min_ngram}, not "
+                f"{self.speculative_max_ngram}",
+            )
         if self.overlap not in ("auto", "on", "off"):
             raise SettingsError("overlap", f"must be auto, on or off, not {self.overlap!r}")
         if not 0 < self.gpu_memory_utilization <= 1:

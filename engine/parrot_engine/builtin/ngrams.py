@@ -1,0 +1,103 @@
+"""Guesses at a text's next tokens: what followed where its last tokens stood before.
+
+Prompt lookup: no model, only the tokens themselves. Good for text that repeats what it has seen:
+edits of a document, code, quotations, loops.
+
+Plain Python; knows nothing of contexts or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+#: Earlier places that are compared at most.
+MAX_PLACES: Final = 16
+#: Tokens that are remembered at most, some 150 bytes each.
+MAX_INDEXED: Final = 65_536
+
+
+class NgramIndex:
+    """Where each run of `min_length` tokens of one growing text stood last, and before that.
+
+    Adding a token takes a step of one dictionary; a guess compares at most `MAX_PLACES` places.
+    """
+
+    def __init__(self, min_length: int, max_length: int, *, max_indexed: int = MAX_INDEXED) -> None:
+        """For agreements of `min_length` to `max_length` tokens.
+
+        Of more than `max_indexed` tokens the older half is forgotten.
+        """
+        self._min_length = min_length
+        self._max_length = max_length
+        self._max_indexed = max_indexed
+        self._mask = (1 << 32 * min_length) - 1
+        self._restart(0)
+
+    def _restart(self, begin: int) -> None:
+        """Forget everything before `begin`."""
+        self._begin = self._end = begin
+        #: The last `min_length` tokens, 32 bits each.
+        self._key = 0
+        #: Where each key's last token stood last …
+        self._latest: dict[int, int] = {}
+        #: … and by position, from `_begin`: where the key that ends there did before; -1: nowhere.
+        self._earlier: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the text that the index knows."""
+        return self._end
+
+    def extend(self, token_ids: Sequence[int], limit: int) -> int:
+        """Take in at most `limit` more tokens of the text; returns how many.
+
+        `token_ids` is the whole text, which only grows from call to call.
+        """
+        if len(token_ids) - self._begin > self._max_indexed:
+            self._restart(len(token_ids) - self._max_indexed // 2)
+        begin, end = self._end, min(len(token_ids), self._end + limit)
+        key, mask, latest, earlier = self._key, self._mask, self._latest, self._earlier
+        for position in range(begin, end):
+            # One more than the token: a key with a zero in it is of fewer tokens than the others.
+            key = (key << 32 | token_ids[position] + 1) & mask
+            earlier.append(latest.get(key, -1))
+            latest[key] = position
+        self._key, self._end = key, end
+        return end - begin
+
+    def guess(self, token_ids: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens that come next if the text goes on as it did before; or none.
+
+        Of the `MAX_PLACES` latest earlier places of the last `min_length` tokens the one counts
+        before which most tokens agree, up to `max_length`; of several the latest. Where what
+        followed it reaches the text's end, the guess goes on with its own beginning.
+
+        `token_ids` is the text, all of it taken in by `extend`.
+        """
+        last, begin = len(token_ids) - 1, self._begin
+        if last - begin < self._min_length:
+            return []
+        best, best_length = -1, 0
+        place = self._earlier[last - begin]
+        for _ in range(MAX_PLACES):
+            if place < 0:
+                break
+            length = self._min_length
+            while (
+                length < self._max_length
+                and place - length >= begin
+                and token_ids[place - length] == token_ids[last - length]
+            ):
+                length += 1
+            if length > best_length:
+                best, best_length = place, length
+                if length == self._max_length:
+                    break
+            place = self._earlier[place - begin]
+        if best < 0:
+            return []
+        guess = list(token_ids[best + 1 : best + 1 + count])
+        while len(guess) < count:
+            guess.append(guess[len(guess) - (last - best)])
+        return guess
