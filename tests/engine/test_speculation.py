@@ -586,6 +586,14 @@ def test_the_demo_model_repeats_and_is_guessed() -> None:
             said = llm.generate([text * 3, text], params)
             outputs.append([each.outputs[0].token_ids for each in said])
             stats = llm.stats()
+            # Ends in the middle of what a step brought, and of one of its tokens.
+            stop = said[0].outputs[0].text[20:24]
+            ended = llm.generate(text * 3, replace(params, stop=(stop,)))[0].outputs[0]
+            assert ended.text == said[0].outputs[0].text.partition(stop)[0]
+            with llm.context() as context:
+                context.fill(text * 3)
+                again = context.generate(replace(params, stop=(stop,)))
+                assert again.token_ids == ended.token_ids
     assert outputs[0] == outputs[1]
     assert 0 < stats.accepted_tokens <= stats.proposed_tokens
     # Fewer steps than tokens of one sequence: some of them brought several.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Right guesses a generation of the step that have to be expected: what waiting for the step costs
 #: all of them, in tokens.
-_WORTH: Final = 0.15
+_WORTH: Final = 0.2
 #: Right guesses at a time that a generation is trusted to have at first, the share of the newest
 #: outcome in the average, and the average from which on it pauses.
 _FIRST_AVERAGE: Final = 1.0
