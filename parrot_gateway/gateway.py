@@ -20,6 +20,7 @@ from parrot_gateway.config_file import ConfigError
 from parrot_gateway.core.catalog import Catalog, Target
 from parrot_gateway.core.gate import CallGate
 from parrot_gateway.core.placing import ModelSeats, Purpose
+from parrot_gateway.core.purpose import purpose_of
 from parrot_gateway.core.response_store import ResponseStore
 from parrot_gateway.core.semantic_service import SemanticService
 from parrot_gateway.engines.registry import EngineRegistry
@@ -29,6 +30,7 @@ from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
 from parrot_gateway.scheduling.engines import EngineNews
 from parrot_gateway.scheduling.recorder import FileRecorder
+from parrot_gateway.scheduling.renewal import Renewal
 from parrot_gateway.scheduling.seats import Seats
 from parrot_gateway.scheduling.shell import SchedulerShell
 from parrot_gateway.settings import SchedulerSettings, Settings, api_key_of, read_secret
@@ -69,7 +71,9 @@ class Gateway:
         self.responses = ResponseStore(settings.responses)
         self.scheduling = _scheduling(settings.scheduler)
         self.engine_news = EngineNews(self.registry, self.scheduling)
+        self.renewal = Renewal(self.scheduling, self._purpose_now)
         self.semantic.on_session_closed = self._session_closed
+        self.semantic.on_call_changed = self.renewal.changed
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of our own engines that are still loading."""
@@ -95,7 +99,7 @@ class Gateway:
             ModelLoadingError, OverloadedError: as `engine_of`.
         """
         engine = self.engine_of(model)
-        return Seats(self.scheduling, self.registry, engine, purpose, on_seat)
+        return Seats(self.scheduling, self.renewal, self.registry, engine, purpose, on_seat)
 
     def engine_of(self, model: str) -> RemoteEngine:
         """Any engine of a model, for what all of them have in common.
@@ -115,6 +119,11 @@ class Gateway:
                 )
             raise ModelLoadingError(f"The model '{model}' is still being loaded.")
         return engines[0]
+
+    def _purpose_now(self, purpose: Purpose) -> Purpose:
+        """What is known now of a session's call; what was known before, once it has ended."""
+        job = self.semantic.executor.find(purpose.call)
+        return purpose if job is None else purpose_of(job, self.semantic.urgency, purpose.tenant)
 
     def _session_closed(self, session_id: str) -> None:
         self.scheduling.tell(ApplicationFinished(session_id))

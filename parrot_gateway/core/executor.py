@@ -153,6 +153,10 @@ class Executor:
         except GatewayError as error:
             self.fail(job, job.failure_of(error))
             raise
+        if job.attended and job.has_inputs:
+            # The usual call: whoever answers it goes on at once.
+            job.is_ready = True
+            return
         if job.context is not None:
             job.context.when_turn(lambda: self._wake(job))
         patience_s = self._run_timeout_s if job.attended else self._limits.ttl_s

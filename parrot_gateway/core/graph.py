@@ -83,6 +83,8 @@ class CallNode(Node):
     model: str = ""
     #: What the caller asked for; None leaves it to deduction.
     given_objective: Objective | None = None
+    #: What its own client waits for; throughput while none does.
+    wanted: Objective = THROUGHPUT
     #: What it is run for: written by whoever applies a deduction.
     objective: Objective = THROUGHPUT
     priority: int = 0

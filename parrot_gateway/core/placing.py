@@ -33,6 +33,8 @@ class Purpose:
     for it, and nothing else is known."""
 
     tenant: str = "default"
+    #: Its id, if it is a session's; more may become known of such a call while it waits.
+    call: str = ""
     #: The session that it belongs to; empty: it is an application of its own.
     application: str = ""
     #: What calls of its kind have in common; empty: the beginning of its prompt says it.

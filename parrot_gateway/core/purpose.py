@@ -26,6 +26,7 @@ def purpose_of(job: Job, urgency: Urgency, tenant: str) -> Purpose:
         groups.insert(0, Fellowship(f"{session}/group {name}", size, objective))
     return Purpose(
         tenant=tenant,
+        call=job.id,
         application=session,
         objective=job.call.objective,
         groups=tuple(groups),

@@ -99,8 +99,10 @@ class SemanticService:
         )
         #: Told of a session that is gone.
         self.on_session_closed: Callable[[str], None] = lambda session_id: None
+        #: Told the id of a running call for which something else holds than when it began.
+        self.on_call_changed: Callable[[str], None] = lambda call_id: None
         #: What calls are run for.
-        self.urgency = Urgency(self.sessions.owner_of)
+        self.urgency = Urgency(self.sessions.owner_of, lambda call: self.on_call_changed(call))
         self.executor = Executor(
             limits,
             run_timeout_s=call_timeout_s,
@@ -374,10 +376,10 @@ class SemanticService:
             if context is not None:
                 context.leave()
             raise
-        if attended or spec.objective is not None:
-            self.urgency.want_call(session, node.id, spec.objective or LATENCY)
-        self.urgency.inherit(session, output)
         self.urgency.regroup(session, node.group)
+        if attended or spec.objective is not None:
+            self.urgency.want_call(session, node, spec.objective or LATENCY)
+        self.urgency.inherit(session, output)
         return job
 
     def submit_transform(

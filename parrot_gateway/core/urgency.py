@@ -2,7 +2,7 @@
 
 `deduction` says what follows from a graph and its waits; here they are remembered, per session, and
 deduced anew at most once in a turn of the event loop. What is deduced is never weakened before a
-call ends.
+call ends. A call that reads nothing needs no deduction: nobody is behind it.
 
 A **declared group** (calls of a session whose client gave them the same `group`) is a task group
 from the moment on when two unfinished members can run side by side, until one is left. Each member
@@ -14,7 +14,7 @@ waits for all. What its caller asked of a member stays. A member without company
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, strong
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.variable import Variable
 
+_NOTHING = Deduction()
 #: Finished calls whose objectives are carried along until they are cleared away.
 _FINISHED_KEPT = 64
 
@@ -51,10 +52,17 @@ class Urgency:
 
     Args:
         owner_of: gives the session of a variable.
+        on_change: told the id of a running call that is for something else than before, or in
+            other task groups.
     """
 
-    def __init__(self, owner_of: Callable[[Variable], Session | None]) -> None:
+    def __init__(
+        self,
+        owner_of: Callable[[Variable], Session | None],
+        on_change: Callable[[str], None] = lambda call_id: None,
+    ) -> None:
         self._owner_of = owner_of
+        self._on_change = on_change
         self._deductions: dict[str, Deduction] = {}
         #: By variable, what the strongest of those that wait for it wants, and how many they are.
         self._waits: dict[str, tuple[Objective, int]] = {}
@@ -84,9 +92,13 @@ class Urgency:
         else:
             del self._waits[variable.id]
 
-    def want_call(self, session: Session, call_id: str, objective: Objective) -> None:
+    def want_call(self, session: Session, call: CallNode, objective: Objective) -> None:
         """Somebody waits for the answer of a call, or gave it an objective."""
-        self._note(session).calls[call_id] = objective
+        call.wanted = objective
+        if call.inputs:
+            self._note(session).calls[call.id] = objective
+        else:
+            self._apply(session, [call])
 
     def inherit(self, session: Session, output: Variable | None) -> None:
         """A producer that comes after those who wait for it is as urgent as they are."""
@@ -119,7 +131,7 @@ class Urgency:
             stands = session.graph.runs_side_by_side(group)
             if stands != declared.stands:
                 declared.stands = stands
-                self._apply(session, members.values())
+                self._apply(session, members.values(), members)
         elif known := self._declared.get(session.id, {}):
             known.pop(group, None)
             if not known:
@@ -167,29 +179,41 @@ class Urgency:
         if wanted is None or session.is_closed:
             return
         graph = session.graph
-        start = self._deductions.get(session.id, Deduction())
+        start = self._deductions.get(session.id, _NOTHING)
         if len(start.objectives) > 2 * graph.num_unfinished + _FINISHED_KEPT:
             start = _without_finished(start, session)
         deduction = deduce(graph, wanted.waited, calls=wanted.calls, start=start)
         self._deductions[session.id] = deduction
-        calls = [node for node in graph.unfinished if isinstance(node, CallNode)]
-        declared = self._declared.get(session.id)
-        for node in calls:
-            if declared and node.group is not None:
-                group = declared[node.group]
-                waited = travels_as(deduction.objective_of(node.id))
-                group.objective = stronger(group.objective, waited)
-        self._apply(session, calls)
+        regrouped: set[str] = set()
+        for group, objective in deduction.groups.items():
+            if start.groups.get(group) != objective:
+                regrouped |= group
+        self._apply(session, (n for n in graph.unfinished if isinstance(n, CallNode)), regrouped)
 
-    def _apply(self, session: Session, calls: Iterable[CallNode]) -> None:
-        """Write into calls what they are for now."""
-        deduction = self._deductions.get(session.id, Deduction())
+    def _apply(
+        self, session: Session, calls: Iterable[CallNode], regrouped: Collection[str] = ()
+    ) -> None:
+        """Write into calls what they are for now, and tell of those that changed.
+
+        Args:
+            session: theirs.
+            calls: unfinished ones.
+            regrouped: ids of calls that are in other groups than before.
+        """
+        deduction = self._deductions.get(session.id, _NOTHING)
         declared = self._declared.get(session.id, {})
         for node in calls:
-            found = deduction.objective_of(node.id)
-            if found == LATENCY and node.group is not None and declared[node.group].stands:
-                found = THROUGHPUT
-            node.objective = stronger(found, node.given_objective or THROUGHPUT)
+            found = stronger(deduction.objective_of(node.id), node.wanted)
+            if node.group is not None:
+                group = declared[node.group]
+                group.objective = stronger(group.objective, travels_as(found))
+                if found == LATENCY and group.stands:
+                    found = THROUGHPUT
+            objective = stronger(found, node.given_objective or THROUGHPUT)
+            if objective != node.objective or node.id in regrouped:
+                node.objective = objective
+                if node.state == "running":
+                    self._on_change(node.id)
 
 
 def _without_finished(deduction: Deduction, session: Session) -> Deduction:

@@ -18,6 +18,7 @@ from parrot_gateway.core.request import GenerationRequest
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import EngineLostError
+from parrot_gateway.scheduling.renewal import Renewal
 from parrot_gateway.scheduling.shell import SchedulerShell, Ticket
 from parrot_gateway.scheduling.tasks import prefix_of, task_of
 
@@ -68,6 +69,7 @@ class EngineSeat:
         """See `Seat`."""
         if self._ticket is None:
             return
+        self._seats.renewal.ended(self._seats.purpose, self._ticket)
         self._ticket.finish(succeeded=self._succeeded)
         self._ticket.cancel()
         if not self._seats.purpose.application:
@@ -79,6 +81,7 @@ class Seats:
 
     Args:
         shell: the scheduler.
+        renewal: what becomes known of calls later.
         registry: where its engines are.
         sample: any engine of the model, for what all of them have in common.
         purpose: of the call.
@@ -89,12 +92,14 @@ class Seats:
     def __init__(
         self,
         shell: SchedulerShell,
+        renewal: Renewal,
         registry: EngineRegistry,
         sample: RemoteEngine,
         purpose: Purpose,
         on_seat: Callable[[RemoteEngine, float, str], None],
     ) -> None:
         self.shell = shell
+        self.renewal = renewal
         self._registry = registry
         self._sample = sample
         self.purpose = purpose
@@ -116,6 +121,8 @@ class Seats:
 
     async def _submit(self, request: GenerationRequest) -> Ticket:
         prefix = await prefix_of(request, self._sample.info)
+        # It may have been some time since the call began.
+        self.purpose = self.renewal.now(self.purpose)
         prefers = self._engine_named(self.purpose.prefers)
 
         def make(task_id: int) -> Task:
@@ -128,7 +135,9 @@ class Seats:
                 prefers=prefers,
             )
 
-        return self.shell.submit(make)
+        ticket = self.shell.submit(make)
+        self.renewal.submitted(self.purpose, ticket)
+        return ticket
 
     def _engine(self, task: Task, place: Place, waited_s: float) -> RemoteEngine:
         engine = self._registry.get(place.engine_id)

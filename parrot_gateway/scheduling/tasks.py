@@ -67,16 +67,21 @@ def task_of(
         prefix=prefix,
         template=template,
         objective=scheduler_objective(purpose.objective),
-        groups=tuple(
-            GroupRef(group.id, group.size, scheduler_objective(group.objective))
-            for group in purpose.groups
-        ),
+        groups=group_refs(purpose),
         # The API's priority is larger for earlier, as OpenAI's peers have it.
         priority=-purpose.priority,
         successors=purpose.successors,
         num_sequences=sequences,
         bound_to=bound_to,
         prefers=prefers,
+    )
+
+
+def group_refs(purpose: Purpose) -> tuple[GroupRef, ...]:
+    """The task groups of a call in the scheduler's words."""
+    return tuple(
+        GroupRef(group.id, group.size, scheduler_objective(group.objective))
+        for group in purpose.groups
     )
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from parrot_scheduler.event_log import read_step, replay
-from parrot_scheduler.events import TaskSubmitted
-from parrot_scheduler.task import Task
+from parrot_scheduler.events import Event, TaskSubmitted, TaskUpdated
+from parrot_scheduler.task import Objective, Task
 from semantic_tools import Http, echo
-from serving import serving, until
+from serving import Service, serving, until
 from test_executor import ScriptedRunner, service_of, spec
 from test_scheduling import SYSTEM, fills, small_engine
 
+from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, parse_objective
 from parrot_gateway.core.purpose import purpose_of
 from parrot_gateway.core.semantic_service import SemanticService
@@ -151,11 +152,7 @@ async def grouped(tmp_path: Path, group: str | None) -> tuple[list[Task], dict[s
             "group": group,
         }
         await service.gateway.close()
-    lines = log.read_text().splitlines()
-    decided = [line for line in lines if line.startswith('{"actions"')]
-    assert list(replay(line for line in lines if not line.startswith('{"actions"'))) == decided
-    events = [e for line in lines if line.startswith('{"now"') for e in read_step(line).events]
-    tasks = [event.task for event in events if isinstance(event, TaskSubmitted)]
+    tasks = [event.task for event in told(log) if isinstance(event, TaskSubmitted)]
     return tasks, graph | {"at": sorted(at)}
 
 
@@ -192,3 +189,111 @@ async def test_too_long_ids_are_refused_by_name(field: str) -> None:
         body = {"model": "m", "prompt": "a"}
         answer = await http.post("/v1/completions", json=body, headers=header)
         assert answer.json()["error"]["param"] == f"X-Parrot-{field.title()}"
+
+
+# -- what becomes known later ---------------------------------------------------------------
+
+
+def calls_of(service: Service, session: str) -> list[CallNode]:
+    """The calls of a session, in order of submission."""
+    graph = service.gateway.semantic.session("default", session).graph
+    return sorted(
+        (node for node in graph if isinstance(node, CallNode)), key=lambda node: node.submitted
+    )
+
+
+def told(log: Path) -> list[Event]:
+    """What the scheduler was told; the log must replay to the same decisions."""
+    lines = log.read_text().splitlines()
+    decided = [line for line in lines if line.startswith('{"actions"')]
+    assert list(replay(lines)) == decided
+    return [e for line in lines if line.startswith('{"now"') for e in read_step(line).events]
+
+
+async def test_a_stronger_wait_reaches_a_call_that_is_queued(tmp_path: Path) -> None:
+    """A deferred call waits for a place behind others; then somebody reads what it writes."""
+    log = tmp_path / "decisions.jsonl"
+    engine = small_engine(1, automatic=False)
+    settings = SchedulerSettings(record=log)
+    async with serving(engine, scheduler=settings) as service, Http(service) as http:
+        first = asyncio.create_task(http.call("/v1/completions", "a"))
+        await until(lambda: fills(engine) == 1)
+        for name in ("early", "late"):
+            fields = {"session": name, "output": name, "defer": True}
+            await http.call("/v1/completions", name, parrot=fields)
+        await until(lambda: service.gateway.scheduling.describe()["tasks"] == 3)
+        late = service.gateway.semantic.session("default", "late").variable("late")
+        reader = asyncio.create_task(http.value(late.id))
+        await until(lambda: [c.objective for c in calls_of(service, "late")] == [LATENCY])
+        engine.automatic = True
+        engine.step()
+        assert (await reader).status_code == (await first).status_code == 200
+        await http.settled()
+        (one,), (other,) = calls_of(service, "early"), calls_of(service, "late")
+        assert other.finished < one.finished
+        assert len(service.gateway.renewal) == 0
+        await service.gateway.close()
+    updates = [event for event in told(log) if isinstance(event, TaskUpdated)]
+    assert [update.objective for update in updates] == [Objective("latency")]
+
+
+async def test_the_last_member_of_a_group_that_is_queued_is_not_slowed_down(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    engine = small_engine(1, automatic=False)
+    settings = SchedulerSettings(record=log)
+    async with serving(engine, scheduler=settings) as service, Http(service) as http:
+        first = asyncio.create_task(http.call("/v1/completions", "a"))
+        await until(lambda: fills(engine) == 1)
+        calls = []
+        for number in range(2):
+            body = {"session": "s", "group": "g", "name": f"{number}"}
+            call = http.call("/v1/completions", f"member {number}", parrot=body)
+            calls.append(asyncio.create_task(call))
+            await until(lambda: service.gateway.scheduling.describe()["tasks"] == 1 + len(calls))
+        one, other = calls_of(service, "s")
+        assert one.objective == other.objective == THROUGHPUT
+        await http.delete(f"/v1/calls/{one.id}")
+        assert other.objective == LATENCY
+        engine.automatic = True
+        engine.step()
+        assert [(await call).status_code for call in (first, *calls)] == [200, 409, 200]
+        await http.settled()
+        await service.gateway.close()
+    events = told(log)
+    tasks = [event.task for event in events if isinstance(event, TaskSubmitted)]
+    updates = [event for event in events if isinstance(event, TaskUpdated)]
+    # The first one becomes part of the group when the second one comes, which is latency again
+    # once it is alone.
+    assert [(u.task_id, u.objective, u.groups and u.groups[0].size) for u in updates] == [
+        (tasks[1].id, Objective("throughput"), 2),
+        (tasks[2].id, Objective("latency"), 1),
+    ]
+
+
+async def test_a_group_that_is_deduced_later_is_told(tmp_path: Path) -> None:
+    """Two deferred calls run; then comes the one that reads both, and a client waits for it."""
+    log = tmp_path / "decisions.jsonl"
+    engine = small_engine(4, automatic=False)
+    settings = SchedulerSettings(record=log)
+    async with serving(engine, scheduler=settings) as service, Http(service) as http:
+        for name in ("a", "b"):
+            fields = {"session": "s", "output": name, "defer": True}
+            await http.call("/v1/completions", f"map {name}", parrot=fields)
+        await until(lambda: fills(engine) == 2)
+        reduce = {"session": "s", "inputs": {"a": "a", "b": "b"}}
+        last = asyncio.create_task(http.call("/v1/completions", "{{a}}{{b}}", parrot=reduce))
+        await until(lambda: len(calls_of(service, "s")) == 3)
+        engine.automatic = True
+        engine.step()
+        assert (await last).status_code == 200
+        await http.settled()
+        await service.gateway.close()
+    updates = [event for event in told(log) if isinstance(event, TaskUpdated)]
+    assert len(updates) == 2
+    (group,) = {update.groups for update in updates}
+    assert group is not None
+    assert (group[0].size, group[0].objective) == (2, Objective("latency"))
+    # Members stay throughput, and something waits for each of them now.
+    assert {(update.objective, update.successors) for update in updates} == {(None, 1)}
