@@ -1,0 +1,75 @@
+"""References in texts and responses, and the texts that take their place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, cast
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    TextBlock,
+)
+from llama_index.core.base.response.schema import (
+    AsyncStreamingResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.llms.parrot._window import REFERENCE
+
+T = TypeVar("T")
+
+
+def resolvable(value: object) -> dict[str, Any] | None:
+    """The body of `POST /v1/resolve` for a value; None if there is no reference in it.
+
+    Raises:
+        TypeError: a streaming response, which has to be read first.
+    """
+    if isinstance(value, StreamingResponse | AsyncStreamingResponse):
+        raise TypeError("Read a streaming response first: resolve(response.get_response()).")
+    inside = _inside(value)
+    if not _has_reference(inside):
+        return None
+    return {"value": inside}
+
+
+def resolved(value: T, answer: Any) -> T:
+    """A copy of the value with the answer of `POST /v1/resolve` in it."""
+    inside = answer["value"]
+    if isinstance(value, Response):
+        return cast(T, dataclasses.replace(value, response=inside))
+    if isinstance(value, CompletionResponse):
+        return cast(T, value.model_copy(update={"text": inside}))
+    if isinstance(value, ChatResponse):
+        return cast(T, value.model_copy(update={"message": resolved(value.message, answer)}))
+    if isinstance(value, ChatMessage):
+        texts = iter(inside)
+        blocks = [
+            TextBlock(text=next(texts)) if isinstance(block, TextBlock) else block
+            for block in value.blocks
+        ]
+        return cast(T, value.model_copy(update={"blocks": blocks}))
+    return cast(T, inside)
+
+
+def _inside(value: object) -> Any:
+    """What of a value can hold references, as JSON."""
+    if isinstance(value, Response):
+        return value.response
+    if isinstance(value, CompletionResponse):
+        return value.text
+    if isinstance(value, ChatResponse):
+        return _inside(value.message)
+    if isinstance(value, ChatMessage):
+        return [block.text for block in value.blocks if isinstance(block, TextBlock)]
+    return value
+
+
+def _has_reference(value: object) -> bool:
+    if isinstance(value, str):
+        return REFERENCE.search(value) is not None
+    if isinstance(value, dict):
+        return any(map(_has_reference, value)) or any(map(_has_reference, value.values()))
+    return isinstance(value, list) and any(map(_has_reference, value))

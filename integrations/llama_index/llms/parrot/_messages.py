@@ -1,0 +1,238 @@
+"""LlamaIndex messages as OpenAI's wire form, and answers back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    AudioBlock,
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+
+#: Headers of an answer that say where the call is in the gateway's graph.
+_HEADERS = {
+    "session": "x-parrot-session",
+    "call": "x-parrot-call",
+    "variable": "x-parrot-variable",
+    "engine": "x-parrot-engine",
+}
+_ROLES = {MessageRole.CHATBOT: "assistant", MessageRole.MODEL: "assistant"}
+
+
+def to_wire(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages for `/v1/chat/completions`.
+
+    Raises:
+        ValueError: a message has a kind of content that OpenAI's interface has no form for.
+    """
+    return [_message_to_wire(message) for message in messages]
+
+
+def _message_to_wire(message: ChatMessage) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for block in message.blocks:
+        if isinstance(block, ToolCallBlock):
+            calls.append(_call_to_wire(block))
+        elif not isinstance(block, ThinkingBlock):
+            # What a model thought is not part of what it said.
+            parts.append(_part_to_wire(block))
+    wire: dict[str, Any] = {"role": _ROLES.get(message.role, message.role.value)}
+    if all(part["type"] == "text" for part in parts):
+        text = "".join(part["text"] for part in parts)
+        wire["content"] = None if calls and not text else text
+    else:
+        wire["content"] = parts
+    known = message.additional_kwargs
+    if not calls and known.get("tool_calls"):
+        # From memories that were filled by models of before ToolCallBlock.
+        calls = [_plain(call) for call in known["tool_calls"]]
+        wire["content"] = wire["content"] or None
+    if calls:
+        wire["tool_calls"] = calls
+    for name in ("tool_call_id", "name"):
+        if known.get(name) is not None:
+            wire[name] = known[name]
+    return wire
+
+
+def _call_to_wire(block: ToolCallBlock) -> dict[str, Any]:
+    arguments = block.tool_kwargs
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    return {
+        "id": block.tool_call_id,
+        "type": "function",
+        "function": {"name": block.tool_name, "arguments": arguments},
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value
+
+
+def _part_to_wire(block: ContentBlock) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    if isinstance(block, ImageBlock):
+        url = str(block.url) if block.url else None
+        if url is None:
+            encoded = block.resolve_image(as_base64=True).read().decode()
+            url = f"data:{block.image_mimetype};base64,{encoded}"
+        image = {"url": url, **({"detail": block.detail} if block.detail else {})}
+        return {"type": "image_url", "image_url": image}
+    if isinstance(block, AudioBlock):
+        encoded = block.resolve_audio(as_base64=True).read().decode()
+        return {"type": "input_audio", "input_audio": {"data": encoded, "format": block.format}}
+    if isinstance(block, DocumentBlock):
+        encoded = block.resolve_document().read()
+        data = block._get_b64_string(encoded)
+        kind = block.document_mimetype or "application/pdf"
+        file = {"filename": block.title, "file_data": f"data:{kind};base64,{data}"}
+        return {"type": "file", "file": file}
+    raise ValueError(f"OpenAI's interface has no form for a message's {type(block).__name__}.")
+
+
+def place_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """Ids of session, call and variable that an answer's headers tell; empty for plain calls."""
+    return {name: headers[header] for name, header in _HEADERS.items() if header in headers}
+
+
+def _details(answer: Any, place: Mapping[str, str]) -> dict[str, Any]:
+    """`additional_kwargs` of a response: token counts, as LlamaIndex's counters read them."""
+    details: dict[str, Any] = {"parrot": dict(place)} if place else {}
+    usage = getattr(answer, "usage", None)
+    if usage is not None:
+        details["prompt_tokens"] = usage.prompt_tokens
+        details["completion_tokens"] = usage.completion_tokens
+        details["total_tokens"] = usage.total_tokens
+        cached = getattr(usage.prompt_tokens_details, "cached_tokens", None)
+        if cached is not None:
+            details["cached_tokens"] = cached
+    return details
+
+
+def chat_response(answer: Any, place: Mapping[str, str]) -> ChatResponse:
+    """A whole chat completion."""
+    choice = answer.choices[0]
+    blocks: list[ContentBlock] = []
+    if thought := _thought(choice.message):
+        blocks.append(ThinkingBlock(content=thought))
+    calls = [call for call in choice.message.tool_calls or () if call.type == "function"]
+    if choice.message.content or not calls:
+        blocks.append(TextBlock(text=choice.message.content or ""))
+    blocks += [
+        ToolCallBlock(
+            tool_call_id=call.id,
+            tool_name=call.function.name,
+            tool_kwargs=call.function.arguments or "{}",
+        )
+        for call in calls
+    ]
+    return ChatResponse(
+        message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
+        raw=answer,
+        additional_kwargs={**_details(answer, place), "finish_reason": choice.finish_reason},
+    )
+
+
+def completion_response(answer: Any, place: Mapping[str, str]) -> CompletionResponse:
+    """A whole completion."""
+    choice = answer.choices[0]
+    return CompletionResponse(
+        text=choice.text or "",
+        raw=answer,
+        additional_kwargs={**_details(answer, place), "finish_reason": choice.finish_reason},
+    )
+
+
+def _thought(message: Any) -> str:
+    """What the model thought, under the names that servers use."""
+    for name in ("reasoning_content", "reasoning"):
+        text = getattr(message, name, None)
+        if isinstance(text, str):
+            return text
+    return ""
+
+
+class ChatAssembly:
+    """Puts the chunks of a chat stream together; each gives all that there is so far."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._thought = ""
+        self._calls: dict[int, dict[str, str]] = {}
+        self._finish: str | None = None
+
+    def add(self, chunk: Any, place: Mapping[str, str]) -> ChatResponse:
+        """The response so far, `delta` being what is new."""
+        delta_text = ""
+        if chunk.choices:
+            choice = chunk.choices[0]
+            self._finish = choice.finish_reason or self._finish
+            delta_text = choice.delta.content or ""
+            self._text += delta_text
+            self._thought += _thought(choice.delta)
+            for call in choice.delta.tool_calls or ():
+                self._add_call(call)
+        blocks: list[ContentBlock] = []
+        if self._thought:
+            blocks.append(ThinkingBlock(content=self._thought))
+        if self._text or not self._calls:
+            blocks.append(TextBlock(text=self._text))
+        blocks += [
+            ToolCallBlock(
+                tool_call_id=call["id"] or None,
+                tool_name=call["name"],
+                tool_kwargs=call["arguments"] or "{}",
+            )
+            for _, call in sorted(self._calls.items())
+        ]
+        return ChatResponse(
+            message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
+            delta=delta_text,
+            raw=chunk,
+            additional_kwargs={**_details(chunk, place), "finish_reason": self._finish},
+        )
+
+    def _add_call(self, delta: Any) -> None:
+        # Servers number the calls; one that does not is taken to go on with its last one.
+        index = delta.index if delta.index is not None else max(len(self._calls) - 1, 0)
+        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
+        call["id"] = call["id"] or delta.id or ""
+        if delta.function is not None:
+            call["name"] += delta.function.name or ""
+            call["arguments"] += delta.function.arguments or ""
+
+
+class CompletionAssembly:
+    """Puts the chunks of a completion stream together."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._finish: str | None = None
+
+    def add(self, chunk: Any, place: Mapping[str, str]) -> CompletionResponse:
+        """The response so far, `delta` being what is new."""
+        delta = ""
+        if chunk.choices:
+            delta = chunk.choices[0].text or ""
+            self._finish = chunk.choices[0].finish_reason or self._finish
+        self._text += delta
+        return CompletionResponse(
+            text=self._text,
+            delta=delta,
+            raw=chunk,
+            additional_kwargs={**_details(chunk, place), "finish_reason": self._finish},
+        )

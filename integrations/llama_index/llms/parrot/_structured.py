@@ -1,0 +1,152 @@
+"""Structured output: a pydantic class goes as `response_format`, so the answer fits it.
+
+The gateway's own models can write nothing but what fits, and upstreams mostly honour the field;
+no tool call and no instructions in words are needed. Other ways (`pydantic_program_mode`) stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.types import PydanticProgramMode
+
+if TYPE_CHECKING:
+    from llama_index.core.program.utils import FlexibleModel
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class StructuredOutput(FunctionCallingLLM):
+    """The methods that return instances of a pydantic class."""
+
+    strict: bool
+
+    def structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """An instance of `output_cls`, written by the model.
+
+        Raises:
+            ValueError: the answer was cut off by max_tokens, or is not valid.
+        """
+        if not self._uses_response_format():
+            instance: Model = super().structured_predict(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+            return instance
+        messages, kwargs = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        return _parsed(output_cls, self.chat(messages, **kwargs))
+
+    async def astructured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """See `structured_predict`."""
+        if not self._uses_response_format():
+            instance: Model = await super().astructured_predict(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+            return instance
+        messages, kwargs = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        return _parsed(output_cls, await self.achat(messages, **kwargs))
+
+    def _structured_stream_call(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Model | list[Model] | FlexibleModel | list[FlexibleModel], None, None]:
+        if not self._uses_response_format():
+            yield from super()._structured_stream_call(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+            return
+        from llama_index.core.program.streaming_utils import process_streaming_content_incremental
+
+        messages, kwargs = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        current: Any = None
+        for response in self.stream_chat(messages, **kwargs):
+            current = process_streaming_content_incremental(response, output_cls, current)
+            yield current
+
+    async def _structured_astream_call(
+        self,
+        output_cls: type[Model],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Model | list[Model] | FlexibleModel | list[FlexibleModel], None]:
+        if not self._uses_response_format():
+            return await super()._structured_astream_call(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+        from llama_index.core.program.streaming_utils import process_streaming_content_incremental
+
+        messages, kwargs = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        stream = await self.astream_chat(messages, **kwargs)
+
+        async def generate() -> AsyncGenerator[Any, None]:
+            current: Any = None
+            async for response in stream:
+                current = process_streaming_content_incremental(response, output_cls, current)
+                yield current
+
+        return generate()
+
+    def _uses_response_format(self) -> bool:
+        return self.pydantic_program_mode == PydanticProgramMode.DEFAULT
+
+    def _structured_call(
+        self,
+        output_cls: type[BaseModel],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None,
+        prompt_args: dict[str, Any],
+    ) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
+        messages = self._extend_messages(prompt.format_messages(**prompt_args))
+        kwargs = {**(llm_kwargs or {}), "response_format": response_format(output_cls, self.strict)}
+        kwargs.pop("tool_choice", None)
+        return messages, kwargs
+
+
+def response_format(output_cls: type[BaseModel], strict: bool) -> dict[str, Any]:
+    """`response_format` of a class; the gateway's own models follow it, strict or not."""
+    schema = output_cls.model_json_schema()
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", output_cls.__name__)[:64]
+    described = {"name": name, "schema": closed(schema) if strict else schema, "strict": strict}
+    return {"type": "json_schema", "json_schema": described}
+
+
+def closed(schema: Any) -> Any:
+    """A schema as OpenAI's strict mode wants it: objects closed, all their properties required."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    below = {name: closed(value) for name, value in schema.items()}
+    if isinstance(below.get("properties"), dict):
+        below |= {"additionalProperties": False, "required": list(below["properties"])}
+    return below
+
+
+def _parsed(output_cls: type[Model], response: Any) -> Model:
+    text = response.message.content or ""
+    if response.additional_kwargs.get("finish_reason") == "length":
+        raise ValueError(
+            f"The {output_cls.__name__} was cut off at max_tokens: raise it. So far: {text[:200]}"
+        )
+    return output_cls.model_validate_json(text)

@@ -1,0 +1,90 @@
+"""How much text goes into a model: what `GET /v1/models` says, in LlamaIndex's own tokens.
+
+LlamaIndex packs prompts by counting tokens with a tokenizer of its own (`Settings.tokenizer`, of
+GPT-3.5 unless set), whatever the model. A text that it takes for 2,000 tokens may be 2,300 of the
+model's. So the window is told in LlamaIndex's tokens: one text is counted both ways, and the
+model's window divided by the ratio.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.utils import get_tokenizer
+from llama_index.llms.parrot._client import Connection
+
+#: English prose in both tokenizers; Lewis Carroll, "Alice's Adventures in Wonderland".
+SAMPLE = (
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having "
+    "nothing to do: once or twice she had peeped into the book her sister was reading, but it had "
+    'no pictures or conversations in it, "and what is the use of a book," thought Alice "without '
+    'pictures or conversations?" So she was considering in her own mind (as well as she could, for '
+    "the hot day made her feel very sleepy and stupid), whether the pleasure of making a "
+    "daisy-chain would be worth the trouble of getting up and picking the daisies, when suddenly a "
+    "White Rabbit with pink eyes ran close by her."
+)
+#: Texts differ from the sample, and a chat template adds some tokens.
+MARGIN = 1.08
+#: What the gateway calls its own models' owner.
+OWN = "parrot-gateway"
+#: A reference of the gateway; its last letters are a checksum, which only the gateway knows.
+REFERENCE = re.compile(r"\[\[parrot:[a-z0-9]+\]\]")
+
+
+class Window(NamedTuple):
+    """How much goes into a model.
+
+    Attributes:
+        tokens: the window, in LlamaIndex's tokens.
+        ratio: the model's tokens for each of LlamaIndex's, margin included.
+        is_final: whether asking again would tell nothing new.
+    """
+
+    tokens: int
+    ratio: float
+    is_final: bool
+
+
+def ask_window(client: Any, where: Connection, model: str) -> Window:
+    """The window of a model: two requests, or one for models of upstreams.
+
+    Models that tell no window get LlamaIndex's `DEFAULT_CONTEXT_WINDOW`.
+
+    Raises:
+        openai.APIError: no gateway there, or a wrong key.
+    """
+    listed = client.get("/models", cast_to=object)["data"]
+    found: dict[str, Any] = next((item for item in listed if item["id"] == model), {})
+    longest = found.get("max_model_len")
+    if not isinstance(longest, int):
+        # A model of ours whose engine is still loading tells its window later.
+        return Window(DEFAULT_CONTEXT_WINDOW, 1.0, is_final=found.get("owned_by") != OWN)
+    body = {"model": model, "prompt": SAMPLE}
+    counted = client.post(f"{where.root}/tokenize", body=body, cast_to=object)["count"]
+    ratio = max(1.0, counted / len(get_tokenizer()(SAMPLE))) * MARGIN
+    return Window(math.floor(longest / ratio), ratio, is_final=True)
+
+
+def reference_counter(
+    base: Callable[[str], list[Any]], reference_tokens: int
+) -> Callable[[str], list[Any]]:
+    """A tokenizer in which a reference weighs as much as the text that it stands for may.
+
+    Args:
+        base: tokenizes everything else.
+        reference_tokens: the most that a deferred call writes, in tokens of `base`.
+
+    Returns:
+        tokenizer for counting only: each reference is so many zeros.
+    """
+
+    def tokenize(text: str) -> list[Any]:
+        parts = REFERENCE.split(text)
+        tokens = [token for part in parts if part for token in base(part)]
+        return tokens + [0] * (reference_tokens * (len(parts) - 1))
+
+    return tokenize

@@ -1,0 +1,571 @@
+"""`Parrot`: a LlamaIndex model on Parrot Gateway.
+
+The class alone; the wire form is in `_messages`, what LlamaIndex's spans say of a call in
+`linking`, structured output in `_structured`, the model's window in `_window`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llama_index.core.base.llms.generic_utils import (
+    achat_to_completion_decorator,
+    acompletion_to_chat_decorator,
+    astream_chat_to_completion_decorator,
+    astream_completion_to_chat_decorator,
+    chat_to_completion_decorator,
+    completion_to_chat_decorator,
+    stream_chat_to_completion_decorator,
+    stream_completion_to_chat_decorator,
+)
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.llms.utils import parse_partial_json
+from llama_index.core.utils import get_tokenizer
+from llama_index.llms.parrot import linking
+from llama_index.llms.parrot._client import Clients, Connection, connection
+from llama_index.llms.parrot._deferred import resolvable, resolved
+from llama_index.llms.parrot._errors import explained
+from llama_index.llms.parrot._fields import merge_linked, take_fields
+from llama_index.llms.parrot._messages import (
+    ChatAssembly,
+    CompletionAssembly,
+    chat_response,
+    completion_response,
+    place_of,
+    to_wire,
+)
+from llama_index.llms.parrot._structured import StructuredOutput, closed
+from llama_index.llms.parrot._window import Window, ask_window, reference_counter
+from pydantic import AliasChoices
+
+if TYPE_CHECKING:
+    from llama_index.core.tools.types import BaseTool
+
+T = TypeVar("T")
+
+
+class Parrot(StructuredOutput):
+    """A model behind a Parrot Gateway.
+
+    Takes what LlamaIndex's OpenAI model takes, and in addition what the gateway can do: the
+    fields `session` to `defer` below, each also as a keyword argument of a single call. Calls
+    made by query engines, chat engines, agents and functions with `@dispatcher.span` are linked:
+    the gateway learns which belong together, and shows them at `/v1/sessions/{id}/graph`.
+
+    No request is made before the first call or the first look at `metadata`.
+
+    Examples:
+        ```python
+        from llama_index.llms.parrot import Parrot
+
+        llm = Parrot(model="parrot-demo", max_tokens=60)
+        print(llm.complete("Once upon a time"))
+        ```
+    """
+
+    model: str = Field(description="A model that the gateway serves, or an alias.")
+    base_url: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("base_url", "api_base"),
+        description=(
+            "Where the gateway is, up to /v1; else PARROT_BASE_URL, OPENAI_API_BASE or "
+            "OPENAI_BASE_URL, else http://127.0.0.1:8000/v1."
+        ),
+    )
+    api_key: str | None = Field(
+        default=None,
+        exclude=True,
+        repr=False,
+        description="The gateway's key; else PARROT_API_KEY or OPENAI_API_KEY.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=0.0, le=2.0, description="If not set, the model's own."
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "The most tokens that a call writes. If not set, what the window leaves for chat, and "
+            f"{DEFAULT_NUM_OUTPUTS} for completions."
+        ),
+    )
+    timeout: float = Field(default=600.0, gt=0, description="Of one request, in seconds.")
+    max_retries: int = Field(default=3, ge=0, description="Of requests that may be repeated.")
+    additional_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="More fields of the request's body: seed, stop, top_k, …",
+    )
+    default_headers: dict[str, str] | None = Field(
+        default=None, exclude=True, repr=False, description="Sent with every request."
+    )
+    is_chat_model: bool = Field(
+        default=True, description="Whether to use /v1/chat/completions, or /v1/completions."
+    )
+    context_window: int | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "In tokens of LlamaIndex's tokenizer; if not set, from what the gateway says of the "
+            "model."
+        ),
+    )
+    strict: bool = Field(
+        default=False, description="Strict mode of tools and of structured output."
+    )
+    linking: bool = Field(
+        default=True, description="Whether to tell the gateway which calls belong together."
+    )
+
+    session: str | None = Field(default=None, description="Instead of the root span.")
+    output: str | None = Field(default=None, description="Name of the variable to fill.")
+    inputs: dict[str, Any] | None = Field(
+        default=None, description="What {{placeholders}} of the prompt stand for."
+    )
+    objective: str | None = Field(default=None, description="latency, throughput, deadline=2s, …")
+    transform: str | None = Field(
+        default=None, description="What is done to the text before it fills its variable."
+    )
+    context: str | None = Field(default=None, description="A named context to go on from.")
+    priority: int | None = Field(default=None, description="Larger runs earlier.")
+    dedupe: bool | None = Field(
+        default=None, description="False: run a deferred call even if an identical one was run."
+    )
+    name: str | None = Field(default=None, description="What pictures of the graph call it.")
+    group: str | None = Field(
+        default=None, description="Calls of a session with the same group are one task group."
+    )
+    defer: bool = Field(
+        default=False,
+        description="Answer at once with a reference to the text, which `resolve` turns into it.",
+    )
+
+    _clients: Clients = PrivateAttr(default_factory=Clients)
+    _windows: dict[Any, Window] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, context: Any) -> None:
+        """Begin to watch spans, before the first call is made."""
+        super().model_post_init(context)
+        if self.linking:
+            linking.install()
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of the class in serialised components."""
+        return "parrot_llm"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex asks of a model; the first look asks the gateway.
+
+        Raises:
+            openai.APIError: no gateway there, or a wrong key; the message says what to do.
+        """
+        return LLMMetadata(
+            context_window=self.context_window or self._window().tokens,
+            num_output=self.max_tokens or -1,
+            is_chat_model=self.is_chat_model,
+            is_function_calling_model=self.is_chat_model,
+            model_name=self.model,
+            system_role=MessageRole.SYSTEM,
+        )
+
+    def tokenizer(self) -> Callable[[str], list[Any]]:
+        """LlamaIndex's tokenizer, in which a reference weighs what its text may: for counting.
+
+        `Settings.tokenizer = llm.tokenizer()` makes splitters and prompt helpers see a deferred
+        text as `max_tokens` long. At most a quarter of the window, so that no splitter ever cuts
+        a reference in pieces.
+        """
+        window = self._window()
+        tokens = math.ceil((self.max_tokens or DEFAULT_NUM_OUTPUTS) / window.ratio)
+        return reference_counter(get_tokenizer(), min(tokens, window.tokens // 4))
+
+    # -- deferred texts -----------------------------------------------------------------------
+
+    def resolve(self, value: T, timeout: float | None = None) -> T:
+        """The same with texts in place of references, waited for.
+
+        Args:
+            value: a text, a response of a query engine or of a model, or any JSON value.
+            timeout: in seconds; else the gateway's `server.call_timeout_s`.
+
+        Raises:
+            openai.APIError: a call failed, expired or took too long; the message says what to do.
+            TypeError: a streaming response, which has to be read first.
+        """
+        body = resolvable(value)
+        if body is None:
+            return value
+        where = self._connection()
+        with explained(where.base_url):
+            answer = self._clients.sync_client(where).post(
+                "/resolve", cast_to=object, **_resolve_arguments(body, timeout)
+            )
+        return resolved(value, answer)
+
+    async def aresolve(self, value: T, timeout: float | None = None) -> T:
+        """See `resolve`."""
+        body = resolvable(value)
+        if body is None:
+            return value
+        where = self._connection()
+        with explained(where.base_url):
+            answer = await self._clients.async_client(where).post(
+                "/resolve", cast_to=object, **_resolve_arguments(body, timeout)
+            )
+        return resolved(value, answer)
+
+    # -- the methods of a model ---------------------------------------------------------------
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer messages."""
+        if self.is_chat_model:
+            return self._chat(messages, **kwargs)
+        response: ChatResponse = completion_to_chat_decorator(self._complete)(messages, **kwargs)
+        return response
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Go on with a text (`is_chat_model=False`), or answer it as a message."""
+        prompt = self._formatted(prompt, formatted)
+        if not self.is_chat_model:
+            return self._complete(prompt, **kwargs)
+        response: CompletionResponse = chat_to_completion_decorator(self._chat)(prompt, **kwargs)
+        return response
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer messages, piece by piece; the last piece has the token counts."""
+        if self.is_chat_model:
+            return self._stream_chat(messages, **kwargs)
+        stream: ChatResponseGen = stream_completion_to_chat_decorator(self._stream_complete)(
+            messages, **kwargs
+        )
+        return stream
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """See `complete` and `stream_chat`."""
+        prompt = self._formatted(prompt, formatted)
+        if not self.is_chat_model:
+            return self._stream_complete(prompt, **kwargs)
+        stream: CompletionResponseGen = stream_chat_to_completion_decorator(self._stream_chat)(
+            prompt, **kwargs
+        )
+        return stream
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """See `chat`."""
+        if self.is_chat_model:
+            return await self._achat(messages, **kwargs)
+        response: ChatResponse = await acompletion_to_chat_decorator(self._acomplete)(
+            messages, **kwargs
+        )
+        return response
+
+    @llm_completion_callback()
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        """See `complete`."""
+        prompt = self._formatted(prompt, formatted)
+        if not self.is_chat_model:
+            return await self._acomplete(prompt, **kwargs)
+        response: CompletionResponse = await achat_to_completion_decorator(self._achat)(
+            prompt, **kwargs
+        )
+        return response
+
+    @llm_chat_callback()
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """See `stream_chat`."""
+        if self.is_chat_model:
+            return await self._astream_chat(messages, **kwargs)
+        stream: ChatResponseAsyncGen = await astream_completion_to_chat_decorator(
+            self._astream_complete
+        )(messages, **kwargs)
+        return stream
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """See `stream_complete`."""
+        prompt = self._formatted(prompt, formatted)
+        if not self.is_chat_model:
+            return await self._astream_complete(prompt, **kwargs)
+        stream: CompletionResponseAsyncGen = await astream_chat_to_completion_decorator(
+            self._astream_chat
+        )(prompt, **kwargs)
+        return stream
+
+    # -- tools --------------------------------------------------------------------------------
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: str | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Arguments of `chat`: messages, tools, and whether and which ones have to be called."""
+        messages = list(chat_history or [])
+        if user_msg is not None:
+            if isinstance(user_msg, str):
+                user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+            messages.append(user_msg)
+        arguments: dict[str, Any] = {"messages": messages, **kwargs}
+        if not tools:
+            return arguments
+        arguments["tools"] = [
+            _tool_spec(tool, self.strict if strict is None else strict) for tool in tools
+        ]
+        if tool_choice is None:
+            tool_choice = "required" if tool_required else "auto"
+        elif isinstance(tool_choice, str) and tool_choice not in ("none", "auto", "required"):
+            tool_choice = {"type": "function", "function": {"name": tool_choice}}
+        arguments["tool_choice"] = tool_choice
+        arguments["parallel_tool_calls"] = allow_parallel_tool_calls
+        return arguments
+
+    def _validate_chat_with_tools_response(
+        self,
+        response: ChatResponse,
+        tools: Sequence[BaseTool],
+        allow_parallel_tool_calls: bool = False,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """Where one call was asked for, keep the first: not every model can be told to."""
+        if not allow_parallel_tool_calls:
+            blocks = response.message.blocks
+            calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
+            response.message.blocks = [block for block in blocks if block not in calls[1:]]
+        return response
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls of a response; arguments of a stream may still be incomplete.
+
+        Raises:
+            ValueError: there are none, and `error_on_no_tool_call`.
+        """
+        blocks = response.message.blocks
+        calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise ValueError(
+                "The model called no tool. tool_required=True makes it; it said: "
+                f"{(response.message.content or '')[:200]!r}"
+            )
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or "",
+                tool_name=call.tool_name,
+                tool_kwargs=_arguments_of(call),
+            )
+            for call in calls
+        ]
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _connection(self) -> Connection:
+        return connection(
+            self.base_url, self.api_key, self.timeout, self.max_retries, self.default_headers
+        )
+
+    def _window(self) -> Window:
+        where = self._connection()
+        # The window is counted in tokens of LlamaIndex's tokenizer, which may be set later.
+        key = (where, self.model, get_tokenizer())
+        window = self._windows.get(key)
+        if window is None:
+            with explained(where.base_url):
+                window = ask_window(self._clients.sync_client(where), where, self.model)
+            if window.is_final:
+                self._windows[key] = window
+        return window
+
+    def _formatted(self, prompt: str, formatted: bool) -> str:
+        if formatted or self.is_chat_model or self.completion_to_prompt is None:
+            return prompt
+        return self.completion_to_prompt(prompt)
+
+    def _linked(self) -> Mapping[str, str]:
+        return linking.fields_of_call() if self.linking else {}
+
+    async def _alinked(self) -> Mapping[str, str]:
+        if self.linking:
+            await linking.siblings_begun()
+        return self._linked()
+
+    def _request(
+        self, kwargs: dict[str, Any], linked: Mapping[str, str], *, stream: bool
+    ) -> dict[str, Any]:
+        """Arguments of the client's `create`, all but messages or prompt.
+
+        Everything goes by `extra_body`: the gateway takes fields that the client has no name for.
+        """
+        kwargs = {**self.additional_kwargs, **kwargs}
+        is_deferred_call = "defer" in kwargs
+        fields = take_fields(kwargs, self)
+        arguments: dict[str, Any] = {
+            name: kwargs.pop(name)
+            for name in ("extra_headers", "extra_query", "timeout")
+            if name in kwargs
+        }
+        body: dict[str, Any] = {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "stream_options": {"include_usage": True},
+            **kwargs.pop("extra_body", {}),
+            **kwargs,
+        }
+        if not stream:
+            del body["stream_options"]
+        if not self.is_chat_model and body["max_tokens"] is None:
+            # OpenAI's default is 16; LlamaIndex leaves room for this many.
+            body["max_tokens"] = DEFAULT_NUM_OUTPUTS
+        if not is_deferred_call and (body.get("tools") or body.get("response_format")):
+            # Read at once by whoever asked, and calls of tools are no text.
+            fields.pop("defer", None)
+        fields = {**merge_linked(fields, linked), **body.pop("parrot", {})}
+        if fields:
+            body["parrot"] = fields
+        return {
+            "model": body.pop("model", self.model),
+            "stream": stream,
+            "extra_body": {name: value for name, value in body.items() if value is not None},
+            **arguments,
+        }
+
+    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        request = self._request(kwargs, self._linked(), stream=False)
+        where = self._connection()
+        with explained(where.base_url):
+            create = self._clients.sync_client(where).chat.completions.with_raw_response.create
+            raw = create(messages=to_wire(messages), **request)
+            return chat_response(raw.parse(), place_of(raw.headers))
+
+    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        request = self._request(kwargs, await self._alinked(), stream=False)
+        where = self._connection()
+        with explained(where.base_url):
+            create = self._clients.async_client(where).chat.completions.with_raw_response.create
+            raw = await create(messages=to_wire(messages), **request)
+            return chat_response(raw.parse(), place_of(raw.headers))
+
+    def _complete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
+        request = self._request(kwargs, self._linked(), stream=False)
+        where = self._connection()
+        with explained(where.base_url):
+            create = self._clients.sync_client(where).completions.with_raw_response.create
+            raw = create(prompt=prompt, **request)
+            return completion_response(raw.parse(), place_of(raw.headers))
+
+    async def _acomplete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
+        request = self._request(kwargs, await self._alinked(), stream=False)
+        where = self._connection()
+        with explained(where.base_url):
+            create = self._clients.async_client(where).completions.with_raw_response.create
+            raw = await create(prompt=prompt, **request)
+            return completion_response(raw.parse(), place_of(raw.headers))
+
+    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        request = self._request(kwargs, self._linked(), stream=True)
+        create = self._clients.sync_client(self._connection()).chat.completions
+        return self._chunks(create, {"messages": to_wire(messages), **request}, ChatAssembly())
+
+    def _stream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseGen:
+        request = self._request(kwargs, self._linked(), stream=True)
+        create = self._clients.sync_client(self._connection()).completions
+        return self._chunks(create, {"prompt": prompt, **request}, CompletionAssembly())
+
+    async def _astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        request = self._request(kwargs, await self._alinked(), stream=True)
+        create = self._clients.async_client(self._connection()).chat.completions
+        return self._achunks(create, {"messages": to_wire(messages), **request}, ChatAssembly())
+
+    async def _astream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseAsyncGen:
+        request = self._request(kwargs, await self._alinked(), stream=True)
+        create = self._clients.async_client(self._connection()).completions
+        return self._achunks(create, {"prompt": prompt, **request}, CompletionAssembly())
+
+    def _chunks(
+        self, resource: Any, request: dict[str, Any], assembly: ChatAssembly | CompletionAssembly
+    ) -> Generator[Any, None, None]:
+        # NOTE: the request is made when the first piece is asked for, but what the spans say of
+        # it was read before: by then the program may be in another one.
+        with explained(self._connection().base_url):
+            raw = resource.with_raw_response.create(**request)
+            place = place_of(raw.headers)
+            with raw.parse() as stream:
+                for chunk in stream:
+                    yield assembly.add(chunk, place)
+
+    async def _achunks(
+        self, resource: Any, request: dict[str, Any], assembly: ChatAssembly | CompletionAssembly
+    ) -> AsyncGenerator[Any, None]:
+        with explained(self._connection().base_url):
+            raw = await resource.with_raw_response.create(**request)
+            place = place_of(raw.headers)
+            async with raw.parse() as stream:
+                async for chunk in stream:
+                    yield assembly.add(chunk, place)
+
+
+def _resolve_arguments(body: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+    # Not repeated: what failed stays failed, and the gateway has waited already.
+    options: dict[str, Any] = {"max_retries": 0}
+    if timeout is not None:
+        body = {**body, "timeout": timeout}
+        options["timeout"] = timeout + 5.0
+    return {"body": body, "options": options}
+
+
+def _tool_spec(tool: BaseTool, strict: bool) -> dict[str, Any]:
+    spec: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
+    if strict:
+        function = spec["function"]
+        function["strict"] = True
+        function["parameters"] = closed(function["parameters"])
+    return spec
+
+
+def _arguments_of(call: ToolCallBlock) -> dict[str, Any]:
+    if not isinstance(call.tool_kwargs, str):
+        return call.tool_kwargs
+    try:
+        arguments = parse_partial_json(call.tool_kwargs)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}

@@ -1,0 +1,207 @@
+"""What LlamaIndex's instrumentation says of a call: session, run, parent, name and group.
+
+LlamaIndex opens a span around every step (`ClassName.method-uuid`) and keeps the innermost one's
+id in a context variable. A span handler on the root dispatcher remembers how they nest. From that
+follow the fields of the body's `parrot` object, without a change in anybody's program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from llama_index.core.base.llms.base import BaseLLM
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.instrumentation.span import BaseSpan, active_span_id
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.types import BasePydanticProgram
+from llama_index_instrumentation import get_dispatcher
+
+#: Spans that are remembered; those entered longest ago are forgotten first.
+MAX_SPANS = 10_000
+#: Steps between a call and the root that are looked at.
+MAX_DEPTH = 64
+#: Longest name that the gateway takes.
+MAX_NAME = 256
+
+
+class Span:
+    """One step of a program.
+
+    Attributes:
+        id: as LlamaIndex calls it.
+        parent: the step that it is part of.
+        root_id: of the outermost step.
+        label: what to show of it; empty for models and programs, which say nothing of the
+            application.
+        is_model: whether it is a method of a model.
+        place: the task or thread that it runs in.
+        owner: the nearest step around it that runs in another task: what it is a branch of.
+        branches: ids of steps that run now, each in another task and right below this one.
+    """
+
+    __slots__ = ("branches", "id", "is_model", "label", "owner", "parent", "place", "root_id")
+
+    def __init__(self, id: str, instance: object, parent: Span | None, parent_id: str | None):
+        self.id = id
+        self.parent = parent
+        self.root_id: str = parent.root_id if parent is not None else parent_id or id
+        self.is_model = isinstance(instance, BaseLLM)
+        self.label = _label(id, instance)
+        self.place = _place()
+        self.branches: set[str] = set()
+        self.owner: Span | None = None
+        if parent is not None:
+            is_branch = parent.place != self.place
+            self.owner = parent if is_branch else parent.owner
+
+
+class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
+    """Remembers how spans nest, within `MAX_SPANS`; thread-safe.
+
+    NOTE: spans are kept beyond their end, because a stream, or a task that nobody waited for,
+    may make calls after it.
+    """
+
+    _spans: OrderedDict[str, Span] = PrivateAttr(default_factory=OrderedDict)
+    _guard: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+
+    def __init__(self) -> None:
+        super().__init__(open_spans={}, completed_spans=[], dropped_spans=[], current_span_ids={})
+
+    @classmethod
+    def class_name(cls) -> str:
+        """See `BaseSpanHandler`."""
+        return "LinkingSpanHandler"
+
+    def span_enter(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any | None = None,
+        parent_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Remember a span."""
+        with self._guard:
+            parent = self._spans.get(parent_id) if parent_id is not None else None
+            span = Span(id_, instance, parent, parent_id)
+            if parent is not None:
+                self._spans.move_to_end(parent.id)
+                if span.owner is parent:
+                    parent.branches.add(id_)
+            self._spans[id_] = span
+            while len(self._spans) > MAX_SPANS:
+                _, oldest = self._spans.popitem(last=False)
+                # Else a chain of steps, each begun by the one before, would never be freed.
+                oldest.parent = oldest.owner = None
+
+    def span_exit(self, id_: str, *args: Any, **kwargs: Any) -> None:
+        """A span has ended: it is no running branch any more."""
+        self._ended(id_)
+
+    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
+        """A span has failed."""
+        self._ended(id_)
+
+    def _ended(self, id_: str) -> None:
+        with self._guard:
+            span = self._spans.get(id_)
+            if span is not None and span.owner is not None:
+                span.owner.branches.discard(id_)
+
+    def new_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
+        """None: this handler keeps spans of its own."""
+        return None
+
+    def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
+        """See `new_span`."""
+        return None
+
+    def prepare_to_drop_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
+        """See `new_span`."""
+        return None
+
+    def fields_of(self, span_id: str) -> dict[str, str]:
+        """The fields of a call that is made within a span."""
+        with self._guard:
+            call = self._spans.get(span_id)
+            step = call
+            for _ in range(MAX_DEPTH):
+                if step is None or not step.is_model:
+                    break
+                step = step.parent
+            if call is None or step is None or step.is_model:
+                return {}
+            fields = {
+                "session": call.root_id[-MAX_NAME:],
+                "run": call.id[-MAX_NAME:],
+                "parent": step.id[-MAX_NAME:],
+            }
+            if call.owner is not None and len(call.owner.branches) > 1:
+                fields["group"] = call.owner.id[-MAX_NAME:]
+            shown: Span | None = step
+            for _ in range(MAX_DEPTH):
+                if shown is None:
+                    break
+                if shown.label:
+                    fields["name"] = shown.label[-MAX_NAME:]
+                    break
+                shown = shown.parent
+            return fields
+
+
+_handler: LinkingSpanHandler | None = None
+_installing = threading.Lock()
+
+
+def install() -> LinkingSpanHandler:
+    """The handler, on the root dispatcher from the first call on."""
+    global _handler
+    with _installing:
+        if _handler is None:
+            _handler = LinkingSpanHandler()
+            get_dispatcher().add_span_handler(_handler)
+        return _handler
+
+
+def fields_of_call() -> dict[str, str]:
+    """What the spans say of the call that is being made, as fields of the body's `parrot` object.
+
+    Returns:
+        `session` (the root span), `run` (the model's span), `parent` (the step around the model),
+        `name` (the class of that step, or the function), `group` (the step that runs several
+        branches at once, of which this is one). Empty for a call that is part of nothing.
+    """
+    span_id = active_span_id.get()
+    return install().fields_of(span_id) if span_id is not None else {}
+
+
+async def siblings_begun() -> None:
+    """Let tasks that were made together with this one come to their own calls.
+
+    `asyncio.gather` starts its tasks one after the other; each runs until it waits. After this
+    moment all of them have entered their spans, and the first one knows that it is a branch.
+    """
+    await asyncio.sleep(0)
+
+
+def _place() -> object:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else ("task", id(task))
+
+
+def _label(span_id: str, instance: object) -> str:
+    if isinstance(instance, BaseLLM | BasePydanticProgram):
+        return ""
+    if instance is not None:
+        return type(instance).__name__
+    # `module.<locals>.function-uuid`: the function itself.
+    return span_id[:-37].rpartition("<locals>.")[2]
