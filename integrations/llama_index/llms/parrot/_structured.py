@@ -124,10 +124,13 @@ class StructuredOutput(FunctionCallingLLM):
 
 
 def response_format(output_cls: type[BaseModel], strict: bool) -> dict[str, Any]:
-    """`response_format` of a class; the gateway's own models follow it, strict or not."""
+    """`response_format` of a class; the gateway's own models follow it, strict or not.
+
+    Objects are closed either way: a model that can go on with more properties likes to.
+    """
     schema = output_cls.model_json_schema()
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", output_cls.__name__)[:64]
-    described = {"name": name, "schema": closed(schema) if strict else schema, "strict": strict}
+    described = {"name": name, "schema": closed(schema), "strict": strict}
     return {"type": "json_schema", "json_schema": described}
 
 

@@ -195,7 +195,8 @@ class Parrot(StructuredOutput):
         """
         window = self._window()
         tokens = math.ceil((self.max_tokens or DEFAULT_NUM_OUTPUTS) / window.ratio)
-        return reference_counter(get_tokenizer(), min(tokens, window.tokens // 4))
+        room = self.context_window or window.tokens
+        return reference_counter(get_tokenizer(), min(tokens, room // 4))
 
     # -- deferred texts -----------------------------------------------------------------------
 

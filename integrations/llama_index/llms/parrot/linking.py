@@ -37,19 +37,17 @@ class Span:
         root_id: of the outermost step.
         label: what to show of it; empty for models and programs, which say nothing of the
             application.
-        is_model: whether it is a method of a model.
         place: the task or thread that it runs in.
         owner: the nearest step around it that runs in another task: what it is a branch of.
         branches: ids of steps that run now, each in another task and right below this one.
     """
 
-    __slots__ = ("branches", "id", "is_model", "label", "owner", "parent", "place", "root_id")
+    __slots__ = ("branches", "id", "label", "owner", "parent", "place", "root_id")
 
     def __init__(self, id: str, instance: object, parent: Span | None, parent_id: str | None):
         self.id = id
         self.parent = parent
         self.root_id: str = parent.root_id if parent is not None else parent_id or id
-        self.is_model = isinstance(instance, BaseLLM)
         self.label = _label(id, instance)
         self.place = _place()
         self.branches: set[str] = set()
@@ -132,27 +130,21 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
             call = self._spans.get(span_id)
             step = call
             for _ in range(MAX_DEPTH):
-                if step is None or not step.is_model:
+                if step is None or step.label:
                     break
                 step = step.parent
-            if call is None or step is None or step.is_model:
+            if call is None or step is None or not step.label:
                 return {}
             fields = {
-                "session": call.root_id[-MAX_NAME:],
-                "run": call.id[-MAX_NAME:],
-                "parent": step.id[-MAX_NAME:],
+                "session": call.root_id,
+                "run": call.id,
+                "parent": step.id,
+                "name": step.label,
             }
             if call.owner is not None and len(call.owner.branches) > 1:
-                fields["group"] = call.owner.id[-MAX_NAME:]
-            shown: Span | None = step
-            for _ in range(MAX_DEPTH):
-                if shown is None:
-                    break
-                if shown.label:
-                    fields["name"] = shown.label[-MAX_NAME:]
-                    break
-                shown = shown.parent
-            return fields
+                fields["group"] = call.owner.id
+            # Ids end with what is unique in them.
+            return {name: text[-MAX_NAME:] for name, text in fields.items()}
 
 
 _handler: LinkingSpanHandler | None = None
@@ -173,9 +165,10 @@ def fields_of_call() -> dict[str, str]:
     """What the spans say of the call that is being made, as fields of the body's `parrot` object.
 
     Returns:
-        `session` (the root span), `run` (the model's span), `parent` (the step around the model),
-        `name` (the class of that step, or the function), `group` (the step that runs several
-        branches at once, of which this is one). Empty for a call that is part of nothing.
+        `session` (the root span), `run` (the model's span), `parent` (the step around it that is
+        neither a model's nor a program's), `name` (the class of that step, or the function),
+        `group` (the step that runs several branches at once, of which this is one). Empty for a
+        call that is part of nothing.
     """
     span_id = active_span_id.get()
     return install().fields_of(span_id) if span_id is not None else {}
