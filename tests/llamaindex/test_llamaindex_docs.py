@@ -1,0 +1,73 @@
+"""The guide to the LlamaIndex model knows every setting, and the examples run as printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from harness.processes import API_KEY, GatewayProcess
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.llms.parrot import Parrot
+from llama_index.llms.parrot._window import REFERENCE
+
+ROOT = Path(__file__).parent.parent.parent
+GUIDE = (ROOT / "docs" / "llama-index.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "llamaindex_tree_summary.py"
+
+
+def example_of(text: str, heading: str) -> str:
+    section = text.split(f"# {heading}\n")[1]
+    return re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[0]
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    table = GUIDE.split("## Settings\n")[1].split("\n\n")[1]
+    documented = set()
+    for line in table.splitlines()[2:]:
+        documented |= set(re.findall(r"`(\w+)`", line.split("|")[1]))
+    own = set(Parrot.model_fields) - set(FunctionCallingLLM.model_fields)
+    assert documented - {"api_base"} == own
+
+
+@pytest.mark.parametrize("text", [README, GUIDE], ids=["README", "guide"])
+def test_the_example_runs_as_printed(
+    demo: GatewayProcess,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = example_of(text, "LlamaIndex")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    monkeypatch.setenv("PARROT_BASE_URL", demo.base_url)
+    monkeypatch.setenv("PARROT_API_KEY", API_KEY)
+    scope: dict[str, object] = {}
+    exec(code, scope)
+    printed = capsys.readouterr().out
+    assert printed.strip()
+    assert REFERENCE.search(printed) is None
+    assert REFERENCE.fullmatch(str(scope["response"]))
+
+
+def test_the_tree_summary_runs_and_compares(
+    demo: GatewayProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PARROT_API_KEY", API_KEY)
+    spec = importlib.util.spec_from_file_location("llamaindex_tree_summary", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CHARACTERS", 8_000)
+    call_by_call, deferred = module.main(demo.base_url, compare=True)
+    assert call_by_call.calls == deferred.calls >= 3
+    assert deferred.requests >= deferred.calls + 1
+    for ran in (call_by_call, deferred):
+        assert ran.text.strip()
+        assert REFERENCE.search(ran.text) is None
+        assert ran.filled_tokens > 1000
+    assert "tokens reused" in capsys.readouterr().out
