@@ -72,6 +72,7 @@ def talk(trace: Trace, number: int, tokens: list[int], **how: str) -> int:
     num_slots=st.integers(1, 40),
     chunk=st.integers(1, 4),
     is_late=st.booleans(),
+    speculative_tokens=st.sampled_from([0, 3]),
 )
 @settings(max_examples=40, deadline=None)
 def test_outputs_do_not_depend_on_the_host_tier(
@@ -84,6 +85,7 @@ def test_outputs_do_not_depend_on_the_host_tier(
     num_slots: int,
     chunk: int,
     is_late: bool,
+    speculative_tokens: int,
 ) -> None:
     engine, _ = scripted_engine(
         num_blocks=num_blocks,
@@ -91,6 +93,7 @@ def test_outputs_do_not_depend_on_the_host_tier(
         max_position=60,
         max_batch_size=max_batch_size,
         max_batch_tokens=max_batch_tokens,
+        speculative_tokens=speculative_tokens,
         copies=slots(num_slots, chunk=chunk, seed=seed if is_late else None),
     )
     check_program(Trace(engine), random_program(random.Random(seed), length=length))
