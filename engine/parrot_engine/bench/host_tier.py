@@ -146,12 +146,13 @@ def measure(
     alone = [driver.ask([tokens])[0] for tokens in again]
     after = engine.stats()
     found = (after.cached_tokens - before.cached_tokens) / sum(map(len, again))
-    # The oldest ones: with as many of the others behind them they are not on the device.
-    at_once = driver.ask(load.prompts[: load.fitting - 1])
+    # Each time others, of which the device has lost everything since.
+    first, second, third = (load.fitting * number for number in (1, 2, 3))
+    at_once = driver.ask(load.prompts[first : second - 1])
     vocab = runner.vocab_size
     own = min(_MAX_DECODE_TOKENS, len(load.prompts[0]) // 4)
     driver.start_others([random_tokens(own, vocab) for _ in range(_DECODES)])
-    beside = [driver.ask([tokens])[0] for tokens in load.prompts[load.fitting :][: load.fitting]]
+    beside = [driver.ask([tokens])[0] for tokens in load.prompts[second:third]]
     gaps = driver.stop_others()
     stats = engine.stats()
     engine.check_integrity()
@@ -342,6 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--host-min-tokens", type=int, help="measured when not given")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parsed = parser.parse_args(arguments)
+    if parsed.contexts < 2 * _OVERSIZE:
+        parser.error(f"--contexts: at least {2 * _OVERSIZE}")
     if not on_gpu:
         torch.set_num_threads(1)
     begin = time.perf_counter()
