@@ -195,6 +195,11 @@ def test_one_model_serves_several_event_loops(demo: GatewayProcess) -> None:
 def test_clients_of_ended_loops_leave_quietly(demo: GatewayProcess) -> None:
     llm = model(demo, max_tokens=2)
     asyncio.run(llm.acomplete("Hello."))
+
+    async def once() -> None:
+        await model(demo, max_tokens=2).acomplete("Hello.")
+
+    asyncio.run(once())
     complaints: list[dict[str, Any]] = []
 
     async def later() -> None:

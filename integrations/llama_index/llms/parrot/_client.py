@@ -71,7 +71,7 @@ class Clients:
         self._async: dict[asyncio.AbstractEventLoop, tuple[Connection, Any]] = {}
 
     def __del__(self) -> None:
-        self._forget_ended_loops()
+        self._forget(list(self._async))
 
     def sync_client(self, wanted: Connection) -> Any:
         """An `openai.OpenAI`; the one before, unless the connection has changed."""
@@ -88,7 +88,7 @@ class Clients:
         """An `openai.AsyncOpenAI` of the running loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            self._forget_ended_loops()
+            self._forget([each for each in self._async if each.is_closed()])
             kept = self._async.get(loop)
             if kept is None or kept[0] != wanted:
                 from openai import AsyncOpenAI
@@ -96,8 +96,8 @@ class Clients:
                 kept = self._async[loop] = wanted, AsyncOpenAI(**_arguments(wanted))
             return kept[1]
 
-    def _forget_ended_loops(self) -> None:
-        for loop in [loop for loop in self._async if loop.is_closed()]:
+    def _forget(self, loops: list[asyncio.AbstractEventLoop]) -> None:
+        for loop in loops:
             _, client = self._async.pop(loop)
             # NOTE: a client that is collected while some loop runs closes itself there, which
             # fails loudly if its own loop has ended. So it is told first that it is closed: the
