@@ -22,6 +22,8 @@ from langchain_parrot._deferred_errors import (  # noqa: E402
 )
 from langchain_parrot._errors import ParrotError, ParrotFeatureError  # noqa: E402
 from langchain_parrot.chat import ChatParrot  # noqa: E402
+from langchain_parrot.deferred import DeferredText  # noqa: E402
+from langchain_parrot.install import InstallError, install, uninstall  # noqa: E402
 from langchain_parrot.llm import ParrotLLM  # noqa: E402
 
 if TYPE_CHECKING:
@@ -48,8 +50,10 @@ __all__ = [
     "DeferredError",
     "DeferredExpiredError",
     "DeferredFailedError",
+    "DeferredText",
     "DeferredTimeoutError",
     "DeferredUnreachableError",
+    "InstallError",
     "ParrotAuthenticationError",
     "ParrotConflictError",
     "ParrotConnectionError",
@@ -68,6 +72,8 @@ __all__ = [
     "ParrotStreamError",
     "ParrotTimeoutError",
     "VersionError",
+    "install",
+    "uninstall",
 ]
 
 

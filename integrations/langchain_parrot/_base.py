@@ -24,6 +24,7 @@ from langchain_parrot._fields import ESSENTIAL, ParrotFields
 from langchain_parrot._messages import plain
 from langchain_parrot._resolver import GatewayResolver
 from langchain_parrot.deferred import DeferredText
+from langchain_parrot.linking import fields_here, fields_of_run
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 #: Where the address is looked for, in this order.
@@ -84,6 +85,12 @@ class Call(NamedTuple):
     def is_deferred(self) -> bool:
         """Whether it is answered with a reference."""
         return bool(self.parrot.get("defer"))
+
+    def for_each(self, prompts: int) -> list[Call]:
+        """One like it for each of so many prompts; the run that it is belongs to the first."""
+        parrot = {name: value for name, value in self.parrot.items() if name != "run"}
+        other = self._replace(body={**self.body, "parrot": parrot}, parrot=parrot)
+        return [self, *[other] * (prompts - 1)]
 
     def streamed(self) -> Call:
         """The same as a stream."""
@@ -295,6 +302,10 @@ class ParrotModel(ParrotFields):
         """
         arguments = dict(given)
         parrot = self.parrot_fields(arguments)
+        if self.linking:
+            # LangChain gives `_stream` of chat models no run manager.
+            linked = fields_here() if run_manager is None else fields_of_run(run_manager)
+            parrot = {**linked, **parrot}
         if "inputs" in parrot:
             parrot["inputs"] = {
                 name: plain(source) if isinstance(source, str) else source

@@ -60,12 +60,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, run_manager, kwargs)
-        with translated(self.base_url):
-            raw = self._clients.sync().chat.completions.with_raw_response.create(
-                **self._arguments(call, messages)
-            )
-        return self._result(call, raw.content, raw.headers)
+        return self._answer(self._call(stop, run_manager, kwargs), messages)
 
     async def _agenerate(
         self,
@@ -74,7 +69,16 @@ class ChatParrot(ParrotModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, run_manager, kwargs)
+        return await self._aanswer(self._call(stop, run_manager, kwargs), messages)
+
+    def _answer(self, call: Call, messages: Sequence[BaseMessage]) -> ChatResult:
+        with translated(self.base_url):
+            raw = self._clients.sync().chat.completions.with_raw_response.create(
+                **self._arguments(call, messages)
+            )
+        return self._result(call, raw.content, raw.headers)
+
+    async def _aanswer(self, call: Call, messages: Sequence[BaseMessage]) -> ChatResult:
         with translated(self.base_url):
             client = self._clients.of_running_loop()
             raw = await client.chat.completions.with_raw_response.create(
@@ -123,7 +127,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(stop, run_manager, kwargs)
         if call.is_deferred:
-            yield _as_chunk(self._generate(messages, stop, run_manager, **kwargs))
+            yield _as_chunk(self._answer(call, messages))
             return
         with translated(self.base_url):
             raw = self._clients.sync().chat.completions.with_raw_response.create(
@@ -148,7 +152,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self._call(stop, run_manager, kwargs)
         if call.is_deferred:
-            yield _as_chunk(await self._agenerate(messages, stop, run_manager, **kwargs))
+            yield _as_chunk(await self._aanswer(call, messages))
             return
         with translated(self.base_url):
             client = self._clients.of_running_loop()

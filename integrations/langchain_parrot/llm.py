@@ -55,18 +55,12 @@ class ParrotLLM(ParrotModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         call = self._call(stop, run_manager, kwargs)
-        if call.is_deferred and len(prompts) > 1:
-            first, *others = prompts
-            results = [self._generate([first], stop, run_manager, **kwargs)]
-            results += [self._generate([other], stop, None, **kwargs) for other in others]
-            return _side_by_side(results)
+        if call.is_deferred:
+            calls = zip(call.for_each(len(prompts)), prompts, strict=True)
+            return _side_by_side([self._answer(each, [prompt]) for each, prompt in calls])
         if self._shall_stream(len(prompts), call, kwargs):
             return _of_chunks(list(self._stream(prompts[0], stop, run_manager, **kwargs)))
-        with translated(self.base_url):
-            raw = self._clients.sync().completions.with_raw_response.create(
-                **self._arguments(call, prompts)
-            )
-        return self._result(call, len(prompts), raw.content, raw.headers)
+        return self._answer(call, prompts)
 
     async def _agenerate(
         self,
@@ -76,16 +70,25 @@ class ParrotLLM(ParrotModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         call = self._call(stop, run_manager, kwargs)
-        if call.is_deferred and len(prompts) > 1:
-            first, *others = prompts
-            submitted = [self._agenerate([first], stop, run_manager, **kwargs)]
-            submitted += [self._agenerate([other], stop, None, **kwargs) for other in others]
+        if call.is_deferred:
+            calls = zip(call.for_each(len(prompts)), prompts, strict=True)
+            submitted = [self._aanswer(each, [prompt]) for each, prompt in calls]
             return _side_by_side(await asyncio.gather(*submitted))
         if self._shall_stream(len(prompts), call, kwargs):
             chunks = [
                 chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)
             ]
             return _of_chunks(chunks)
+        return await self._aanswer(call, prompts)
+
+    def _answer(self, call: Call, prompts: list[str]) -> LLMResult:
+        with translated(self.base_url):
+            raw = self._clients.sync().completions.with_raw_response.create(
+                **self._arguments(call, prompts)
+            )
+        return self._result(call, len(prompts), raw.content, raw.headers)
+
+    async def _aanswer(self, call: Call, prompts: list[str]) -> LLMResult:
         with translated(self.base_url):
             client = self._clients.of_running_loop()
             raw = await client.completions.with_raw_response.create(
@@ -97,7 +100,6 @@ class ParrotLLM(ParrotModel, BaseLLM):
         """Whether `invoke` shall stream inside: only ever one prompt and one answer."""
         return (
             prompts == 1
-            and not call.is_deferred
             and call.body.get("n", 1) == 1
             and bool(given.get("stream", self.streaming))
         )
@@ -149,7 +151,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         call = self._call(stop, run_manager, kwargs)
         if call.is_deferred:
-            yield _as_chunk(self._generate([prompt], stop, run_manager, **kwargs))
+            yield _as_chunk(self._answer(call, [prompt]))
             return
         with translated(self.base_url):
             raw = self._clients.sync().completions.with_raw_response.create(
@@ -174,7 +176,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         call = self._call(stop, run_manager, kwargs)
         if call.is_deferred:
-            yield _as_chunk(await self._agenerate([prompt], stop, run_manager, **kwargs))
+            yield _as_chunk(await self._aanswer(call, [prompt]))
             return
         with translated(self.base_url):
             client = self._clients.of_running_loop()
