@@ -51,10 +51,17 @@ class ParserHandler(BaseCallbackHandler):
         """Fetch the value of what a parser was given, and put it there if it is a message."""
         if run.get("run_type") != "parser" or run.get("name") == StrOutputParser.__name__:
             return
-        if type(inputs) is DeferredText:
-            inputs.get()
-        else:
-            resolve_message(inputs)
+        try:
+            if type(inputs) is DeferredText:
+                inputs.get()
+            else:
+                resolve_message(inputs)
+        except BaseException:
+            # LangChain tells nobody the end of a run whose beginning failed.
+            from langchain_parrot.linking import run_tree
+
+            run_tree.forget(run["run_id"])
+            raise
 
 
 _HANDLER = ParserHandler()

@@ -236,6 +236,10 @@ class RunTree(BaseCallbackHandler):
                 continue
         steps[run_id] = step
 
+    def forget(self, run_id: UUID) -> None:
+        """Of a run whose end nobody will tell."""
+        self._steps.pop(run_id, None)
+
     def _ended(self, *_: Any, run_id: UUID, **__: Any) -> None:
         self._steps.pop(run_id, None)
 
