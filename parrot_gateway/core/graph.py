@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_gateway.core.objective import THROUGHPUT, Objective
@@ -33,9 +32,6 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
     "failed": frozenset(),
     "cancelled": frozenset(),
 }
-
-#: Members of a task group that are looked at to find two that can run side by side.
-MAX_MEMBERS_LOOKED_AT = 64
 
 
 class ForeignInput(NamedTuple):
@@ -279,32 +275,6 @@ class Graph:
     def members(self, group: str) -> Mapping[str, CallNode]:
         """The unfinished calls that their client says are in a group, by id, oldest first."""
         return self._groups.get(group, {})
-
-    def runs_side_by_side(self, group: str) -> bool:
-        """Whether two unfinished members of a group wait for no other member.
-
-        Of many members the first `MAX_MEMBERS_LOOKED_AT` are looked at.
-        """
-        members = self.members(group)
-        if len(members) < 2:
-            return False
-        looked_at = islice(members.values(), MAX_MEMBERS_LOOKED_AT)
-        free = (node for node in looked_at if not self._needs_one_of(node, members))
-        return next(free, None) is not None and next(free, None) is not None
-
-    def _needs_one_of(self, node: Node, members: Mapping[str, CallNode]) -> bool:
-        """Whether one of them writes what it reads, if need be through transforms."""
-        stack, seen = list(node.inputs), set[str]()
-        while stack:
-            producer = self.producer_of(stack.pop())
-            if producer is None or producer.is_finished or producer.id in seen:
-                continue
-            seen.add(producer.id)
-            if producer.id in members:
-                return True
-            if isinstance(producer, TransformNode):
-                stack.extend(producer.inputs)
-        return False
 
     def stage(self, node_id: str) -> int:
         """Length of the longest path that leads to a kept node: 0 without kept producers.

@@ -23,6 +23,7 @@ from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, stronger
 from parrot_gateway.core.session import Session
+from parrot_gateway.core.side_by_side import runs_side_by_side
 from parrot_gateway.core.variable import Variable
 
 _NOTHING = Deduction()
@@ -128,7 +129,7 @@ class Urgency:
         if members:
             known = self._declared.setdefault(session.id, {})
             declared = known.setdefault(group, _Declared())
-            stands = session.graph.runs_side_by_side(group)
+            stands = runs_side_by_side(session.graph, group)
             if stands != declared.stands:
                 declared.stands = stands
                 self._apply(session, members.values(), members)

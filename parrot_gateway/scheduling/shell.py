@@ -229,7 +229,8 @@ class SchedulerShell:
             self._stepping = False
 
     def _carry_out(self, action: Action, now: float) -> None:
-        # `Forget` needs nothing done: what a call left goes by its retention, oldest first.
+        # `Forget` goes no further: engines have no primitive that names cached blocks, and what an
+        # answer left there has hashes that only its engine knows. What was kept goes by age.
         if isinstance(action, Place):
             self._place(action)
         elif isinstance(action, Reject):

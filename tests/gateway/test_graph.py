@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from parrot_gateway.core.graph import CallNode, Graph, Node, TransformNode
+from parrot_gateway.core.side_by_side import runs_side_by_side
 from parrot_gateway.core.variable import Failure, Variable
 from parrot_gateway.exceptions import (
     CycleError,
@@ -157,7 +158,7 @@ class GraphMachine(RuleBasedStateMachine):
             members = {n for n, node in nodes.items() if getattr(node, "group", None) == group}
             assert set(found) == members
             free = [n for n in members if not {writers.get(v) for v in self.edges[n][0]} & members]
-            assert self.graph.runs_side_by_side(group) == (len(free) > 1)
+            assert runs_side_by_side(self.graph, group) == (len(free) > 1)
 
     @invariant()
     def ready_means_all_inputs_are_there(self) -> None:
