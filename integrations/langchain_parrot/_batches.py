@@ -25,14 +25,24 @@ class Batch:
     Attributes:
         id: of its own.
         outermost: id of the batch in which it all began; its own if it is that.
+        thread: the conversation of all its inputs, if their configuration names one. Steps of a
+            batch are not run within a configuration, as others are.
     """
 
-    __slots__ = ("id", "outermost")
+    __slots__ = ("id", "outermost", "thread")
 
-    def __init__(self, around: Batch | None) -> None:
+    def __init__(self, around: Batch | None, config: Any) -> None:
         self.outermost: str
+        self.thread: str | None
+        self.thread = _thread_of(config) or (around.thread if around else None)
         self.id = str(uuid.uuid4())
         self.outermost = self.id if around is None else around.outermost
+
+
+def _thread_of(config: Any) -> str | None:
+    configs = [config] if isinstance(config, dict) else config or ()
+    threads = {str((one.get("configurable") or {}).get("thread_id") or "") for one in configs}
+    return (threads.pop() or None) if len(threads) == 1 else None
 
 
 _batch: ContextVar[Batch | None] = ContextVar("langchain_parrot_batch", default=None)
@@ -44,11 +54,11 @@ def current_batch() -> Batch | None:
 
 
 @contextmanager
-def _fan_out(inputs: Sized) -> Iterator[None]:
+def _fan_out(inputs: Sized, config: Any) -> Iterator[None]:
     if len(inputs) < 2:
         yield
         return
-    token = _batch.set(Batch(_batch.get()))
+    token = _batch.set(Batch(_batch.get(), config))
     try:
         yield
     finally:
@@ -57,28 +67,30 @@ def _fan_out(inputs: Sized) -> Iterator[None]:
 
 def _wrap(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def batch(self: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
-        with _fan_out(inputs):
-            return method(self, inputs, *arguments, **named)
+    def batch(self: Any, inputs: Any, config: Any = None, **named: Any) -> Any:
+        with _fan_out(inputs, config):
+            return method(self, inputs, config, **named)
 
     return batch
 
 
 def _wrap_async(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    async def abatch(self: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
-        with _fan_out(inputs):
-            return await method(self, inputs, *arguments, **named)
+    async def abatch(self: Any, inputs: Any, config: Any = None, **named: Any) -> Any:
+        with _fan_out(inputs, config):
+            return await method(self, inputs, config, **named)
 
     return abatch
 
 
 def _wrap_as_completed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def batch_as_completed(self: Any, inputs: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
-        results = method(self, inputs, *arguments, **named)
+    def batch_as_completed(
+        self: Any, inputs: Any, config: Any = None, **named: Any
+    ) -> Iterator[Any]:
+        results = method(self, inputs, config, **named)
         # All inputs are started before the first result is given out.
-        with _fan_out(inputs):
+        with _fan_out(inputs, config):
             first = next(results, results)
         if first is not results:
             yield first
@@ -90,10 +102,10 @@ def _wrap_as_completed(method: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_async_as_completed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     async def abatch_as_completed(
-        self: Any, inputs: Any, *arguments: Any, **named: Any
+        self: Any, inputs: Any, config: Any = None, **named: Any
     ) -> AsyncIterator[Any]:
-        results = method(self, inputs, *arguments, **named)
-        with _fan_out(inputs):
+        results = method(self, inputs, config, **named)
+        with _fan_out(inputs, config):
             first = await anext(results, results)
         if first is not results:
             yield first

@@ -158,6 +158,8 @@ class RunTree(BaseCallbackHandler):
         else:
             session = str(parent_id or (batch.outermost if batch else run_id))
             label, branch, starts_batch = "", None, batch is not None
+        if starts_batch and batch is not None and batch.thread is not None:
+            session = batch.thread
         fan_out, key = None, ""
         for tag in tags or ():
             if tag.startswith(_BRANCH_TAG):

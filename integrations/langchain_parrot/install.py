@@ -1,8 +1,9 @@
 """Linking for `ChatOpenAI`, `OpenAI` and plain `openai` clients that point at a gateway.
 
 After `install()`, requests that such clients send inside of a LangChain run carry what `linking`
-knows of it, as `X-Parrot-…` headers. The place is the client's own `_prepare_options`, which every
-request passes, synchronous or not, streamed or not, whatever HTTP library is below.
+knows of it, as `X-Parrot-…` headers (what is not ASCII, in the body). The place is the client's own
+`_prepare_options`, which every request passes, synchronous or not, streamed or not, whatever HTTP
+library is below.
 """
 
 from __future__ import annotations
@@ -134,11 +135,21 @@ def _link(client: Any, options: Any) -> Any:
         return options
     headers = dict(options.headers or {})
     present = {name.lower() for name in (*headers, *client.default_headers)}
+    in_body: dict[str, str] = {}
     for name, value in fields.items():
         header = f"X-Parrot-{name.title()}"
-        if header.lower() not in present:
-            # The HTTP library encodes what is not ASCII as it likes; a gateway reads UTF-8.
-            headers[header] = value if value.isascii() else value.encode()
+        if header.lower() in present:
+            continue
+        if value.isascii():
+            headers[header] = value
+        else:
+            # The HTTP libraries refuse it in a header.
+            in_body[name] = value
+    if in_body:
+        extra = dict(options.extra_json or {})
+        body = options.json_data if isinstance(options.json_data, dict) else {}
+        extra["parrot"] = {**in_body, **(body.get("parrot") or {}), **(extra.get("parrot") or {})}
+        options.extra_json = extra
     options.headers = headers
     return options
 

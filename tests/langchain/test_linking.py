@@ -245,6 +245,16 @@ def test_a_thread_is_the_session(invoke: Callable[..., Any]) -> None:
     assert model.all("session") == ["t1"] * 3
 
 
+@pytest.mark.parametrize("chain", [RunnableLambda(lambda text: text), StrOutputParser()])
+def test_a_thread_is_the_session_of_a_batch(chain: Any) -> None:
+    model = Told()
+    config: Any = {"configurable": {"thread_id": "t1"}}
+    (chain | model).batch(["a", "b"], config)
+    model.batch(["c", "d"], [config, config])
+    asyncio.run((chain | model).abatch(["e", "f"], config=config))
+    assert model.all("session") == ["t1"] * 6
+
+
 def test_streams_are_linked(invoke: Callable[..., Any]) -> None:
     model = Told()
     chain = RunnableParallel(x=RunnableLambda(lambda _: "x") | model, y=model) | RunnableLambda(str)
