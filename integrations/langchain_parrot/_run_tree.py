@@ -19,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
 
 from langchain_parrot._batches import Batch, current_batch
 from langchain_parrot._inline import Inline, ignore_events
@@ -30,6 +31,8 @@ _MAX_SLOTS = 1000
 #: How LangChain and LangGraph mark the branches of a fan-out.
 _BRANCH_TAG = "map:key:"
 _STEP_TAG = "graph:step:"
+#: How references begin.
+_REFERENCE = "[[parrot:"
 #: Beginnings of names that the frameworks give by themselves and that tell nobody anything.
 _GENERIC = ("Runnable", "LangGraph", "Pregel")
 
@@ -64,17 +67,29 @@ class Step:
     """A run that is going on.
 
     Attributes:
-        session: what it is part of, if nobody named a session.
+        session: what it is part of, if nobody named a session; empty for a call whose prompt refers
+            to texts of others: it belongs to their session, which the gateway knows.
         label: what a person would call it; empty if there is nothing to call it.
         own_name: of a call of a model, when the user gave it one.
         branch: the innermost branch that it is in, if any.
         batch: the innermost batch that it or a run around it was started by.
         parent: id of the run around it.
         metadata: of the run.
+        has_thread: whether the session is a conversation that the user named.
         group: of a call of a model: which calls it belongs together with.
     """
 
-    __slots__ = ("batch", "branch", "group", "label", "metadata", "own_name", "parent", "session")
+    __slots__ = (
+        "batch",
+        "branch",
+        "group",
+        "has_thread",
+        "label",
+        "metadata",
+        "own_name",
+        "parent",
+        "session",
+    )
 
     def __init__(
         self,
@@ -93,6 +108,7 @@ class Step:
         self.parent = parent
         self.group: str | None = None
         self.own_name = ""
+        self.has_thread = False
 
 
 class Place:
@@ -158,8 +174,9 @@ class RunTree(BaseCallbackHandler):
         else:
             session = str(parent_id or (batch.outermost if batch else run_id))
             label, branch, starts_batch = "", None, batch is not None
+        has_thread = parent is not None and parent.has_thread
         if starts_batch and batch is not None and batch.thread is not None:
-            session = batch.thread
+            session, has_thread = batch.thread, True
         fan_out, key = None, ""
         for tag in tags or ():
             if tag.startswith(_BRANCH_TAG):
@@ -175,7 +192,9 @@ class RunTree(BaseCallbackHandler):
         elif key:
             label = key
         parent_text = None if parent_id is None else str(parent_id)
-        return Step(session, label, branch, batch, parent_text, metadata)
+        step = Step(session, label, branch, batch, parent_text, metadata)
+        step.has_thread = has_thread
+        return step
 
     def new_call(
         self,
@@ -213,7 +232,7 @@ class RunTree(BaseCallbackHandler):
     def _called(
         self,
         serialized: Any,
-        _: Any,
+        prompts: Any,
         /,
         *,
         run_id: UUID,
@@ -223,7 +242,10 @@ class RunTree(BaseCallbackHandler):
         name: str | None = None,
         **__: Any,
     ) -> None:
-        self._remember(run_id, self.new_call(run_id, parent_run_id, tags, metadata, name))
+        step = self.new_call(run_id, parent_run_id, tags, metadata, name)
+        if not step.has_thread and any(map(_refers, prompts)):
+            step.session = ""
+        self._remember(run_id, step)
         place = self.place.get()
         if place is not None:
             place.run_id = run_id
@@ -253,3 +275,15 @@ def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:
     """
     path: Any = (metadata or {}).get("langgraph_path") or ()
     return len(path) > 1 and isinstance(path[1], tuple | list)
+
+
+def _refers(prompt: Any) -> bool:
+    """Whether a text, a message, its content or a list of them has a reference; waits for none."""
+    if isinstance(prompt, str):
+        # NOTE: not `in`, which waits for a deferred text.
+        return str.__contains__(prompt, _REFERENCE)
+    if isinstance(prompt, list | tuple):
+        return any(map(_refers, prompt))
+    if isinstance(prompt, dict):
+        return _refers(prompt.get("text"))
+    return _refers(prompt.content) if isinstance(prompt, BaseMessage) else False

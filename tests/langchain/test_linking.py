@@ -40,7 +40,7 @@ class Told(BaseChatModel):
         return "told"
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> Any:
-        prompt = messages[-1].content
+        prompt = str(messages[-1].content)
         assert prompt not in self.calls
         self.calls[prompt] = fields_of_run(run_manager)
         return ChatResult(generations=[ChatGeneration(message=AIMessage(content=prompt + "."))])
@@ -253,6 +253,21 @@ def test_a_thread_is_the_session_of_a_batch(chain: Any) -> None:
     model.batch(["c", "d"], [config, config])
     asyncio.run((chain | model).abatch(["e", "f"], config=config))
     assert model.all("session") == ["t1"] * 6
+
+
+def test_a_call_that_refers_to_texts_leaves_its_session_to_them(
+    invoke: Callable[..., Any],
+) -> None:
+    model, reference = Told(), "[[parrot:v]]"
+    invoke(RunnableLambda(lambda text: text) | model, reference)
+    invoke(model, [("system", f"a {reference}"), ("user", "b")])
+    invoke(model, [("user", [{"type": "text", "text": reference}])])
+    assert model.all("session") == [None] * 3
+    assert len(set(model.all("run"))) == 3
+    config = {"configurable": {"thread_id": "t1"}}
+    other = Told()
+    invoke(RunnableLambda(lambda text: text) | other, reference, config)
+    assert other.all("session") == ["t1"]
 
 
 def test_streams_are_linked(invoke: Callable[..., Any]) -> None:
