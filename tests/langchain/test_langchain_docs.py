@@ -43,6 +43,19 @@ def test_the_example_runs(
     assert type(scope["ship"]) is DeferredText
 
 
+def test_the_deferred_example_runs(
+    demo: GatewayProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARROT_API_KEY", API_KEY)
+    code = example(GUIDE.split("## Deferred chains")[1])
+    scope: dict[str, object] = {}
+    exec(code.replace("http://127.0.0.1:8000", demo.root), scope)
+    printed = capsys.readouterr().out
+    assert len(printed) > 20
+    assert "[[parrot:" not in printed
+    assert type(scope["story"]) is DeferredText
+
+
 def test_the_guide_has_every_argument() -> None:
     told = set(re.findall(r"`(\w+)`", GUIDE.split("## Answers")[0]))
     own = {"metadata", "variable_transform"}
