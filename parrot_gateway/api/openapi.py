@@ -66,6 +66,9 @@ _FIELD_SCHEMAS: dict[str, dict[str, Any]] = {
     "group": _ID,
 }
 
+#: Routes of FastAPI that answer with 503 and a state while the gateway is not ready.
+_READY_PATHS = frozenset({"/health", "/health/readiness"})
+
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 _ERROR = {
@@ -99,6 +102,7 @@ def describe_hot_routes(app: FastAPI) -> None:
 
 
 def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
+    _correct_quiet_routes(document)
     bodies = [body for _, _, body, _ in _ROUTES]
     references, components = msgspec.json.schema_components(
         bodies, ref_template="#/components/schemas/{name}"
@@ -133,6 +137,19 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
         operations = document["paths"].setdefault(pattern, {})
         operations[method.lower()] = _own_route(method, pattern, summary, "calls")
     return document
+
+
+def _correct_quiet_routes(document: dict[str, Any]) -> None:
+    """Put right what FastAPI says of errors: ours have another shape, and no status 422."""
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["4XX"] = _error("The request cannot be honoured")
+            if path in _READY_PATHS:
+                answer = {"application/json": {"schema": {"type": "object"}}}
+                operation["responses"]["503"] = {"description": "Not ready", "content": answer}
+    for name in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(name, None)
 
 
 def _semantic_fields() -> dict[str, Any]:
