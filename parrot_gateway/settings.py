@@ -115,6 +115,12 @@ class ModelSettings(_Section):
     tensor_parallel: int | None = Field(default=None, ge=1, le=64)
     #: Whether those GPUs read each other's memory for small sums; NCCL's messages otherwise.
     peer_memory: bool | None = None
+    #: Memory of the host for KV blocks that leave the device, in GB of 10^9 bytes, or in blocks;
+    #: the builtin engine only.
+    host_memory_gb: float | None = Field(default=None, ge=0)
+    host_blocks: int | None = Field(default=None, ge=0)
+    #: Fewest tokens that are brought back from there rather than computed; measured when not given.
+    host_min_tokens: int | None = Field(default=None, ge=1)
     #: CUDA graphs: captured at the start, when first needed, or never.
     cuda_graphs: Literal["auto", "lazy", "off"] | None = None
     #: Tokens that are guessed at a time, from what a text repeats (0: none); how many tokens have

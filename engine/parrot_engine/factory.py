@@ -66,6 +66,10 @@ class EngineOptions:
     #: GPUs of this host that hold the model together (builtin engine only).
     tensor_parallel: int | None = None
     peer_memory: bool | None = None
+    #: Host memory for KV that leaves the device, in GB or in blocks (builtin engine only).
+    host_memory_gb: float | None = None
+    host_blocks: int | None = None
+    host_min_tokens: int | None = None
     #: Random weights: of the model only the configuration is read (builtin engine only).
     dummy_weights: bool = False
     #: Run Python code that comes with the checkpoint (huggingface engine only).

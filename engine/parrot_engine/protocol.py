@@ -222,6 +222,8 @@ class EngineInfo:
     default_sampling: dict[str, float] = field(default_factory=dict)
     #: Whether it keeps outputs to a grammar (`SamplingParams.grammar`).
     supports_grammars: bool = False
+    #: Blocks that its host tier holds beside them.
+    host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,10 @@ class EngineStats:
     #: Tokens that were guessed ahead, and those of them that turned out right.
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    #: Blocks with a copy in the host tier, and blocks copied there and back so far.
+    host_blocks: int = 0
+    blocks_to_host: int = 0
+    blocks_from_host: int = 0
     #: Seconds spent in steps, counted by whoever drives the engine.
     busy_s: float = 0.0
 
@@ -251,7 +257,10 @@ class EngineStats:
 
 
 class BlockChanges(NamedTuple):
-    """Blocks by `parrot_engine.block_hash.short_hash`; none is in both lists."""
+    """Blocks by `parrot_engine.block_hash.short_hash`; none is in both lists.
+
+    A block can be found as long as it is on the device or in the engine's host tier.
+    """
 
     #: Can be found from now on.
     stored: list[int]

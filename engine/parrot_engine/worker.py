@@ -115,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         help="GPUs of this host that hold the model together (default: 1)",
     )
     parser.add_argument(
+        "--host-memory-gb",
+        type=float,
+        metavar="GB",
+        help="of the host's memory, for KV blocks that leave the device (default: 0)",
+    )
+    parser.add_argument(
         "--dummy-weights",
         action="store_true",
         default=None,

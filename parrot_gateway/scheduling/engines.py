@@ -89,6 +89,7 @@ def describe(engine_id: str, info: EngineInfo, step_model: StepModel) -> EngineD
         max_batch_tokens=info.max_batch_tokens or info.max_context_tokens,
         block_tokens=info.block_size,
         reports_blocks=info.reports_blocks,
+        host_tokens=info.host_blocks * info.block_size,
         step_model=step_model,
     )
 

@@ -24,6 +24,7 @@ from parrot_engine.builtin.batch import (
 )
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.host_copies import BlockCopies
 from parrot_engine.builtin.sampler import prompt_logprobs, sample
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.protocol import (
@@ -234,9 +235,13 @@ def scripted_engine(
     max_position: int = 256,
     batcher: type[Batcher] = Batcher,
     device: str = "cpu",
+    copies: Callable[[ScriptedRunner], BlockCopies] | None = None,
     **settings: int | bool | str | None,
 ) -> tuple[BuiltinEngine, ScriptedRunner]:
-    """An engine on a scripted runner; `overlap` is what `run_both_ways` says."""
+    """An engine on a scripted runner; `overlap` is what `run_both_ways` says.
+
+    With `copies` it has a host tier, of what that makes for the runner.
+    """
     runner = ScriptedRunner(num_blocks=num_blocks, block_size=block_size, max_position=max_position)
     runner.device = device
 
@@ -245,7 +250,8 @@ def scripted_engine(
             return batcher(self._store, self._pool, settings)
 
     values = BuiltinSettings(block_size=block_size, **{"overlap": _overlap, **settings})  # type: ignore[arg-type]
-    return Engine(runner, values, model="scripted"), runner
+    made = None if copies is None else copies(runner)
+    return Engine(runner, values, model="scripted", copies=made), runner
 
 
 def run_both_ways(overlap: str) -> Iterator[str]:

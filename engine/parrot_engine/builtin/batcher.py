@@ -55,11 +55,14 @@ from parrot_engine.builtin.batch import (
 from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context, Flight, PendingGenerate
+from parrot_engine.builtin.host_tier import HostTier
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.speculation import Speculation, parts_of
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.exceptions import ContextStateError
 
+#: Waiting contexts for whom blocks are brought back before there is a place for them.
+_LOOK_AHEAD = 4
 #: What every row with a pending token computes.
 _UNKNOWN = [UNKNOWN_TOKEN]
 
@@ -106,6 +109,8 @@ class Batcher:
         self._max_background_tokens = settings.background_tokens
         self._max_logprob_tokens = settings.max_logprob_tokens
         self._prefix_caching = settings.prefix_caching
+        #: Where blocks are that had to leave the device.
+        self.host: HostTier | None = None
         #: Contexts whose KV was taken while they were running.
         self.preemptions = 0
         self.speculation = Speculation(settings) if settings.speculative_tokens > 0 else None
@@ -239,6 +244,7 @@ class _Step:
                     self._num_missing_blocks += running.num_missing_blocks
             else:
                 break
+        put_back += self._look_ahead()
         for context in put_back:
             self._states.line.add(context)
 
@@ -256,6 +262,8 @@ class _Step:
         if others and self._index == len(self._running) and not self._fits(context):
             # Nobody overtakes it: what gets free is for the first in the line.
             self._may_admit = False
+            return False
+        if self._comes_from_host(context):
             return False
         self._states.start(context)
         self._running.insert(self._index, context)
@@ -291,6 +299,48 @@ class _Step:
         digest = context.digest(index)
         return digest in self.coming or digest in self._coming_before
 
+    # The host tier
+
+    def _comes_from_host(self, context: Context) -> bool:
+        """Whether the next block it needs is brought back, maybe from now on; room is made."""
+        host = self._batcher.host
+        if host is None or self._gain(context, context.num_computed // context.block_size) <= 0:
+            return False
+        if host.is_coming(context.digest(context.num_computed // context.block_size)):
+            return True
+        missing = host.missing(context)
+        if not missing:
+            return False
+        if not host.room:
+            # It is its turn as soon as others' blocks are there.
+            return True
+        self._reclaim(min(len(missing), host.room), context, preempt=True)
+        return host.fetch(missing, self._pool.num_free) > 0
+
+    def _look_ahead(self) -> list[Context]:
+        """Have blocks brought back for those who come next; returns whom it took out of the line.
+
+        Into blocks that nobody else is going to need, so nothing is taken from anybody.
+        """
+        host, seen = self._batcher.host, list[Context]()
+        if host is None or not host.slots or not self._states.line:
+            return seen
+        missing = sum(context.num_missing_blocks for context in self._states.running)
+        while len(seen) < _LOOK_AHEAD and host.room:
+            context = self._states.line.first()
+            if context is None:
+                break
+            seen.append(self._states.line.pop())
+            if context.in_flight is not None:
+                continue
+            self._match(context)
+            # One more where the first of them takes the place of a block computed in part.
+            missing += context.num_missing_blocks + 1
+            if missing > self._pool.num_free:
+                break
+            host.fetch(host.missing(context), self._pool.num_free)
+        return seen
+
     # Tokens
 
     def _plan(self, context: Context) -> None:
@@ -307,7 +357,8 @@ class _Step:
                     list(context.story),
                 )
             self._match(context)
-        self._plan_known(context, context.num_computed)
+        if not self._comes_from_host(context):
+            self._plan_known(context, context.num_computed)
 
     def _plan_behind(self, context: Context, flight: Flight) -> None:
         """Go on behind a row in flight, if its outcome does not matter."""

@@ -11,14 +11,19 @@ Decides which physical block is used for what; knows neither contexts nor tensor
 A full block is registered under the hash of its tokens and of everything before them. From then
 on it is immutable, until it is evicted or its only owner withdraws it. Two blocks never carry the
 same hash.
+
+Where there is a host tier (`parrot_engine.builtin.host_tier`), what it holds counts as found when
+changes of the index are told.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from parrot_engine.block_hash import short_hash
+from parrot_engine.builtin.host_slots import HostSlots
 from parrot_engine.exceptions import BlockStateError
 from parrot_engine.protocol import BlockChanges, Retention
 
@@ -49,6 +54,18 @@ class BlockPool:
         self._max_kept = int(num_blocks * KEPT_SHARE)
         #: Whether a second owner has come to a block: then one owner's word does not drop it.
         self._was_shared = bytearray(num_blocks)
+        #: Whether whoever released a block last dropped it.
+        self._is_dropped = bytearray(num_blocks)
+        #: Copies outside of the pool, and who is told of a block whose content is given up.
+        self.host: HostSlots | None = None
+        self.on_reuse: Callable[[int], None] | None = None
+        #: Blocks whose content is on its way from there: each has one reference of nobody's table.
+        self.arriving: set[int] = set()
+        #: Steps launched so far, and how many there were when a block was released.
+        self.num_launches = 0
+        self._released_at = [0] * num_blocks
+        #: How often a block has become one that can be given away, or has been taken.
+        self.num_changes = 0
         #: What has changed in the index since it was last told: registered (True) or gone.
         self._untold: dict[bytes, bool] = {}
         self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
@@ -62,6 +79,27 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks without a reference that still hold a prefix."""
         return len(self._cached) + len(self._kept)
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks without a reference that hold nothing."""
+        return len(self._free)
+
+    def eviction_order(self) -> Iterator[int]:
+        """Cached blocks, the first to be evicted first."""
+        return chain(self._cached, self._kept)
+
+    def digest(self, block: int) -> bytes | None:
+        """The hash under which a block is registered."""
+        return self._hashes[block]
+
+    def is_dropped(self, block: int) -> bool:
+        """Whether a cached block is not worth keeping, by the word of who released it."""
+        return bool(self._is_dropped[block])
+
+    def released_at(self, block: int) -> int:
+        """Steps that had been launched when a block was released last: none after them reads it."""
+        return self._released_at[block]
 
     def references(self, block: int) -> int:
         """How many tables hold this block."""
@@ -85,11 +123,15 @@ class BlockPool:
             block = self._free.pop()
         elif self._cached or self._kept:
             block, _ = (self._cached or self._kept).popitem(last=False)
+            if self.on_reuse is not None:
+                self.on_reuse(block)
             self._forget(block)
         else:
             raise BlockStateError("block pool", f"all {self.num_blocks} blocks are in use")
         self._references[block] = 1
         self._was_shared[block] = False
+        self._is_dropped[block] = False
+        self.num_changes += 1
         self._note(block, "allocated")
         return block
 
@@ -100,6 +142,8 @@ class BlockPool:
                 raise self._illegal(block, "a free block cannot be retained")
             self._cached.pop(block, None)
             self._kept.pop(block, None)
+            self._is_dropped[block] = False
+            self.num_changes += 1
         self._references[block] += 1
         self._was_shared[block] = True
         self._note(block, "retained")
@@ -117,6 +161,8 @@ class BlockPool:
         self._references[block] -= 1
         self._note(block, "released")
         if self._references[block] == 0:
+            self._released_at[block] = self.num_launches
+            self.num_changes += 1
             if self._hashes[block] is None:
                 self._free.append(block)
             else:
@@ -147,16 +193,22 @@ class BlockPool:
             return known
         self._hashes[block] = digest
         self._by_hash[digest] = block
-        if self._untold.pop(digest, None) is None:
-            self._untold[digest] = True
+        if self.host is None or digest not in self.host:
+            self._tell(digest, is_found=True)
         self._note(block, "registered")
         return block
 
     def withdraw(self, block: int) -> None:
-        """Take a used block out of the index: to write into it again, or not to trust it."""
+        """Take a used block out of the index: to write into it again, or not to trust it.
+
+        A copy in the host tier goes with it.
+        """
         if self._references[block] == 0:
             raise self._illegal(block, "an unused block cannot be withdrawn")
-        if self._hashes[block] is not None:
+        digest = self._hashes[block]
+        if digest is not None:
+            if self.host is not None:
+                self.host.forget(digest)
             self._forget(block)
             self._note(block, "withdrawn")
 
@@ -166,12 +218,19 @@ class BlockPool:
         Args:
             everything: all that can be found, for somebody who knows nothing yet.
         """
-        untold = dict.fromkeys(self._by_hash, True) if everything else self._untold
+        untold = self._untold
+        if everything:
+            untold = dict.fromkeys(chain(self._by_hash, self.host or ()), True)
         self._untold = {}
         return BlockChanges(
             [short_hash(digest) for digest, stored in untold.items() if stored],
             [short_hash(digest) for digest, stored in untold.items() if not stored],
         )
+
+    def lost_on_host(self, digest: bytes) -> None:
+        """The host tier's copy of a block is no more."""
+        if digest not in self._by_hash:
+            self._tell(digest, is_found=False)
 
     def story(self, block: int) -> list[str]:
         """The remembered changes of a block, oldest first, and how it stands."""
@@ -186,6 +245,7 @@ class BlockPool:
             BlockStateError: a leak, a double free, or an index that does not match.
         """
         expected = Counter(block for table in tables for block in table)
+        expected.update(self.arriving)
         for block, count in enumerate(self._references):
             if count != expected[block]:
                 raise self._illegal(block, f"{count} references, but {expected[block]} holders")
@@ -214,6 +274,7 @@ class BlockPool:
             return
         self._cached[block] = None
         if retention == "drop" and not self._was_shared[block]:
+            self._is_dropped[block] = True
             self._cached.move_to_end(block, last=False)
 
     def _forget(self, block: int) -> None:
@@ -221,8 +282,13 @@ class BlockPool:
         if digest is not None:
             del self._by_hash[digest]
             self._hashes[block] = None
-            if self._untold.pop(digest, None) is None:
-                self._untold[digest] = False
+            if self.host is None or digest not in self.host:
+                self._tell(digest, is_found=False)
+
+    def _tell(self, digest: bytes, *, is_found: bool) -> None:
+        """Note a change of the index, which undoes one that nobody was told of."""
+        if self._untold.pop(digest, None) is None:
+            self._untold[digest] = is_found
 
     def _note(self, block: int, what: str) -> None:
         self._log.append((block, what))

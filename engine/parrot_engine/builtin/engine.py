@@ -20,6 +20,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -31,6 +32,8 @@ from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import PendingGenerate
 from parrot_engine.builtin.grammar import GrammarCompiler
 from parrot_engine.builtin.held import HeldGenerations
+from parrot_engine.builtin.host_copies import BlockCopies
+from parrot_engine.builtin.host_tier import HostTier
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.builtin.validation import check_fill, check_generate
@@ -124,6 +127,7 @@ class BuiltinEngine:
         *,
         model: str,
         grammars: GrammarCompiler | None = None,
+        copies: BlockCopies | None = None,
     ) -> None:
         """Take a loaded runner.
 
@@ -132,6 +136,8 @@ class BuiltinEngine:
             settings: limits of batches, contexts and queues.
             model: name under which the model is served.
             grammars: for its vocabulary; without them generations with a grammar are refused.
+            copies: between its cache and host memory; with them there is a host tier, which
+                brings back runs of `settings.host_min_tokens` tokens.
 
         Raises:
             SettingsError: settings and runner do not match.
@@ -157,6 +163,14 @@ class BuiltinEngine:
             max_contexts=settings.max_contexts,
         )
         self._batcher = self._make_batcher(settings)
+        self._host: HostTier | None = None
+        if copies is not None:
+            self._host = self._batcher.host = HostTier(
+                self._pool,
+                copies,
+                reserve=settings.host_reserve,
+                least_blocks=-(-(settings.host_min_tokens or 1) // settings.block_size),
+            )
         #: Whether the outcome of a step is waited for in the next one …
         self._overlaps = settings.overlap == "on"
         #: … and whether that depends on what the device has done by then.
@@ -181,6 +195,7 @@ class BuiltinEngine:
             reports_blocks=settings.prefix_caching,
             default_sampling=dict(runner.default_sampling),
             supports_grammars=grammars is not None,
+            host_blocks=0 if copies is None else copies.num_slots,
         )
 
     @classmethod
@@ -206,11 +221,13 @@ class BuiltinEngine:
             ModelError: the checkpoint cannot be served.
             SettingsError: the settings do not fit model and machine.
         """
+        from parrot_engine.builtin.host_rates import load_copies
         from parrot_engine.models.loader import load_runner
 
         runner = load_runner(folder, settings, progress)
         grammars = None if tokenizer_json is None else _load_grammars(tokenizer_json, runner)
-        return cls(runner, settings, model=model, grammars=grammars)
+        copies, settings = load_copies(runner, settings)
+        return cls(runner, settings, model=model, grammars=grammars, copies=copies)
 
     def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
         return Batcher(self._store, self._pool, settings)
@@ -246,22 +263,27 @@ class BuiltinEngine:
             # knows the tokens costs nothing more.
             self._land(before)
             before = None
+        if self._host is not None:
+            self._host.collect()
         launched = None
         if self._store.states.has_work:
             plan = self._batcher.plan(None if before is None else before.plan)
             if plan.rows:
                 launched = self._launch(plan)
-            elif before is None and self._held is not None and self._store.states.num_held:
-                self._held.wait()
-            elif before is None and self._store.states.has_work and not self._store.events:
-                raise EngineStateError("batcher", "there is work, but nothing was planned")
         if before is not None:
             self._land(before)
+        elif launched is None and not self._store.events:
+            self._wait()
         if launched is not None and not self._may_wait(launched):
             self._land(launched)
             launched = None
         self._in_flight = launched
-        has_work = self._store.states.has_work or self._in_flight is not None
+        states = self._store.states
+        has_work = states.has_work or self._in_flight is not None
+        if self._host is not None:
+            idle = chain(states.idle, states.idle_pinned)
+            self._host.copy_ahead(context.block_table.ids for context in idle)
+            has_work = has_work or self._host.is_fetching
         return StepResult(self._store.take_events(), has_work)
 
     def stats(self) -> EngineStats:
@@ -280,6 +302,9 @@ class BuiltinEngine:
             preemptions=self._batcher.preemptions,
             proposed_tokens=0 if speculation is None else speculation.proposed_tokens,
             accepted_tokens=0 if speculation is None else speculation.accepted_tokens,
+            host_blocks=0 if self._host is None else len(self._host.slots),
+            blocks_to_host=0 if self._host is None else self._host.num_stored,
+            blocks_from_host=0 if self._host is None else self._host.num_loaded,
         )
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
@@ -289,6 +314,8 @@ class BuiltinEngine:
     def close(self) -> None:
         """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""
         self._in_flight = None
+        if self._host is not None and self._runner is not None:
+            self._host.close()
         if self._runner is not None:
             self._runner.close()
         self._runner = None
@@ -308,6 +335,8 @@ class BuiltinEngine:
             EngineStateError: an invariant does not hold.
         """
         self._store.check_integrity()
+        if self._host is not None:
+            self._host.check_integrity()
 
     # A step
 
@@ -345,10 +374,22 @@ class BuiltinEngine:
                 "invalid_request", "grammar: this engine was loaded without its model's tokenizer"
             )
 
+    def _wait(self) -> None:
+        """Nothing can be launched: wait a moment for what has to come first."""
+        states = self._store.states
+        if self._host is not None and self._host.is_fetching:
+            self._host.wait()
+        elif self._held is not None and states.num_held:
+            self._held.wait()
+        elif states.has_work:
+            raise EngineStateError("batcher", "there is work, but nothing was planned")
+
     def _launch(self, plan: StepPlan) -> _InFlight:
         if self._runner is None:
             raise EngineStateError("engine", "step after close")
         self._steps += 1
+        if self._host is not None:
+            self._host.before_launch()
         launch: Launch
         try:
             launch = self._runner.launch(plan.batch)
@@ -356,6 +397,8 @@ class BuiltinEngine:
             raise
         except Exception as error:
             launch = _FailedLaunch(error)
+        if self._host is not None:
+            self._host.launched()
         self._batcher.finish(plan)
         return _InFlight(plan, launch)
 

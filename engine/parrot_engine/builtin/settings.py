@@ -93,6 +93,12 @@ class BuiltinSettings:
     tensor_parallel: int = 1
     #: Let those GPUs read each other's memory for the sums of small steps; else NCCL's messages.
     peer_memory: bool = True
+    #: Memory of the host, in GB of 10^9 bytes, for blocks that leave the device; 0: none.
+    host_memory_gb: float = 0.0
+    #: The same in blocks; wins over `host_memory_gb`.
+    host_blocks: int | None = None
+    #: Fewest tokens that are brought back from there rather than computed; None: measured.
+    host_min_tokens: int | None = None
     #: CPU threads of the runner.
     num_threads: int = 1
 
@@ -138,10 +144,50 @@ class BuiltinSettings:
             "kv_cache_bytes",
             "max_context_tokens",
             "max_background_tokens",
+            "host_min_tokens",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(name, f"must be at least 1 or left out, not {value}")
+        self._check_host_tier()
+
+    def _check_host_tier(self) -> None:
+        for name in ("host_memory_gb", "host_blocks"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise SettingsError(name, f"must be 0 or more, not {value}")
+        if not self.has_host_tier:
+            return
+        name = "host_memory_gb" if self.host_blocks is None else "host_blocks"
+        if not self.prefix_caching:
+            raise SettingsError(name, "blocks are found again by prefix_caching, which is off")
+        if self.tensor_parallel > 1:
+            raise SettingsError(name, "there is no host tier with tensor_parallel yet")
+
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether blocks that leave the device go to the host's memory."""
+        return self.host_memory_gb > 0 if self.host_blocks is None else self.host_blocks > 0
+
+    def host_slots(self, bytes_per_block: int) -> int:
+        """Blocks that go there, of so many bytes over all layers.
+
+        Raises:
+            SettingsError: there is a host tier, and not one fits into it.
+        """
+        if self.host_blocks is not None:
+            return self.host_blocks
+        slots = int(self.host_memory_gb * 1e9) // bytes_per_block
+        if self.has_host_tier and slots < 1:
+            raise SettingsError(
+                "host_memory_gb", f"one block takes {bytes_per_block} bytes; give more"
+            )
+        return slots
+
+    @property
+    def host_reserve(self) -> int:
+        """Blocks of the device that have copies before they are needed: those of two steps."""
+        return 2 * -(-self.max_batch_tokens // self.block_size) + self.max_batch_size
 
     @property
     def background_tokens(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from parrot_engine.builtin.collective import TorchCollective
+from parrot_engine.builtin.host_copies import staging_blocks
 from parrot_engine.builtin.memory import free_memory_bytes, gpu_cache_blocks
 from parrot_engine.builtin.profiling import step_bytes
 from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
@@ -117,6 +118,9 @@ def load_runner(
     per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype)
     if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
         in_step = step_bytes(make_runner, settings, longest, device)
+        if settings.has_host_tier:
+            # Copies go through two buffers on the device.
+            in_step += 2 * staging_blocks(per_block) * per_block
         free, total = torch.cuda.mem_get_info(device)
         num_blocks = gpu_cache_blocks(
             bytes_per_block=per_block,

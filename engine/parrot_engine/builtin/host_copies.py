@@ -1,0 +1,265 @@
+"""Copies of KV blocks between the cache and slots in host memory.
+
+On a GPU they run beside the steps: one stream out, one in. A chunk of blocks is gathered into a
+buffer on the device, each as one run of bytes over all layers, and goes from there to pinned memory
+in one transfer for each run of slots; the way back is the reverse. So a transfer is megabytes long,
+whatever the model's shape. On a CPU copying is done when it is asked for.
+
+Which blocks, and when, is decided by `parrot_engine.builtin.host_tier`. Bits are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parrot_engine.builtin.host_memory import HostMemory
+
+#: Of each of the two buffers on the device, unless a single block is larger.
+STAGING_BYTES = 64 << 20
+#: Launches whose marks are kept: of a step in flight, of the one launched behind it, and one more.
+_MARKS = 3
+
+
+class Copy(Protocol):
+    """Copies on their way."""
+
+    def is_read(self) -> bool:
+        """Whether the blocks that are copied out may be overwritten."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether what is copied can be read where it was copied to."""
+        ...
+
+
+class BlockCopies(Protocol):
+    """What copies blocks."""
+
+    #: Blocks that the host memory holds.
+    num_slots: int
+    #: Blocks that are copied at once, at most.
+    chunk: int
+
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
+        """Copy blocks, which all steps applied so far have written, into slots."""
+        ...
+
+    def load(
+        self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
+    ) -> Copy:
+        """Copy slots into blocks.
+
+        Args:
+            slots: from where.
+            blocks: to where.
+            after: nothing is written before the launches up to this one (from 1) have been
+                computed.
+            behind: nor is anything read or written before these are done.
+        """
+        ...
+
+    def before_launch(self, behind: Sequence[Copy]) -> None:
+        """What is launched from now on overwrites what these copies read."""
+        ...
+
+    def launched(self, number: int) -> None:
+        """Step `number`, from 1, was launched."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is on its way, and give the memory back."""
+        ...
+
+
+def staging_blocks(bytes_per_block: int) -> int:
+    """Blocks that one buffer on the device holds."""
+    return max(1, STAGING_BYTES // bytes_per_block)
+
+
+def make_copies(kv_cache: Tensor, num_slots: int) -> BlockCopies:
+    """Copies between a KV cache, `[layers, 2, num_blocks, …]`, and `num_slots` slots.
+
+    Raises:
+        SettingsError: the host has no memory for them.
+    """
+    blocks = _by_block(kv_cache)
+    num_bytes = num_slots * blocks[0].numel() * blocks.element_size()
+    memory = HostMemory(num_bytes, is_pinned=kv_cache.is_cuda)
+    slots = memory.tensor.view(blocks.dtype).view(num_slots, *blocks.shape[1:])
+    return (CudaCopies if kv_cache.is_cuda else CpuCopies)(blocks, slots, memory)
+
+
+def _by_block(kv_cache: Tensor) -> Tensor:
+    """The cache as `[num_blocks, layers, 2, …]`, in units of eight bytes where rows allow that."""
+    if kv_cache.shape[-1] * kv_cache.element_size() % 8 == 0:
+        kv_cache = kv_cache.view(torch.int64)
+    return kv_cache.permute(2, 0, 1, *range(3, kv_cache.dim()))
+
+
+class _Done:
+    """A copy that is over; implements `Copy`."""
+
+    def is_read(self) -> bool:
+        """It is."""
+        return True
+
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
+
+class CpuCopies:
+    """Copies in memory; implements `BlockCopies`."""
+
+    def __init__(self, blocks: Tensor, slots: Tensor, memory: HostMemory) -> None:
+        self.num_slots = len(slots)
+        self.chunk = staging_blocks(blocks[0].numel() * blocks.element_size())
+        self._blocks = blocks
+        self._slots = slots
+        self._memory = memory
+
+    @torch.inference_mode()
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
+        """See `BlockCopies`."""
+        for block, slot in zip(blocks, slots, strict=True):
+            self._slots[slot] = self._blocks[block]
+        return _Done()
+
+    @torch.inference_mode()
+    def load(
+        self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
+    ) -> Copy:
+        """See `BlockCopies`."""
+        del after, behind
+        for slot, block in zip(slots, blocks, strict=True):
+            self._blocks[block] = self._slots[slot]
+        return _Done()
+
+    def before_launch(self, behind: Sequence[Copy]) -> None:
+        """Nothing is on its way."""
+
+    def launched(self, number: int) -> None:
+        """Nothing depends on it."""
+
+    def close(self) -> None:
+        """See `BlockCopies`."""
+        del self._blocks, self._slots
+        self._memory.close()
+
+
+class _CudaCopy:
+    """Marks in a stream; implements `Copy`."""
+
+    def __init__(self) -> None:
+        self.read = torch.cuda.Event()
+        self.done = torch.cuda.Event()
+
+    def is_read(self) -> bool:
+        """See `Copy`."""
+        return bool(self.read.query())
+
+    def is_done(self) -> bool:
+        """See `Copy`."""
+        return bool(self.done.query())
+
+
+class CudaCopies:
+    """Copies beside a GPU's steps; implements `BlockCopies`.
+
+    Steps are launched on the current stream of the thread that calls.
+    """
+
+    def __init__(self, blocks: Tensor, slots: Tensor, memory: HostMemory) -> None:
+        self.num_slots = len(slots)
+        self.chunk = staging_blocks(blocks[0].numel() * blocks.element_size())
+        self._blocks = blocks
+        self._slots = slots
+        self._memory = memory
+        self._device = blocks.device
+        self._out, self._in = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
+        shape = (self.chunk, *blocks.shape[1:])
+        # NOTE: buffers of their own, for good: what the allocator hands out belongs to one stream.
+        self._leaving = torch.empty(shape, dtype=blocks.dtype, device=self._device)
+        self._coming = torch.empty(shape, dtype=blocks.dtype, device=self._device)
+        #: Behind the launches of the last steps, with their numbers.
+        self._marks: deque[tuple[int, torch.cuda.Event]] = deque(maxlen=_MARKS)
+
+    @torch.inference_mode()
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
+        """See `BlockCopies`.
+
+        Blocks need no mark to wait for: the host has seen the outcome of the steps that wrote them.
+        """
+        copy = _CudaCopy()
+        with torch.cuda.stream(self._out):
+            gathered = self._leaving[: len(blocks)]
+            torch.index_select(self._blocks, 0, self._send(blocks), out=gathered)
+            copy.read.record()
+            for first, slot, count in _runs(slots):
+                target = self._slots[slot : slot + count]
+                target.copy_(gathered[first : first + count], non_blocking=True)
+            copy.done.record()
+        return copy
+
+    @torch.inference_mode()
+    def load(
+        self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
+    ) -> Copy:
+        """See `BlockCopies`."""
+        copy = _CudaCopy()
+        with torch.cuda.stream(self._in):
+            for other in behind:
+                assert isinstance(other, _CudaCopy)
+                self._in.wait_event(other.done)
+            arrived = self._coming[: len(slots)]
+            for first, slot, count in _runs(slots):
+                source = self._slots[slot : slot + count]
+                arrived[first : first + count].copy_(source, non_blocking=True)
+            targets = self._send(blocks)
+            # Of launches without a mark the outcome was seen.
+            for number, mark in self._marks:
+                if number <= after:
+                    self._in.wait_event(mark)
+            self._blocks.index_copy_(0, targets, arrived)
+            copy.read.record()
+            copy.done.record()
+        return copy
+
+    def before_launch(self, behind: Sequence[Copy]) -> None:
+        """See `BlockCopies`."""
+        current = torch.cuda.current_stream(self._device)
+        for other in behind:
+            assert isinstance(other, _CudaCopy)
+            current.wait_event(other.read)
+
+    def launched(self, number: int) -> None:
+        """See `BlockCopies`."""
+        mark = torch.cuda.Event()
+        mark.record(torch.cuda.current_stream(self._device))
+        self._marks.append((number, mark))
+
+    def close(self) -> None:
+        """See `BlockCopies`."""
+        self._out.synchronize()
+        self._in.synchronize()
+        del self._blocks, self._slots, self._leaving, self._coming
+        self._memory.close()
+
+    def _send(self, numbers: Sequence[int]) -> Tensor:
+        """Numbers on the device, in the order of the current stream."""
+        host = torch.tensor(numbers, dtype=torch.int64).pin_memory()
+        return host.to(self._device, non_blocking=True)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Runs of consecutive numbers: where each begins, its first number, and its length."""
+    first = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield first, numbers[first], index - first
+            first = index
