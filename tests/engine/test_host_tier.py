@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.block_hash import prompt_hashes
 from parrot_engine.builtin.engine import BuiltinEngine
+from parrot_engine.builtin.host_copies import Rows, pieces_of
 from parrot_engine.builtin.host_memory import HostMemory
 from parrot_engine.builtin.host_rates import Rates, least_blocks
 from parrot_engine.builtin.host_tier import HostTier
@@ -419,6 +420,21 @@ def test_bits_come_back_as_they_were(checkpoint: Path) -> None:
         run_until_idle(engine, FreeContext(number))
     assert engine.stats().blocks_from_host > 12
     engine.close()
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(8, torch.bfloat16), (3, torch.float16)])
+def test_rows_of_a_matrix_are_the_blocks_of_the_cache(head_dim: int, dtype: torch.dtype) -> None:
+    cache = torch.randn(3, 2, 7, 2, 4, head_dim).to(dtype)
+    before = cache.clone()
+    pieces = pieces_of(cache)
+    rows = Rows(pieces)
+    held = torch.empty((2, pieces.shape[0], pieces.shape[2]), dtype=pieces.dtype)
+    rows.gather(rows.places([5, 1]), held)
+    for index, block in enumerate((5, 1)):
+        assert torch.equal(held[index].view(dtype).view(3, 2, 2, 4, -1), before[:, :, block])
+    rows.scatter(rows.places([0, 6]), held)
+    assert torch.equal(cache[:, :, [0, 6]], before[:, :, [5, 1]])
+    assert torch.equal(cache[:, :, 1:6], before[:, :, 1:6])
 
 
 def test_rates_are_measured_when_nothing_is_said(checkpoint: Path) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,18 +88,46 @@ def make_copies(kv_cache: Tensor, num_slots: int) -> BlockCopies:
     Raises:
         SettingsError: the host has no memory for them.
     """
-    blocks = _by_block(kv_cache)
-    num_bytes = num_slots * blocks[0].numel() * blocks.element_size()
+    pieces = pieces_of(kv_cache)
+    shape = (num_slots, pieces.shape[0], pieces.shape[2])
+    num_bytes = shape[0] * shape[1] * shape[2] * pieces.element_size()
     memory = HostMemory(num_bytes, is_pinned=kv_cache.is_cuda)
-    slots = memory.tensor.view(blocks.dtype).view(num_slots, *blocks.shape[1:])
-    return (CudaCopies if kv_cache.is_cuda else CpuCopies)(blocks, slots, memory)
+    slots = memory.tensor.view(pieces.dtype).view(shape)
+    return (CudaCopies if kv_cache.is_cuda else CpuCopies)(pieces, slots, memory)
 
 
-def _by_block(kv_cache: Tensor) -> Tensor:
-    """The cache as `[num_blocks, layers, 2, …]`, in units of eight bytes where rows allow that."""
+def pieces_of(kv_cache: Tensor) -> Tensor:
+    """The cache as `[2 * layers, num_blocks, width]`, in units of eight bytes where that goes."""
     if kv_cache.shape[-1] * kv_cache.element_size() % 8 == 0:
         kv_cache = kv_cache.view(torch.int64)
-    return kv_cache.permute(2, 0, 1, *range(3, kv_cache.dim()))
+    layers, _, num_blocks = kv_cache.shape[:3]
+    return kv_cache.view(2 * layers, num_blocks, -1)
+
+
+class Rows:
+    """Blocks as rows of one matrix.
+
+    NOTE: a matrix, because torch cuts an operation on a tensor of more than 2 GB with more
+    dimensions into one for each 2 GB.
+    """
+
+    def __init__(self, pieces: Tensor) -> None:
+        """Take what `pieces_of` gives."""
+        count, self._num_blocks, width = pieces.shape
+        self._matrix = pieces.view(-1, width)
+        self._first = self._num_blocks * np.arange(count, dtype=np.int64)
+
+    def places(self, blocks: Sequence[int]) -> Tensor:
+        """The rows of blocks, those of one block together; int64, on the host."""
+        return torch.from_numpy(np.add.outer(np.array(blocks, np.int64), self._first).ravel())
+
+    def gather(self, places: Tensor, out: Tensor) -> None:
+        """Copy rows into `out`, `[num_blocks, pieces, width]`."""
+        torch.index_select(self._matrix, 0, places, out=out.view(len(places), -1))
+
+    def scatter(self, places: Tensor, source: Tensor) -> None:
+        """Copy `source`, of the same shape, into rows."""
+        self._matrix.index_copy_(0, places, source.view(len(places), -1))
 
 
 class _Done:
@@ -116,10 +145,10 @@ class _Done:
 class CpuCopies:
     """Copies in memory; implements `BlockCopies`."""
 
-    def __init__(self, blocks: Tensor, slots: Tensor, memory: HostMemory) -> None:
+    def __init__(self, pieces: Tensor, slots: Tensor, memory: HostMemory) -> None:
         self.num_slots = len(slots)
-        self.chunk = staging_blocks(blocks[0].numel() * blocks.element_size())
-        self._blocks = blocks
+        self.chunk = staging_blocks(slots[0].nbytes)
+        self._blocks = pieces.transpose(0, 1)
         self._slots = slots
         self._memory = memory
 
@@ -174,18 +203,18 @@ class CudaCopies:
     Steps are launched on the current stream of the thread that calls.
     """
 
-    def __init__(self, blocks: Tensor, slots: Tensor, memory: HostMemory) -> None:
+    def __init__(self, pieces: Tensor, slots: Tensor, memory: HostMemory) -> None:
         self.num_slots = len(slots)
-        self.chunk = staging_blocks(blocks[0].numel() * blocks.element_size())
-        self._blocks = blocks
+        self.chunk = staging_blocks(slots[0].nbytes)
+        self._rows = Rows(pieces)
         self._slots = slots
         self._memory = memory
-        self._device = blocks.device
+        self._device = pieces.device
         self._out, self._in = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
-        shape = (self.chunk, *blocks.shape[1:])
+        shape = (self.chunk, *slots.shape[1:])
         # NOTE: buffers of their own, for good: what the allocator hands out belongs to one stream.
-        self._leaving = torch.empty(shape, dtype=blocks.dtype, device=self._device)
-        self._coming = torch.empty(shape, dtype=blocks.dtype, device=self._device)
+        self._leaving = torch.empty(shape, dtype=pieces.dtype, device=self._device)
+        self._coming = torch.empty(shape, dtype=pieces.dtype, device=self._device)
         #: Behind the launches of the last steps, with their numbers.
         self._marks: deque[tuple[int, torch.cuda.Event]] = deque(maxlen=_MARKS)
 
@@ -198,7 +227,7 @@ class CudaCopies:
         copy = _CudaCopy()
         with torch.cuda.stream(self._out):
             gathered = self._leaving[: len(blocks)]
-            torch.index_select(self._blocks, 0, self._send(blocks), out=gathered)
+            self._rows.gather(self._places(blocks), gathered)
             copy.read.record()
             for first, slot, count in _runs(slots):
                 target = self._slots[slot : slot + count]
@@ -220,12 +249,12 @@ class CudaCopies:
             for first, slot, count in _runs(slots):
                 source = self._slots[slot : slot + count]
                 arrived[first : first + count].copy_(source, non_blocking=True)
-            targets = self._send(blocks)
+            places = self._places(blocks)
             # Of launches without a mark the outcome was seen.
             for number, mark in self._marks:
                 if number <= after:
                     self._in.wait_event(mark)
-            self._blocks.index_copy_(0, targets, arrived)
+            self._rows.scatter(places, arrived)
             copy.read.record()
             copy.done.record()
         return copy
@@ -247,13 +276,12 @@ class CudaCopies:
         """See `BlockCopies`."""
         self._out.synchronize()
         self._in.synchronize()
-        del self._blocks, self._slots, self._leaving, self._coming
+        del self._rows, self._slots, self._leaving, self._coming
         self._memory.close()
 
-    def _send(self, numbers: Sequence[int]) -> Tensor:
-        """Numbers on the device, in the order of the current stream."""
-        host = torch.tensor(numbers, dtype=torch.int64).pin_memory()
-        return host.to(self._device, non_blocking=True)
+    def _places(self, blocks: Sequence[int]) -> Tensor:
+        """The rows of blocks, on the device, in the order of the current stream."""
+        return self._rows.places(blocks).pin_memory().to(self._device, non_blocking=True)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
