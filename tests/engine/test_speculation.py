@@ -24,6 +24,7 @@ from doubles import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import initialize
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.speculation import run_forced
@@ -47,6 +48,7 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 from programs import check_program, random_program
+from test_overlap import OverlapMachine
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
@@ -243,6 +245,46 @@ def test_outputs_are_those_without_guesses(
         decodes = [row for row in batch.rows if row.logits != "none" and row.num_guesses]
         assert batch.num_tokens <= max_batch_tokens
         assert sum(len(row.token_ids) for row in decodes) <= max(batch_tokens, len(decodes))
+
+
+class SpeculationMachine(OverlapMachine):
+    """The same primitives to an engine that makes guesses and to one that does not."""
+
+    @initialize(
+        block_size=st.integers(1, 4),
+        num_blocks=st.integers(8, 60),
+        rows=st.integers(1, 4),
+        budget=st.sampled_from([2, 5, 20]),
+        caching=st.booleans(),
+        overlap=st.sampled_from(["on", "off"]),
+    )
+    def start(  # type: ignore[override]
+        self,
+        block_size: int,
+        num_blocks: int,
+        rows: int,
+        budget: int,
+        caching: bool,
+        overlap: str,
+    ) -> None:
+        for guesses in (4, 0):
+            engine, _ = scripted_engine(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_position=40,
+                max_batch_size=rows,
+                max_batch_tokens=budget,
+                prefix_caching=caching,
+                seed=7,
+                overlap=overlap,
+                speculative_tokens=guesses,
+                batcher=OracleBatcher if guesses else Batcher,
+            )
+            self.traces.append(Trace(engine))
+
+
+TestSpeculation = SpeculationMachine.TestCase
+TestSpeculation.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
 class BelievesEverything(OracleBatcher):

@@ -42,26 +42,28 @@ def _primitives() -> list[Fill | Generate]:
 
 def test_the_same_tokens_with_and_without(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, CONFIGS["qwen3"])
+    ways = [(0, "off", "off"), (4, "on", "lazy")]
+    ways += [
+        (k, overlap, g) for k in (1, 7) for overlap in ("off", "auto") for g in ("off", "lazy")
+    ]
     said, accepted = {}, {}
-    for count in (0, 1, 4, 7):
-        for overlap in ("off", "on", "auto"):
-            for graphs in ("off", "lazy"):
-                values = BuiltinSettings(
-                    device="cuda",
-                    dtype="float32",
-                    num_blocks=400,
-                    overlap=overlap,
-                    cuda_graphs=graphs,
-                    speculative_tokens=count,
-                    speculative_min_ngram=1,
-                )
-                engine = BuiltinEngine.load(path, values, model="tiny")
-                events = run_until_idle(engine, *_primitives())
-                engine.check_integrity()
-                way = (count, overlap, graphs)
-                said[way] = [tokens_of(events, index) for index in range(2 * len(KINDS))]
-                accepted[way] = engine.stats().accepted_tokens
-                engine.close()
+    for way in ways:
+        count, overlap, graphs = way
+        values = BuiltinSettings(
+            device="cuda",
+            dtype="float32",
+            num_blocks=400,
+            overlap=overlap,
+            cuda_graphs=graphs,
+            speculative_tokens=count,
+            speculative_min_ngram=1,
+        )
+        engine = BuiltinEngine.load(path, values, model="tiny")
+        events = run_until_idle(engine, *_primitives())
+        engine.check_integrity()
+        said[way] = [tokens_of(events, index) for index in range(2 * len(KINDS))]
+        accepted[way] = engine.stats().accepted_tokens
+        engine.close()
     plain = said[0, "off", "off"]
     assert [way for way, tokens in said.items() if tokens != plain] == []
     assert all((number > 0) == (way[0] > 0) for way, number in accepted.items())
