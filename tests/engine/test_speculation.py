@@ -284,7 +284,7 @@ class SpeculationMachine(OverlapMachine):
 
 
 TestSpeculation = SpeculationMachine.TestCase
-TestSpeculation.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSpeculation.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 
 class BelievesEverything(OracleBatcher):

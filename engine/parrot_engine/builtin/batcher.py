@@ -160,10 +160,17 @@ class Batcher:
         if self.speculation is not None and generate is not None and context.is_at(generate):
             self.speculation.note(generate, planned.row.num_guesses, len(parts) - 1)
         if planned.epoch == context.epoch and context.state != "gone":
-            kept = parts[-1][0].end // self._block_size + 1
-            self._pool.release_table(context.block_table.ids[kept:])
-            context.block_table.truncate(kept)
+            self.trim(context, parts[-1][0].end)
         return parts
+
+    def trim(self, context: Context, end: int) -> None:
+        """Give back blocks that only guesses needed: the next token stands at position `end`.
+
+        A row in flight may still write there, but before anything that is launched from now on.
+        """
+        kept = end // self._block_size + 1
+        self._pool.release_table(context.block_table.ids[kept:])
+        context.block_table.truncate(kept)
 
     def finish(self, plan: StepPlan) -> None:
         """The step was launched, or failed to be: what runs later may use its sources again."""

@@ -482,8 +482,9 @@ class BuiltinEngine:
         goes_on = False
         if generate is not None and token is not None and context.is_at(generate):
             goes_on = self._store.add_token(context, generate, token)
-            if not goes_on:
+            if not goes_on and context.in_flight is not None:
                 context.abandon_flight()
+                self._batcher.trim(context, context.num_computed)
         if not goes_on or context.state != "running":
             self._store.settle(context)
 
