@@ -119,7 +119,10 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
         for name in upstream.models():
             models.setdefault(name, _model(name, started, upstream.name))
     for alias in gateway.catalog.aliases():
-        models.setdefault(alias, _model(alias, started, "parrot-gateway"))
+        listed = models.setdefault(alias, _model(alias, started, "parrot-gateway"))
+        named = models.get(gateway.settings.aliases[alias], {})
+        if "max_model_len" in named:
+            listed.setdefault("max_model_len", named["max_model_len"])
     return models
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import subprocess
 import sys
@@ -133,6 +134,11 @@ def test_a_full_window_of_llamaindex_tokens_fits(demo: GatewayProcess) -> None:
     assert llm.complete(" ".join(words[:end])).text
 
 
+def test_an_alias_has_the_window_of_its_model(demo: GatewayProcess) -> None:
+    windows = [model(demo, model=name).metadata.context_window for name in ("gpt-4o", DEMO_MODEL)]
+    assert windows[0] == windows[1] < DEFAULT_CONTEXT_WINDOW
+
+
 def test_models_that_tell_no_window_get_a_usual_one(relay: GatewayProcess) -> None:
     llm = Parrot(model="some-model-of-an-upstream", base_url=relay.base_url)
     assert llm.metadata.context_window == DEFAULT_CONTEXT_WINDOW
@@ -184,6 +190,29 @@ def test_one_model_serves_several_event_loops(demo: GatewayProcess) -> None:
     llm = model(demo)
     for _ in range(3):
         assert asyncio.run(llm.acomplete("Tell me of a ship.")).text
+
+
+def test_clients_of_ended_loops_leave_quietly(demo: GatewayProcess) -> None:
+    llm = model(demo, max_tokens=2)
+    asyncio.run(llm.acomplete("Hello."))
+
+    async def once() -> None:
+        await model(demo, max_tokens=2).acomplete("Hello.")
+
+    asyncio.run(once())
+    complaints: list[dict[str, Any]] = []
+
+    async def later() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        await llm.acomplete("Hello.")
+        for _ in range(3):
+            gc.collect()
+            await asyncio.sleep(0)
+
+    asyncio.run(later())
+    assert complaints == []
+    assert len(llm._clients._async) == 1
 
 
 @pytest.mark.parametrize("name", ["PARROT_BASE_URL", "OPENAI_API_BASE", "OPENAI_BASE_URL"])

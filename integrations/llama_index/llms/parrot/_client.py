@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 #: Where `parrot-gateway serve` listens unless it is told otherwise.
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
@@ -62,15 +62,16 @@ class Clients:
     """Makes and keeps clients; thread-safe.
 
     An asynchronous client belongs to the event loop that it first ran in, and synchronous methods
-    of LlamaIndex start loops of their own: hence one for each loop, forgotten with it.
+    of LlamaIndex start loops of their own: hence one for each loop, forgotten when that has ended.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sync: tuple[Connection, Any] | None = None
-        self._async: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Connection, Any]] = (
-            WeakKeyDictionary()
-        )
+        self._async: dict[asyncio.AbstractEventLoop, tuple[Connection, Any]] = {}
+
+    def __del__(self) -> None:
+        self._forget(list(self._async))
 
     def sync_client(self, wanted: Connection) -> Any:
         """An `openai.OpenAI`; the one before, unless the connection has changed."""
@@ -87,12 +88,25 @@ class Clients:
         """An `openai.AsyncOpenAI` of the running loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
+            self._forget([each for each in self._async if each.is_closed()])
             kept = self._async.get(loop)
             if kept is None or kept[0] != wanted:
                 from openai import AsyncOpenAI
 
                 kept = self._async[loop] = wanted, AsyncOpenAI(**_arguments(wanted))
             return kept[1]
+
+    def _forget(self, loops: list[asyncio.AbstractEventLoop]) -> None:
+        for loop in loops:
+            _, client = self._async.pop(loop)
+            # NOTE: a client that is collected while some loop runs closes itself there, which
+            # fails loudly if its own loop has ended. So it is told first that it is closed: the
+            # coroutine notes that before it comes to its connections, whose sockets go with it.
+            closing = client.close()
+            with suppress(Exception):
+                closing.send(None)
+            with suppress(Exception):
+                closing.close()
 
 
 def _arguments(wanted: Connection) -> dict[str, Any]:
