@@ -51,18 +51,23 @@ class ClaimTree:
         """Who needs a prompt how far."""
         found: Reach = []
         following, depth, length = self._root.next, 0, len(prefix)
+        rows = 0
         while depth < length:
             run = following.get(prefix[depth])
             if run is None:
                 break
-            end = run.end
+            # Runs that the same rows need are one step.
+            if depth and run.rows != rows:
+                found.append((rows, depth))
+            rows, end = run.rows, run.end
             # The usual end of a run first: all of it agrees.
             if end <= length and run.last == prefix[end - 1]:
-                found.append((run.rows, end))
                 following, depth = run.next, end
             else:
-                found.append((run.rows, _agrees_up_to(run, prefix)))
+                depth = _agrees_up_to(run, prefix)
                 break
+        if depth:
+            found.append((rows, depth))
         return found
 
     def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[Run, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Literal
 
 from parrot_scheduler.actions import Cancel, Place, Reasons
+from parrot_scheduler.aside import Aside
 from parrot_scheduler.door import Held
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.model_queue import ModelQueue
-from parrot_scheduler.policy import Choice
+from parrot_scheduler.policy import Choice, Wait
 
 #: Seconds between two looks at what paused applications keep.
 KEEP_CHECK_S = 1.0
@@ -29,6 +31,15 @@ _PRIORITIES = {"latency": 0, "ttft": 0, "tpot": 0, "deadline": 1, "throughput": 
 _FILL_PRIORITY = 3
 
 
+def _goes_before(returning: Entry, first: Entry | None) -> bool:
+    """Whether a task that was set aside, and may find its place now, goes before the first one.
+
+    Its turn had come already, so it does; but not before a call that somebody waits for if nobody
+    waits for it.
+    """
+    return first is None or returning.objective.is_latency or not first.objective.is_latency
+
+
 class Dispatcher:
     """Places the tasks of one `ModelQueue`. Called once at the end of every step."""
 
@@ -38,7 +49,7 @@ class Dispatcher:
         self.config = queue.config
         # The last search ended before all tasks were looked at.
         self._gave_up = False
-        self._num_aside = 0
+        self._aside = Aside(queue.pool)
         self._has_placed = False
         self._kept_checked = 0.0
 
@@ -58,7 +69,9 @@ class Dispatcher:
         for _ in range(_ROUNDS):
             if queue.door:
                 self._let_in(now)
-            if not self.pool.num_accepting or not (queue.has_room or queue.fresh_from is not None):
+            if not self.pool.num_accepting:
+                break
+            if not (queue.has_room or queue.opened or queue.fresh_from is not None):
                 break
             # What has been placed may share its prompt with what is held.
             self._has_placed = False
@@ -116,7 +129,7 @@ class Dispatcher:
             if self.pool.num_accepting and now < oldest.since + self.config.max_hold_s:
                 break
             self._release(oldest, now)
-        if not (queue.has_room or self._has_placed):
+        if not (queue.has_room or queue.opened or self._has_placed):
             return
         for _ in range(_MAX_LET_IN):
             chosen = queue.admission.next_of(queue.door.shown(), self.pool, now)
@@ -137,54 +150,81 @@ class Dispatcher:
     # Placement
 
     def _search(self, now: float) -> None:
-        queue, order = self.queue, self.queue.order
+        queue, order, aside = self.queue, self.queue.order, self._aside
         fresh_from, queue.fresh_from = queue.fresh_from, None
-        if queue.has_room:
-            queue.has_room = False
-            if self._num_aside:
-                order.bring_back(now)
-                self._num_aside = 0
-            self._gave_up = False
+        opened, queue.opened = queue.opened, 0
+        if queue.has_room and aside:
+            order.bring_back(now)
+            aside.clear()
+        if queue.has_room or opened:
+            queue.has_room = self._gave_up = False
             if queue.reserved is not None:
                 self._try(queue.reserved[0], now)
-        if self._num_aside > _MAX_ASIDE:
-            return
-        misses, allowed = 0, self.config.max_passed_over
-        while (entry := order.first(now)) is not None:
+        woken = aside.woken(opened, now, now - self.config.starvation_s)
+        returning = next(woken, None)
+        misses, vain, allowed = 0, 0, self.config.max_passed_over
+        while self._has_hope(now):
+            entry = order.first(now)
+            if returning is not None and _goes_before(returning, entry):
+                if returning in aside:
+                    wait = self._try(returning, now)
+                    if wait is True:
+                        allowed = _MISSES_AFTER_HIT
+                    else:
+                        aside.add(returning, wait)
+                        vain += 1
+                        self._missed(returning, now)
+                returning = next(woken, None) if vain < self.config.max_passed_over else None
+                continue
+            if entry is None:
+                return
             if self._gave_up and (fresh_from is None or entry.sequence < fresh_from):
                 return
-            if self._try(entry, now):
+            wait = self._try(entry, now)
+            if wait is True:
                 allowed = _MISSES_AFTER_HIT
                 continue
             misses += 1
-            self._stop_fills()
-            if now - entry.submitted_at >= self.config.starvation_s:
-                self._reserve(entry)
-            if misses >= allowed:
+            self._missed(entry, now)
+            if misses >= allowed or len(aside) >= _MAX_ASIDE:
                 self._gave_up = True
                 return
             order.set_aside(entry)
-            self._num_aside += 1
+            aside.add(entry, wait)
 
-    def _try(self, entry: Entry, now: float) -> bool:
-        """Whether a queued task found its place."""
+    def _missed(self, entry: Entry, now: float) -> None:
+        """Real work found no place."""
+        self._stop_fills()
+        if now - entry.submitted_at >= self.config.starvation_s:
+            self._reserve(entry)
+
+    def _has_hope(self, now: float) -> bool:
+        """False: every engine is full, and nothing comes of it that a task finds no place."""
+        queue = self.queue
+        if self.pool.has_open_row or queue.placed_fills or not queue.place.late_binding:
+            return True
+        oldest = next(iter(queue.waiting.values()), None)
+        return oldest is not None and now - oldest.submitted_at >= self.config.starvation_s
+
+    def _try(self, entry: Entry, now: float) -> Wait | Literal[True] | None:
+        """True: a queued task found its place; otherwise what it waits for."""
         queue, pool = self.queue, self.pool
         if queue.reserved is not None and queue.reserved[0] is entry:
             # Its engine takes it, and nobody else.
             row = queue.reserved[1]
             if not pool.has_room(entry, row):
-                return False
-            choice: Choice | None = self._only(entry, row, "starved")
+                return None
+            choice: Choice | Wait | None = self._only(entry, row, "starved")
         else:
             choice = self._choose(entry, now)
-        if choice is None:
-            return False
+        if not isinstance(choice, Choice):
+            return choice
         self._place(entry, choice, now)
         if self.config.group_tasks:
             self._follow(entry, now)
         return True
 
-    def _choose(self, entry: Entry, now: float) -> Choice | None:
+    def _choose(self, entry: Entry, now: float) -> Choice | Wait | None:
         queue, pool = self.queue, self.pool
         late = queue.place.late_binding
         if entry.task.bound_to is not None:
@@ -196,11 +236,11 @@ class Dispatcher:
             row = pool.idle_row(entry)
             return self._only(entry, row, "only") if row >= 0 else None
         choice = queue.place.place(entry, queue.application_of(entry), pool, now)
-        if choice is None:
+        if not isinstance(choice, Choice):
             # A policy may wait for something to end; where nothing runs, nothing will.
             row = pool.idle_row(entry) if pool.is_idle else -1
-            return self._only(entry, row, "only") if row >= 0 else None
-        return choice if pool.table.accepts[choice.row] else None
+            return self._only(entry, row, "only") if row >= 0 else choice
+        return choice if pool.accepting >> choice.row & 1 else None
 
     def _only(self, entry: Entry, row: int, decided_by: str) -> Choice:
         """A place that no policy was asked for."""
@@ -214,7 +254,7 @@ class Dispatcher:
                 members = queue.groups.get(group.id)
                 member = members.first() if members is not None else None
                 choice = self._choose(member, now) if member is not None else None
-                if member is None or choice is None:
+                if member is None or not isinstance(choice, Choice):
                     break
                 self._place(member, choice, now)
 
@@ -227,6 +267,7 @@ class Dispatcher:
             queue.placed_fills[task.id] = entry
         else:
             queue.order.pop(entry, application, now)
+            self._aside.discard(entry)
             queue.leave_groups(entry)
             queue.applications.let_go(application)
         application.num_queued -= 1
@@ -278,7 +319,7 @@ class Dispatcher:
         queue, pool = self.queue, self.pool
         for entry in list(islice(queue.fills.values(), self.config.max_passed_over)):
             choice = self._choose(entry, now)
-            if choice is None:
+            if not isinstance(choice, Choice):
                 return
             row = choice.row
             half_full = 2 * pool.table.batch[row] >= pool.table.max_batch[row]

@@ -63,8 +63,11 @@ class ModelQueue:
         self.placed_fills: dict[TaskId, Entry] = {}
         # Applications whose last placed task should be kept.
         self._keeps: dict[ApplicationId, None] = {}
-        #: Whether there may be more room than when tasks were last looked at.
+        #: Whether everything has to be looked at again: more has changed since tasks were last
+        #: looked at than that there is more room on some engines.
         self.has_room = True
+        #: Rows that have more room than when tasks were last looked at, bit r for row r.
+        self.opened = 0
         #: Sequence of the first task that has not been looked at yet.
         self.fresh_from: int | None = None
 
@@ -155,7 +158,7 @@ class ModelQueue:
         was_pending = pending[row] > 0
         self.pool.progress(entry, filled, cached, generated)
         if was_pending and pending[row] <= 0:
-            self.has_room = True
+            self.opened |= 1 << row
 
     def finish(self, entry: Entry, now: float, *, succeeded: bool) -> None:
         """A placed task ended on its engine."""
@@ -167,6 +170,7 @@ class ModelQueue:
                 length = entry.generated_tokens / max(1, task.num_sequences)
                 self.lengths.observe(task.tenant, task.template, length, task.max_tokens)
         application = self.application_of(entry)
+        row = entry.engine_row
         self.pool.release(entry)
         self.placed_fills.pop(task.id, None)
         application.num_placed -= 1
@@ -175,7 +179,7 @@ class ModelQueue:
             self.order.finished(entry, application, now)
             self.admission.ended(entry, application, self.pool)
         self.place.ended(entry, self.pool, now)
-        self.has_room = True
+        self.opened |= 1 << row
         self._forget(entry, application)
 
     def cancel(self, entry: Entry, now: float) -> None:
@@ -343,7 +347,9 @@ class ModelQueue:
         self.applications.let_go(application)
         if engine_id is not None:
             self.emit(Forget(application.id, engine_id))
-        self.has_room = True
+            row = self.pool.row_of(engine_id)
+            if row >= 0:
+                self.opened |= 1 << row
 
     def will_keep(self, application: Application, *, keep: bool) -> None:
         """Whether the KV of its task that is being placed should stay once it pauses."""

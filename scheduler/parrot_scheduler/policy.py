@@ -69,6 +69,22 @@ class Choice:
     details: dict[str, float | int | str] = field(default_factory=dict)
 
 
+class Wait(NamedTuple):
+    """An engine has room for the task, but another one is worth waiting for."""
+
+    #: Room on any of these (bit r for row r) is what it waits for.
+    rows: int
+    #: It waits no longer than this.
+    until: float
+    #: Room elsewhere is good enough where the predicted end of the task plus the prefill that it
+    #: takes from others comes to no more than this.
+    toll_s: float
+    #: For that prediction: prompt tokens to compute there, all its tokens, and its decode steps.
+    new_tokens: float
+    tokens: float
+    steps: float
+
+
 class Waiting(NamedTuple):
     """An application at the door."""
 
@@ -173,7 +189,9 @@ class OrderPolicy(Protocol):
         ...
 
     def pop(self, entry: Entry, application: Application, now: float) -> None:
-        """`entry`, which `first` gave or a group took along, has been placed."""
+        """`entry` has been placed: `first` gave it, now or before it was set aside, or a group
+        took it along.
+        """
         ...
 
     def finished(self, entry: Entry, application: Application, now: float) -> None:
@@ -207,8 +225,11 @@ class PlacePolicy(Protocol):
 
     def place(
         self, entry: Entry, application: Application, pool: Pool, now: float
-    ) -> Choice | None:
-        """A place, or None: it should wait. Tasks that are bound to an engine never get here."""
+    ) -> Choice | Wait | None:
+        """A place, or what to wait for. Tasks that are bound to an engine never get here.
+
+        None: it is asked again when an engine has more room, and could hold the task.
+        """
         ...
 
     def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from parrot_scheduler.entry import Account, Entry
 from parrot_scheduler.events import EngineReport
-from parrot_scheduler.prefix_index import PrefixIndex, chain_of, rows_of
+from parrot_scheduler.prefix_index import PrefixIndex, chain_of, pack, rows_of
 from parrot_scheduler.table import EngineTable
 from parrot_scheduler.task import EngineDescription, EngineId, Objective, StepModel
 
@@ -135,7 +135,7 @@ class Pool:
         if self._reserved >= 0:
             here[self._reserved] = False
         table.accepts[:] = here
-        self.accepting = int.from_bytes(np.packbits(here, bitorder="little").tobytes(), "little")
+        self.accepting = pack(here)
         self.largest_accepting = float(table.capacity[here].max(initial=0.0))
         blocks = table.block_tokens[here]
         same = len(blocks) > 0 and bool((blocks == blocks[0]).all())
@@ -171,10 +171,15 @@ class Pool:
             and cells.working_set[row] + need <= cells.capacity[row]
         )
 
+    def least_need(self, entry: Entry) -> float:
+        """Tokens of an engine's memory that it takes, however much of its prompt is shared."""
+        task = entry.task
+        shared = min(task.prompt_tokens, len(task.prefix) * self.largest_block)
+        return float(entry.working_set - shared)
+
     def may_have_room(self, entry: Entry) -> bool:
         """False: no engine has room for it, however much of its prompt is shared."""
-        task = entry.task
-        need = entry.working_set - min(task.prompt_tokens, len(task.prefix) * self.largest_block)
+        need = self.least_need(entry)
         if need > self._most_free:
             return False
         if self._is_loose:
@@ -201,6 +206,11 @@ class Pool:
         )
         self._freest = int(free_there.argmax())
         return float(free_there.item(self._freest))
+
+    @property
+    def has_open_row(self) -> bool:
+        """Whether any engine could take one more task, or has nothing to do at all."""
+        return bool(self.accepting & ~(self.full & self.busy))
 
     def idle_row(self, entry: Entry) -> int:
         """An engine with nothing to do that can hold the task; -1: there is none."""

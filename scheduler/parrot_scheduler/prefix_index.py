@@ -335,6 +335,11 @@ def rows_of(bits: int) -> list[int]:
     return rows
 
 
+def pack(rows: npt.NDArray[np.bool_]) -> int:
+    """A set of rows from one truth value for each row."""
+    return int.from_bytes(np.packbits(rows, bitorder="little").tobytes(), "little")
+
+
 def unpack(bits: int, num_rows: int) -> npt.NDArray[np.uint8]:
     """A set of rows as one 0 or 1 for each row."""
     raw = np.frombuffer(bits.to_bytes((num_rows + 7) // 8, "little"), dtype=np.uint8)

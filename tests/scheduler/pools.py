@@ -9,7 +9,7 @@ from itertools import count
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement import POLICIES
-from parrot_scheduler.policy import Application, Choice, PlacePolicy
+from parrot_scheduler.policy import Application, Choice, PlacePolicy, Wait
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.task import THROUGHPUT, EngineDescription, GroupRef, Objective, Task
 
@@ -100,9 +100,14 @@ class Engines:
         name = entry.task.application
         return self.applications.setdefault(name, Application(name, "t", entry.submitted_at))
 
+    def ask(self, entry: Entry, now: float = 0.0) -> Choice | Wait | None:
+        """What the policy says."""
+        return self.policy.place(entry, self.application(entry), self.pool, now)
+
     def choose(self, entry: Entry, now: float = 0.0) -> Choice | None:
         """Where the policy would put it."""
-        return self.policy.place(entry, self.application(entry), self.pool, now)
+        choice = self.ask(entry, now)
+        return choice if isinstance(choice, Choice) else None
 
     def place(self, entry: Entry, now: float = 0.0) -> Choice | None:
         """Put it there, if anywhere."""

@@ -7,8 +7,8 @@ import math
 from parrot_scheduler.claims import Reach
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement.options import HOLDER_SHARE, Classes, Limit, Options
-from parrot_scheduler.pool import FEW_ROWS, Pool
-from parrot_scheduler.prefix_index import depth_of, rows_of, unpack
+from parrot_scheduler.pool import Pool
+from parrot_scheduler.prefix_index import depth_of
 
 
 class Few(Options):
@@ -129,15 +129,12 @@ class Few(Options):
                 other, least = row, cost
         return Classes(holder, other)
 
-    def busiest_full_holder(self) -> int:
+    def full_holders(self) -> int:
         """See `Options`."""
-        full, table = self._holders, self.pool.table
+        full = self._holders
         for row in self.rows:
             full &= ~(1 << row)
-        if full.bit_count() <= FEW_ROWS:
-            return max(rows_of(full), key=table.cells.batch.__getitem__, default=-1)
-        sequences = (table.batch + 1.0) * unpack(full, len(table.batch))
-        return int(sequences.argmax())
+        return full
 
     def roomiest(self, members: int, rather: int) -> int:
         """See `Options`."""

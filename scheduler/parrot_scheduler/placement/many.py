@@ -10,7 +10,7 @@ from parrot_scheduler.placement.options import BLOCK_TOKENS, HOLDER_SHARE, Class
 from parrot_scheduler.placement.predict import predict_all
 from parrot_scheduler.policy import Application
 from parrot_scheduler.pool import Pool
-from parrot_scheduler.prefix_index import as_column
+from parrot_scheduler.prefix_index import as_column, pack
 from parrot_scheduler.table import Column
 
 
@@ -110,11 +110,9 @@ class Many(Options):
         slower_s = steps * entry.working_set * table.context_token_s
         return predicted.finish_s + table.latency_batch * (predicted.fill_s + slower_s)
 
-    def busiest_full_holder(self) -> int:
+    def full_holders(self) -> int:
         """See `Options`."""
-        table = self.pool.table
-        full = np.flatnonzero(self._holders & ~self._mask & table.accepts)
-        return int(full[table.batch[full].argmax()]) if len(full) else -1
+        return pack(self._holders & ~self._mask) & self.pool.accepting
 
     def roomiest(self, members: int, rather: int) -> int:
         """See `Options`."""

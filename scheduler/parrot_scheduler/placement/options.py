@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement.predict import Prediction, predict_row
-from parrot_scheduler.pool import Pool
+from parrot_scheduler.pool import FEW_ROWS, Pool
+from parrot_scheduler.prefix_index import rows_of, unpack
 
 #: The least that counts as one block.
 BLOCK_TOKENS = 16.0
@@ -79,10 +80,18 @@ class Options(ABC):
         """By cost, ties to the first row. Not asked before the last narrowing."""
 
     @abstractmethod
+    def full_holders(self) -> int:
+        """The holders that take work and are not left, bit r for row r."""
+
     def busiest_full_holder(self) -> int:
         """Of the holders that are not left the one with most sequences, ties to the first row; -1:
         there is none.
         """
+        full, table = self.full_holders(), self.pool.table
+        if full.bit_count() <= FEW_ROWS:
+            return max(rows_of(full), key=table.cells.batch.__getitem__, default=-1)
+        sequences = (table.batch + 1.0) * unpack(full, len(table.batch))
+        return int(sequences.argmax())
 
     @abstractmethod
     def roomiest(self, members: int, rather: int) -> int:

@@ -37,7 +37,7 @@ from parrot_scheduler.placement.few import Few
 from parrot_scheduler.placement.groups import GroupHomes, group_size
 from parrot_scheduler.placement.many import Many
 from parrot_scheduler.placement.options import HOLDER_SHARE, Limit, Options
-from parrot_scheduler.policy import Application, Choice
+from parrot_scheduler.policy import Application, Choice, Wait
 from parrot_scheduler.pool import FEW_ROWS, Pool
 from parrot_scheduler.prefix_index import rows_of
 
@@ -50,6 +50,14 @@ _GROUP_SLACK = 1.0
 _SHARING_SLACK = 1.25
 #: How much more than elsewhere an engine may cost that has something of the task already.
 _PREFERRED_SLACK = 1.25
+
+
+class _Told(NamedTuple):
+    #: When it was first told to wait.
+    since: float
+    #: The most that it was told to go elsewhere for. That stands: what is expected of a holder
+    #: changes with each task there, and a task that followed it would stay undecided.
+    toll_s: float
 
 
 class _Pick(NamedTuple):
@@ -68,14 +76,15 @@ class Parrot:
         self._target = config.working_set_target
         self._group_tasks = config.group_tasks
         self._patience_s = config.starvation_s
+        self._max_waiting = config.max_passed_over
         self._homes = GroupHomes()
-        # When each waiting task was first told to wait for a holder of its prefix.
-        self._waiting: dict[int, float] = {}
+        # What each task was told that waits for a holder of its prefix.
+        self._told: dict[int, _Told] = {}
 
     def place(
         self, entry: Entry, application: Application, pool: Pool, now: float
-    ) -> Choice | None:
-        """The best engine that has room, or None: nothing has, or a holder is worth waiting for."""
+    ) -> Choice | Wait | None:
+        """The best engine that has room, or what to wait for; None: for room."""
         options = self._options(entry, application, pool)
         if options is None:
             return None
@@ -88,8 +97,10 @@ class Parrot:
             options.keep_within(limit)
         pick = _best_of_classes(options)
         elsewhere = options.best_cached > 0 and not options.is_holder(pick.row)
-        if elsewhere and self._waits(options, pick.row, now):
-            return None
+        if elsewhere:
+            wait = self._wait(options, pick.row, now)
+            if wait is not None:
+                return wait
         if self._group_tasks and group_size(entry) > 1:
             pick = self._with_group(options, pick)
         pick = _with_preference(options, pick)
@@ -112,14 +123,14 @@ class Parrot:
 
     def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
         """Remember where its groups are."""
-        self._waiting.pop(entry.task.id, None)
+        self._told.pop(entry.task.id, None)
         # NOTE: a group of one as well: more members may come.
         if self._group_tasks and entry.groups:
             self._homes.add(entry, choice.row, pool)
 
     def ended(self, entry: Entry, pool: Pool, now: float) -> None:
         """Its groups' homes stay: more members may come."""
-        self._waiting.pop(entry.task.id, None)
+        self._told.pop(entry.task.id, None)
 
     def _options(self, entry: Entry, application: Application, pool: Pool) -> Options | None:
         """Engines with room for it; None: none has."""
@@ -130,7 +141,7 @@ class Parrot:
         many = Many(entry, application, pool, self._target)
         return many if many.has_room else None
 
-    def _waits(self, options: Options, row: int, now: float) -> bool:
+    def _wait(self, options: Options, row: int, now: float) -> Wait | None:
         """Whether to wait for a holder without room instead of computing the prefix on `row`.
 
         A holder with n sequences is taken to finish one every n-th part of what this task would
@@ -139,13 +150,20 @@ class Parrot:
         """
         entry, pool, cells = options.entry, options.pool, options.pool.table.cells
         if pool.accepting & ~pool.busy:
-            return False
+            return None
         # The one with most sequences frees a place soonest.
         holder = options.busiest_full_holder()
         if holder < 0:
-            return False
+            return None
         there = options.predict(row)
-        waited_s = now - self._waiting.get(entry.task.id, now)
+        told = self._told.get(entry.task.id)
+        if told is None:
+            if len(self._told) >= self._max_waiting:
+                return None
+            told = _Told(now, -math.inf)
+        elif there.toll_s <= told.toll_s:
+            return None
+        waited_s = now - told.since
         here = options.predict(holder)
         batch = max(cells.batch[holder], 1.0)
         used = cells.working_set[holder]
@@ -154,9 +172,17 @@ class Parrot:
         endings = max(math.ceil(over * batch / max(used, 1.0)), 1)
         wait_s = endings * (here.finish_s - here.ttft_s) / batch
         if waited_s + wait_s >= there.fill_s or wait_s + here.toll_s >= there.toll_s:
-            return False
-        self._waiting.setdefault(entry.task.id, now)
-        return True
+            return None
+        toll_s = max(wait_s + here.toll_s, told.toll_s)
+        self._told[entry.task.id] = _Told(told.since, toll_s)
+        return Wait(
+            rows=options.full_holders(),
+            until=now + (there.fill_s - wait_s - waited_s),
+            toll_s=toll_s,
+            new_tokens=options.new(row),
+            tokens=float(entry.working_set),
+            steps=max(entry.expected_output / max(entry.task.num_sequences, 1), 1.0),
+        )
 
     def _with_group(self, options: Options, pick: _Pick) -> _Pick:
         """With others of its groups, unless it would end much later there."""

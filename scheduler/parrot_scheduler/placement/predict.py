@@ -53,6 +53,20 @@ def predict_all(entry: Entry, new_tokens: Column, table: EngineTable) -> Predict
     )
 
 
+def toll_terms(table: EngineTable, row: int) -> tuple[float, float, float, float]:
+    """What `toll_s` of any task on a row consists of: seconds before it begins, for each token
+    that is not cached, of a step without it, and of a step for each of its tokens.
+    """
+    cells = table.cells
+    prefill_token_s, context_token_s = cells.prefill_token_s[row], cells.context_token_s[row]
+    return (
+        cells.pending_prefill[row] * prefill_token_s,
+        2.0 * prefill_token_s,
+        cells.working_set[row] * context_token_s + cells.weights_s[row] + cells.overhead_s[row],
+        context_token_s,
+    )
+
+
 def _predict(
     entry: Entry,
     new: T,
