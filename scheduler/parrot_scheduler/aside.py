@@ -25,45 +25,65 @@ class Aside:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        # Those without room have no `Wait`, but the least tokens that they need of an engine.
-        self._tasks: dict[Entry, Wait | float] = {}
+        self._waiting: dict[Entry, Wait] = {}
+        #: Those without room, by the least tokens that they need of an engine.
+        self._without_room: dict[Entry, float] = {}
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._waiting) + len(self._without_room)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._waiting or entry in self._without_room
+
+    @property
+    def num_without_room(self) -> int:
+        """Those that nothing had room for, or might take as things were."""
+        return len(self._without_room)
 
     def add(self, entry: Entry, wait: Wait | None) -> None:
         """A task found no place; None: nothing has room for it, or may take it as things are."""
-        self._tasks[entry] = self._pool.least_need(entry) if wait is None else wait
-
-    def __contains__(self, entry: object) -> bool:
-        return entry in self._tasks
+        self.discard(entry)
+        if wait is None:
+            self._without_room[entry] = self._pool.least_need(entry)
+        else:
+            self._waiting[entry] = wait
 
     def discard(self, entry: Entry) -> None:
-        """It is queued no more."""
-        self._tasks.pop(entry, None)
+        """It is queued no more, or back in the order."""
+        if self._waiting.pop(entry, None) is None:
+            self._without_room.pop(entry, None)
 
     def clear(self) -> None:
         """Everything is looked at again."""
-        self._tasks.clear()
+        self._waiting.clear()
+        self._without_room.clear()
 
-    def woken(self, opened: int, now: float, starving_since: float) -> Iterator[Entry]:
-        """Those to look at again, as there is more room or less to do on these rows (a bit set).
+    def fitting(self, opened: int, starving_since: float) -> list[Entry]:
+        """Of those without room the ones that may fit on these rows (a bit set), and those that
+        were submitted before `starving_since`.
+        """
+        if not self._without_room or not opened:
+            return []
+        free = self._most_free(rows_of(opened) if opened.bit_count() <= _MANY_ROWS else [])
+        return [
+            entry
+            for entry, need in self._without_room.items()
+            if need <= free or entry.submitted_at <= starving_since
+        ]
 
-        Those without room that were submitted before `starving_since` are as well.
+    def awaited(self, opened: int, now: float) -> Iterator[Entry]:
+        """Of those that wait for an engine the ones to look at again, as there is more room or less
+        to do on these rows (a bit set), or as they have waited for long enough.
+
         Tasks may be placed meanwhile: it is not looked at again whether there is still room.
         """
-        if not self._tasks or not opened:
+        if not self._waiting or not opened:
             return
         pool = self._pool
         rows = rows_of(opened) if opened.bit_count() <= _MANY_ROWS else []
         terms = [toll_terms(pool.table, row) for row in rows]
-        free = self._most_free(rows)
-        for entry, waits_for in list(self._tasks.items()):
-            if isinstance(waits_for, float):
-                if waits_for <= free or entry.submitted_at <= starving_since:
-                    yield entry
-                continue
-            wanted, until, toll_s, new, tokens, steps = waits_for
+        for entry, wait in list(self._waiting.items()):
+            wanted, until, toll_s, new, tokens, steps = wait
             if wanted & opened or until <= now or not rows:
                 yield entry
                 continue

@@ -160,37 +160,43 @@ class Dispatcher:
             queue.has_room = self._gave_up = False
             if queue.reserved is not None:
                 self._try(queue.reserved[0], now)
-        woken = aside.woken(opened, now, now - self.config.starvation_s)
-        returning = next(woken, None)
-        misses, vain, allowed = 0, 0, self.config.max_passed_over
+        fitting = aside.fitting(opened, now - self.config.starvation_s)
+        if fitting:
+            order.bring_back(now, fitting)
+            for entry in fitting:
+                aside.discard(entry)
+        awaited = aside.awaited(opened, now)
+        returning = next(awaited, None)
+        # Those without room have been passed over already.
+        misses, vain, allowed = aside.num_without_room, 0, self.config.max_passed_over
         while self._has_hope(now):
-            entry = order.first(now)
-            if returning is not None and _goes_before(returning, entry):
+            first = order.first(now)
+            if returning is not None and _goes_before(returning, first):
                 if returning in aside:
                     wait = self._try(returning, now)
                     if wait is True:
                         allowed = _MISSES_AFTER_HIT
                     else:
-                        aside.add(returning, wait)
                         vain += 1
+                        aside.add(returning, wait)
                         self._missed(returning, now)
-                returning = next(woken, None) if vain < self.config.max_passed_over else None
+                returning = next(awaited, None) if vain < self.config.max_passed_over else None
                 continue
-            if entry is None:
+            if first is None:
                 return
-            if self._gave_up and (fresh_from is None or entry.sequence < fresh_from):
+            if self._gave_up and (fresh_from is None or first.sequence < fresh_from):
                 return
-            wait = self._try(entry, now)
+            wait = self._try(first, now)
             if wait is True:
                 allowed = _MISSES_AFTER_HIT
                 continue
             misses += 1
-            self._missed(entry, now)
+            self._missed(first, now)
             if misses >= allowed or len(aside) >= _MAX_ASIDE:
                 self._gave_up = True
                 return
-            order.set_aside(entry)
-            aside.add(entry, wait)
+            order.set_aside(first)
+            aside.add(first, wait)
 
     def _missed(self, entry: Entry, now: float) -> None:
         """Real work found no place."""

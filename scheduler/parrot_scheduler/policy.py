@@ -184,8 +184,11 @@ class OrderPolicy(Protocol):
         """
         ...
 
-    def bring_back(self, now: float) -> None:
-        """There may be room again: what was set aside is back where it was."""
+    def bring_back(self, now: float, entries: Iterable[Entry] | None = None) -> None:
+        """There may be room again: these, which were set aside, are back where they were.
+
+        None: everything is.
+        """
         ...
 
     def pop(self, entry: Entry, application: Application, now: float) -> None:

@@ -26,7 +26,7 @@ _RETURNING_TARGET = 1.0
 #: Paused applications' contexts count only while engines have this much prefill before them.
 _BUSY_S = 1.0
 #: Whose turn it is at the door, and what paused applications keep, is looked at again after this.
-_LOOK_S = 0.05
+_LOOK_S = 0.02
 
 
 class SharedTokens:
@@ -170,8 +170,8 @@ class WorkingSet:
         One that does not fit is passed by, but only for `starvation_s`: then nobody enters before
         it, so that what ends makes room for it, and it does not have to wait for `max_hold_s`.
 
-        Where nobody fitted a moment ago, and what is inside has not become less by what was
-        missing, nobody is looked at.
+        Where nobody fitted a moment ago, nothing has entered since, and what is inside has not
+        become less by what was missing, nobody is looked at.
         """
         inside = self.inside(pool)
         if inside > self._nobody_above and now < self._looks_at:
@@ -188,6 +188,8 @@ class WorkingSet:
 
     def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
         """Its application counts from now on, if nothing of it does yet."""
+        # Whoever shares its prompt needs less from now on.
+        self._looks_at = -math.inf
         if application.num_placed or application.id in self._entering:
             return
         if not self._entering:

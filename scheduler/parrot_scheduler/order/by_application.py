@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
@@ -93,11 +94,11 @@ class ByApplication(ABC):
             self._aging.remove(entry)
         self._aside[entry] = None
 
-    def bring_back(self, now: float) -> None:
-        """Nothing is passed over any more."""
-        for entry in self._aside:
+    def bring_back(self, now: float, entries: Iterable[Entry] | None = None) -> None:
+        """These are passed over no more; None: nothing is."""
+        for entry in list(self._aside) if entries is None else entries:
+            del self._aside[entry]
             self._insert(entry, self._of[entry])
-        self._aside.clear()
 
     def pop(self, entry: Entry, application: Application, now: float) -> None:
         """Out of the queue; counts for turns by age."""

@@ -25,6 +25,7 @@ wrong by, plus what age-based turns gave.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from parrot_scheduler.config import SchedulerConfig
@@ -292,12 +293,12 @@ class Fair:
         self._spots[entry].is_aside = True
         self._aside[entry] = None
 
-    def bring_back(self, now: float) -> None:
-        """Nothing is passed over any more."""
-        for entry in self._aside:
+    def bring_back(self, now: float, entries: Iterable[Entry] | None = None) -> None:
+        """These are passed over no more; None: nothing is."""
+        for entry in list(self._aside) if entries is None else entries:
+            del self._aside[entry]
             spot = self._spots[entry]
             self._insert(entry, spot.tenant, spot.application)
-        self._aside.clear()
 
     def first(self, now: float) -> Entry | None:
         """The task to place next."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.policy import Application, HeldRank
@@ -49,11 +51,11 @@ class Fcfs:
         if self._queue.remove(entry):
             self._aside[entry] = None
 
-    def bring_back(self, now: float) -> None:
-        """Nothing is passed over any more."""
-        for entry in self._aside:
+    def bring_back(self, now: float, entries: Iterable[Entry] | None = None) -> None:
+        """These are passed over no more; None: nothing is."""
+        for entry in list(self._aside) if entries is None else entries:
+            del self._aside[entry]
             self._queue.push(entry, entry.sequence)
-        self._aside.clear()
 
     def pop(self, entry: Entry, application: Application, now: float) -> None:
         """Out of the queue."""

@@ -138,6 +138,8 @@ class Few(Options):
 
     def roomiest(self, members: int, rather: int) -> int:
         """See `Options`."""
+        if len(self.rows) == 1:
+            return rather
         entry, cells = self.entry, self.pool.table.cells
         fitting = {
             row: min(

@@ -151,17 +151,17 @@ class Parrot:
         entry, pool, cells = options.entry, options.pool, options.pool.table.cells
         if pool.accepting & ~pool.busy:
             return None
-        # The one with most sequences frees a place soonest.
-        holder = options.busiest_full_holder()
-        if holder < 0:
-            return None
-        there = options.predict(row)
         told = self._told.get(entry.task.id)
         if told is None:
             if len(self._told) >= self._max_waiting:
                 return None
             told = _Told(now, -math.inf)
-        elif there.toll_s <= told.toll_s:
+        there = options.predict(row)
+        if there.toll_s <= told.toll_s:
+            return None
+        # The one with most sequences frees a place soonest.
+        holder = options.busiest_full_holder()
+        if holder < 0:
             return None
         waited_s = now - told.since
         here = options.predict(holder)
