@@ -36,14 +36,17 @@ class _Line:
         self._order = order
         self._tenants: LazyHeap[TenantId] = LazyHeap()
         self._of: dict[TenantId, LazyHeap[Held]] = {}
+        self._ranks: dict[Held, tuple[float, ...]] = {}
 
     def add(self, held: Held, rank: tuple[float, ...]) -> None:
         """One more."""
+        self._ranks[held] = rank
         self._of.setdefault(held.tenant, LazyHeap()).push(held, rank)
         self._tenants.push(held.tenant, self._order.share_of(held.tenant))
 
     def remove(self, held: Held) -> None:
         """One of them is gone."""
+        del self._ranks[held]
         line = self._of[held.tenant]
         line.remove(held)
         if not line:
@@ -55,21 +58,29 @@ class _Line:
 
         A tenant's place is put right when it comes up, as shares mostly grow.
         """
-        tenants, share_of = self._tenants, self._order.share_of
+        tenants: list[TenantId] = []
         resorted = 0
-        while True:
-            chosen = tenants.smallest(_SHOWN)
-            shares = {tenant: share_of(tenant) for tenant in chosen}
-            grown = [tenant for tenant in chosen if shares[tenant] > tenants.key_of(tenant)]
-            if not grown or resorted >= _MAX_RESORTED:
-                break
-            resorted += len(grown)
-            for tenant in grown:
-                tenants.push(tenant, shares[tenant])
-        for tenant in chosen:
-            tenants.push(tenant, shares[tenant])
-        each = max(1, _SHOWN // max(1, len(chosen)))
-        return [held for tenant in chosen for held in self._of[tenant].smallest(each)]
+        while len(tenants) < _SHOWN and (tenant := self._tenants.first()) is not None:
+            share = self._order.share_of(tenant)
+            stale = share > self._tenants.first_key() and resorted < _MAX_RESORTED
+            if stale:
+                resorted += 1
+                self._tenants.push(tenant, share)
+            else:
+                self._tenants.remove(tenant)
+                tenants.append(tenant)
+        shown: list[Held] = []
+        for tenant in tenants:
+            self._tenants.push(tenant, self._order.share_of(tenant))
+            line = self._of[tenant]
+            some: list[Held] = []
+            while len(some) < max(1, _SHOWN // len(tenants)) and (held := line.first()) is not None:
+                line.remove(held)
+                some.append(held)
+            for held in some:
+                line.push(held, self._ranks[held])
+            shown += some
+        return shown
 
 
 class Door:

@@ -63,24 +63,6 @@ class LazyHeap(Generic[Item]):
             heapq.heappop(heap)
         return None
 
-    def smallest(self, count: int) -> list[Item]:
-        """Some items with the smallest keys, in order, which stay: O(count x log(count)), but for
-        what is out of date.
-        """
-        # What is out of date is mostly first: items leave, and keys grow, from there.
-        self.first()
-        heap, live = self._heap, self._live
-        found: list[Item] = []
-        edge = [(heap[0], 0)] if heap else []
-        while edge and len(found) < count:
-            node, at = heapq.heappop(edge)
-            for below in (2 * at + 1, 2 * at + 2):
-                if below < len(heap):
-                    heapq.heappush(edge, (heap[below], below))
-            if live.get(node[2]) is node:
-                found.append(node[2])
-        return found
-
-    def key_of(self, item: Item) -> Any:
-        """The key of an item that is there."""
-        return self._live[item][0]
+    def first_key(self) -> Any:
+        """The smallest key; None when there is none."""
+        return None if self.first() is None else self._heap[0][0]

@@ -8,7 +8,6 @@ applications wait at the door, and those inside run on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,8 +24,6 @@ from parrot_scheduler.task import ApplicationId, TaskId
 _RETURNING_TARGET = 1.0
 #: Paused applications' contexts count only while engines have this much prefill before them.
 _BUSY_S = 1.0
-#: Whose turn it is at the door, and what paused applications keep, is looked at again after this.
-_LOOK_S = 0.02
 
 
 class SharedTokens:
@@ -133,9 +130,6 @@ class WorkingSet:
         self._shared = SharedTokens()
         self._private_tokens = 0.0
         self._block_tokens = 0
-        # Until the time of the next look none of those looked at fits while more is inside.
-        self._looks_at = -math.inf
-        self._nobody_above = -math.inf
 
     def inside(self, pool: Pool) -> float:
         """Tokens of KV that everything inside needs."""
@@ -156,31 +150,19 @@ class WorkingSet:
         if first.working_set <= room + pool.total_kept and not _is_busy(pool):
             return True
         # However much of its prompt is shared, the rest has to fit: quick, and the usual end.
-        missing = first.working_set - first.task.prompt_tokens - room
-        if missing <= 0:
-            missing = first.working_set - self._tokens_inside(first, pool) - room
-            if missing <= 0:
-                return True
-        self._nobody_above = max(self._nobody_above, inside - missing)
-        return False
+        if first.working_set - first.task.prompt_tokens > room:
+            return False
+        return first.working_set - self._tokens_inside(first, pool) <= room
 
     def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
         """The first one that fits: those with a context on an engine before others.
 
         One that does not fit is passed by, but only for `starvation_s`: then nobody enters before
         it, so that what ends makes room for it, and it does not have to wait for `max_hold_s`.
-
-        Where nobody fitted a moment ago, nothing has entered since, and what is inside has not
-        become less by what was missing, nobody is looked at.
         """
         inside = self.inside(pool)
-        if inside > self._nobody_above and now < self._looks_at:
-            return None
-        self._looks_at = now + _LOOK_S
-        self._nobody_above = -math.inf
         for waiting in held:
             if self._fits(waiting.application, waiting.first, inside, pool):
-                self._looks_at = now
                 return waiting.application
             if now - waiting.since >= self._patience_s:
                 return None
@@ -188,8 +170,6 @@ class WorkingSet:
 
     def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
         """Its application counts from now on, if nothing of it does yet."""
-        # Whoever shares its prompt needs less from now on.
-        self._looks_at = -math.inf
         if application.num_placed or application.id in self._entering:
             return
         if not self._entering:
