@@ -179,7 +179,7 @@ class _Client:
 
 
 class Network:
-    """The simulated network between clients and a gateway, run by a thread.
+    """The simulated network between clients and a gateway, run by a thread; a context manager.
 
     Args:
         base_url: of the gateway.
@@ -190,17 +190,38 @@ class Network:
         self._base_url = base_url
         self._latency_s = latency_s
         self._clients: list[_Client] = []
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         # Connections that are cut off with the network are nobody's concern.
         self._loop.set_exception_handler(lambda *_: None)
-        threading.Thread(target=self._loop.run_forever, name="network", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _cut(self) -> None:
+        for server in self._servers:
+            server.close()
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
     def client(self) -> str:
         """The address of the gateway for a client that was not there before."""
         client = _Client(self._latency_s)
-        served = asyncio.run_coroutine_threadsafe(client.serve(self._base_url), self._loop)
-        port = served.result().sockets[0].getsockname()[1]
+        serving = asyncio.run_coroutine_threadsafe(client.serve(self._base_url), self._loop)
+        server = serving.result()
+        port = server.sockets[0].getsockname()[1]
         self._clients.append(client)
+        self._servers.append(server)
         return f"http://127.0.0.1:{port}{urlsplit(self._base_url).path}"
 
     @property
@@ -249,13 +270,15 @@ def _counters(base_url: str) -> _Counters:
 def _run(
     application: Application, options: argparse.Namespace, salt: str, latency_ms: float
 ) -> tuple[Result, Row]:
-    network = Network(options.base_url, latency_ms / 1000)
-    setting = Setting(network.client(), options.model, API_KEY, salt, options.quick, network.client)
-    before = _counters(options.base_url)
-    began = time.perf_counter()
-    result = application(setting)
-    seconds = time.perf_counter() - began
-    after = _counters(options.base_url)
+    with Network(options.base_url, latency_ms / 1000) as network:
+        setting = Setting(
+            network.client(), options.model, API_KEY, salt, options.quick, network.client
+        )
+        before = _counters(options.base_url)
+        began = time.perf_counter()
+        result = application(setting)
+        seconds = time.perf_counter() - began
+        after = _counters(options.base_url)
     filled, cached = after.filled - before.filled, after.cached - before.cached
     knows = after.has_engines
     return result, Row(

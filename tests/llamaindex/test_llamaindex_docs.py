@@ -1,8 +1,7 @@
-"""The guide to the LlamaIndex model knows every setting, and the examples run as printed."""
+"""The guide to the LlamaIndex model knows every setting, and its example runs as printed."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from llama_index.llms.parrot._window import REFERENCE
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "llama-index.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLE = ROOT / "examples" / "llamaindex_tree_summary.py"
 
 
 def example_of(text: str, heading: str) -> str:
@@ -50,25 +48,3 @@ def test_the_example_runs_as_printed(
     assert printed.strip()
     assert REFERENCE.search(printed) is None
     assert REFERENCE.fullmatch(str(scope["response"]))
-
-
-def test_the_tree_summary_runs_and_compares(
-    demo: GatewayProcess,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("PARROT_API_KEY", API_KEY)
-    spec = importlib.util.spec_from_file_location("llamaindex_tree_summary", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "CHARACTERS", 8_000)
-    call_by_call, deferred = module.main(demo.base_url, compare=True)
-    assert call_by_call.calls == deferred.calls >= 3
-    assert deferred.requests >= deferred.calls + 1
-    for ran in (call_by_call, deferred):
-        assert ran.text.strip()
-        assert REFERENCE.search(ran.text) is None
-        assert ran.filled_tokens > 1000
-    assert "tokens reused" in capsys.readouterr().out
