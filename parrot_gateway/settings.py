@@ -108,6 +108,9 @@ class ModelSettings(_Section):
     num_blocks: int | None = Field(default=None, ge=1)
     #: Memory for the KV cache in bytes; `num_blocks` wins over it.
     kv_cache_bytes: int | None = Field(default=None, ge=1)
+    #: How keys and values are stored: in the model's dtype, or in 8 bits with scales; the builtin
+    #: engine only.
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] | None = None
     #: Share of a GPU's memory that may be used where neither is given.
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     #: GPUs of this host that hold the model together, `device` and those behind it; the builtin

@@ -47,6 +47,8 @@ class EngineOptions:
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     cuda_graphs: str | None = None
+    #: How keys and values are stored (builtin engine only).
+    kv_cache_dtype: str | None = None
     overlap: str | None = None
     speculative_tokens: int | None = None
     speculative_min_ngram: int | None = None

@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         "--kv-cache-bytes", type=int, help="memory for the KV cache, instead of --num-blocks"
     )
     parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8_e4m3"),
+        help="how keys and values are stored: as the model computes, or in 8 bits with scales",
+    )
+    parser.add_argument(
         "--gpu-memory-utilization",
         type=float,
         metavar="SHARE",

@@ -1,7 +1,8 @@
 """Batches over a paged cache with contexts that share blocks, and what attention must give.
 
 For any attention back end on any device. The cache is NaN wherever no token was written; the
-reference is float64, sequence by sequence, over the rounded inputs.
+reference is float64, sequence by sequence, over the rounded inputs; of a quantized cache over what
+it holds of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.builtin.batch import BatchRow
 from torch import Tensor
@@ -41,16 +43,22 @@ class PagedCase:
         device: str = "cpu",
         seed: int = 0,
         spare_blocks: int = 8,
+        quantized: bool = False,
     ) -> None:
         self.shape = shape
+        self.quantized = quantized
         self._generator = torch.Generator().manual_seed(seed)
         size = shape.block_size
         total = sum(-(-(c.cached + c.new) // size) for c in contexts) + spare_blocks
         free = list(range(total))
         random.Random(seed).shuffle(free)
-        self.layer_kv = torch.full(
-            (2, total, shape.num_kv_heads, size, shape.head_dim), float("nan"), dtype=dtype
-        ).to(device)
+        rows = storage.tile_rows(size, shape.head_dim, quantized=quantized)
+        sizes = (2, total, shape.num_kv_heads, rows, shape.head_dim)
+        if quantized:
+            # NaN as float8 and as float32.
+            self.layer_kv = torch.full(sizes, 255, dtype=torch.uint8, device=device)
+        else:
+            self.layer_kv = torch.full(sizes, float("nan"), dtype=dtype).to(device)
         self.rows: list[BatchRow] = []
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -82,8 +90,14 @@ class PagedCase:
             table.append(free.pop())
         positions = torch.arange(context.cached, device=device)
         blocks = torch.tensor(table, device=device)[positions // size]
-        self.layer_kv[0, blocks, :, positions % size] = key[: context.cached]
-        self.layer_kv[1, blocks, :, positions % size] = value[: context.cached]
+        for part, heads in zip(self.layer_kv, (key, value), strict=True):
+            if self.quantized:
+                tiles = blocks[:, None] * heads.shape[1] + torch.arange(heads.shape[1]).to(device)
+                slots = tiles * part.shape[2] + (positions % size)[:, None]
+                bits, scales = storage.quantize(heads[: context.cached])
+                storage.write_quantized(part, slots.view(-1), bits.flatten(0, 1), scales.view(-1))
+            else:
+                part[blocks, :, positions % size] = heads[: context.cached]
         self._keys.append(key)
         self._values.append(value)
         self.rows.append(BatchRow([0] * context.new, context.cached, table))
@@ -101,7 +115,8 @@ class PagedCase:
         outs = []
         token = 0
         group = self.shape.num_heads // self.shape.num_kv_heads
-        for row, key, value in zip(self.rows, self._keys, self._values, strict=True):
+        for row, *heads in zip(self.rows, self._keys, self._values, strict=True):
+            key, value = (self._as_stored(part) for part in heads)
             count = len(row.token_ids)
             query = self.query[token : token + count].to(dtype).transpose(0, 1)
             queries = torch.arange(row.start, row.start + count, device=key.device)[:, None]
@@ -119,6 +134,12 @@ class PagedCase:
             outs.append(attended[0].transpose(0, 1).reshape(count, -1))
             token += count
         return torch.cat(outs)
+
+    def _as_stored(self, heads: Tensor) -> Tensor:
+        if not self.quantized:
+            return heads
+        bits, scales = storage.quantize(heads)
+        return bits.view(torch.float8_e4m3fn).double() * scales[..., None].double()
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:

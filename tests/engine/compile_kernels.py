@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.storage import tile_rows
 from parrot_engine.kernels import launch
 from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
@@ -40,13 +41,18 @@ class Variant(NamedTuple):
     dtype: torch.dtype
     options: dict[str, int]
 
+    @property
+    def cache(self) -> str:
+        """The type of what the KV cache holds."""
+        return "u8" if self.constants.get("QUANTIZED") else NAMES[self.dtype]
+
 
 #: Arguments that are no pointers to activations.
 _SCALARS = {
     **dict.fromkeys(["query_stride", "qkv_stride", "key_stride", "value_stride", "window"], "i32"),
     **dict.fromkeys(["scale_log2", "eps"], "fp32"),
     "num_tokens": "i32",
-    **dict.fromkeys(["partial", "lse2"], "*fp32"),
+    **dict.fromkeys(["partial", "lse2", "key_scales", "value_scales"], "*fp32"),
     **dict.fromkeys(["parts", "tokens", "checked"], "*i64"),
     **dict.fromkeys(
         [
@@ -66,14 +72,23 @@ _SCALARS = {
     ),
 }
 
+_CACHE = ("key_cache", "value_cache", "key_tiles", "value_tiles")
+
 
 def attention_variants(
-    shape: AttentionShape, dtype: torch.dtype, capability: int, *, has_window: bool
+    shape: AttentionShape,
+    dtype: torch.dtype,
+    capability: int,
+    *,
+    has_window: bool,
+    quantized: bool = False,
 ) -> Iterator[Variant]:
     """The three tile classes of one model."""
     limits = launch.DeviceLimits(100, SHARED_KIB[capability] * 1024, capability >= 90)
-    tunings = launch.tunings(shape, dtype, limits)
+    tunings = launch.tunings(shape, dtype, limits, quantized=quantized)
     constants = {
+        "QUANTIZED": quantized,
+        "TILE_ROWS": tile_rows(shape.block_size, shape.head_dim, quantized=quantized),
         "HAS_WINDOW": has_window,
         "DESCRIPTORS": False,
         "NUM_KV_HEADS": shape.num_kv_heads,
@@ -88,7 +103,7 @@ def attention_variants(
         if kind != "prefill":
             fields = {"ITEM_FIELDS": ITEM_FIELDS}
         yield Variant(
-            f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window}",
+            f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window} fp8={quantized}",
             kernel,
             {
                 **constants,
@@ -102,12 +117,20 @@ def attention_variants(
         )
 
 
-def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Variant]:
-    """Everything but attention."""
+def write_variants(
+    shape: AttentionShape, dtype: torch.dtype, *, quantized: bool = False
+) -> Iterator[Variant]:
+    """What writes keys and values."""
     heads, kv_heads, head_dim, block_size = shape
     half = head_dim // 2
-    kind = f"d{head_dim} {NAMES[dtype]}"
-    cache = {"NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size}
+    kind = f"d{head_dim} {NAMES[dtype]} fp8={quantized}"
+    cache = {
+        "QUANTIZED": quantized,
+        "NUM_KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "TILE_ROWS": tile_rows(block_size, head_dim, quantized=quantized),
+    }
     block_d = triton.next_power_of_2(head_dim)
     for qk_norm in (False, True):
         constants = {
@@ -121,6 +144,13 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
         yield Variant(f"rotate {kind}", rotate_and_write, constants, dtype, {"num_warps": 2})
     constants = {**cache, "BLOCK_D": block_d, "BLOCK_H": 8}
     yield Variant(f"write {kind}", write_kv, constants, dtype, {"num_warps": 4})
+
+
+def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Variant]:
+    """Everything but attention and what writes for it."""
+    heads, _, head_dim, _ = shape
+    kind = f"d{head_dim} {NAMES[dtype]}"
+    block_d = triton.next_power_of_2(head_dim)
     constants = {
         "NUM_HEADS": heads,
         "HEAD_DIM": head_dim,
@@ -192,10 +222,11 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         if name in variant.constants:
             signature[name] = "constexpr"
         else:
-            signature[name] = _SCALARS.get(name, f"*{NAMES[variant.dtype]}")
+            own = variant.cache if name in _CACHE else NAMES[variant.dtype]
+            signature[name] = _SCALARS.get(name, f"*{own}")
     if variant.constants.get("DESCRIPTORS"):
         rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]
-        tile = f"tensordesc<{NAMES[variant.dtype]}[{rows},{columns}]>"
+        tile = f"tensordesc<{variant.cache}[{rows},{columns}]>"
         signature |= {"key_tiles": tile, "value_tiles": tile}
     attrs = {
         (index,): [["tt.divisibility", 16]]
@@ -212,6 +243,13 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         "wgmma": "wgmma" in compiled.asm["ptx"],
         "cubin": len(compiled.asm["cubin"]),
     }
+
+
+#: A cache of float8, from compute capability 8.9 on.
+_QUANTIZED = [
+    (AttentionShape(32, 8, 128, 16), 89),
+    (AttentionShape(32, 8, 128, 64), 90),
+]
 
 
 def main() -> None:
@@ -235,8 +273,16 @@ def main() -> None:
             for has_window in (False, True):
                 for variant in attention_variants(shape, dtype, capability, has_window=has_window):
                     print(json.dumps(compile_variant(variant, capability)), flush=True)
-            for variant in other_variants(shape, dtype):
+            for variant in itertools.chain(
+                write_variants(shape, dtype), other_variants(shape, dtype)
+            ):
                 print(json.dumps(compile_variant(variant, capability)), flush=True)
+    for shape, capability in _QUANTIZED:
+        for variant in itertools.chain(
+            attention_variants(shape, torch.bfloat16, capability, has_window=False, quantized=True),
+            write_variants(shape, torch.bfloat16, quantized=True),
+        ):
+            print(json.dumps(compile_variant(variant, capability)), flush=True)
 
 
 if __name__ == "__main__":

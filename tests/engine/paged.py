@@ -29,7 +29,8 @@ class PagedHarness:
 
     def __init__(self, runner: ModelRunner, seed: int = 0) -> None:
         self.runner = runner
-        runner.kv_cache.fill_(float("nan"))
+        # All bits set are NaN in every format, and as a scale.
+        runner.kv_cache.view(torch.uint8).fill_(255)
         self._free = list(range(runner.num_blocks))
         random.Random(seed).shuffle(self._free)
 

@@ -6,7 +6,8 @@ attends. The plan is an argument, never a global, and holds nothing about values
 can be made while the previous step still runs.
 
 The KV cache is one tensor `[layers, 2, num_blocks, kv_heads, block_size, head_dim]`, keys at 0
-and values at 1: a (block, head) tile is contiguous. A back end sees one layer of it at a time.
+and values at 1: a (block, head) tile is contiguous. A back end sees one layer of it at a time. A
+quantized cache has rows of scales behind those of a tile's keys (`attention.storage`).
 
 Does not know models, weights or tokens' meaning.
 """
@@ -74,9 +75,9 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
         `query` is `[num_tokens, num_heads, head_dim]`, `key` and `value` are
         `[num_tokens, num_kv_heads, head_dim]`, already rotated, of one dtype with `layer_kv`
-        `[2, num_blocks, num_kv_heads, block_size, head_dim]`. `window` must be one of those that
-        the back end was made for. Query heads are grouped: head h reads KV head
-        `h // (num_heads // num_kv_heads)`. Returns `[num_tokens, num_heads * head_dim]`.
+        `[2, num_blocks, num_kv_heads, block_size, head_dim]` unless that is quantized. `window`
+        must be one of those that the back end was made for. Query heads are grouped: head h reads
+        KV head `h // (num_heads // num_kv_heads)`. Returns `[num_tokens, num_heads * head_dim]`.
         """
 
 

@@ -10,6 +10,9 @@ NaN or infinite. A padded slot lies either in the row's own blocks before its en
 last token in the row's last block; and a block's tail is cleared by whoever writes its first
 slot (`_Writes.cleared`), so neither memory never written nor a former owner's NaN is ever read.
 
+A quantized cache (`attention.storage`) is read as float32, and attended to in float32; keys of the
+step itself are taken as the cache will give them.
+
 Does not share reads of a common prefix between rows.
 """
 
@@ -24,6 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
+from parrot_engine.attention.storage import (
+    dequantize,
+    quantize,
+    read_quantized,
+    tile_rows,
+    write_quantized,
+)
 from parrot_engine.builtin.batch import BatchRow
 
 #: Queries attended at a time: bounds a mask to this many rows.
@@ -90,13 +100,18 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         windows: Iterable[int | None],
         device: torch.device,
         dtype: torch.dtype,
+        quantized: bool = False,
     ) -> None:
-        """A back end for layers with these `windows`, whose masks are of `dtype`."""
+        """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one."""
         self._shape = shape
+        self._quantized = quantized
+        #: Rows of a (block, head) tile.
+        self._tile_rows = tile_rows(shape.block_size, shape.head_dim, quantized=quantized)
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._device = device
-        self._dtype = dtype
-        self._head_slots = torch.arange(shape.num_kv_heads, device=device) * shape.block_size
+        #: Of what is attended to.
+        self._dtype = torch.float32 if quantized else dtype
+        self._head_slots = torch.arange(shape.num_kv_heads, device=device) * self._tile_rows
         self._head_tiles = torch.arange(shape.num_kv_heads, device=device)
 
     def plan(self, rows: Sequence[BatchRow]) -> TorchPlan:
@@ -141,15 +156,33 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         scale: float,
     ) -> Tensor:
         """See the interface."""
-        shape = self._shape
-        num_tokens = query.shape[0]
         if plan.writes.cleared is not None:
             layer_kv.index_fill_(1, plan.writes.cleared, 0)
         slots = plan.writes.slots
-        layer_kv[0].view(-1, shape.head_dim).index_copy_(0, slots, key.reshape(-1, shape.head_dim))
-        layer_kv[1].view(-1, shape.head_dim).index_copy_(
-            0, slots, value.reshape(-1, shape.head_dim)
+        if not self._quantized:
+            for part, new in zip(layer_kv, (key, value), strict=True):
+                rows = part.view(-1, self._shape.head_dim)
+                rows.index_copy_(0, slots, new.reshape(-1, self._shape.head_dim))
+            return self._attend(query, key, value, layer_kv, plan, window, scale)
+        (key_bits, key_scales), (value_bits, value_scales) = quantize(key), quantize(value)
+        write_quantized(layer_kv[0], slots, key_bits.flatten(0, 1), key_scales.flatten())
+        write_quantized(layer_kv[1], slots, value_bits.flatten(0, 1), value_scales.flatten())
+        key, value = dequantize(key_bits, key_scales), dequantize(value_bits, value_scales)
+        return self._attend(query.float(), key, value, layer_kv, plan, window, scale).to(
+            query.dtype
         )
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer_kv: Tensor,
+        plan: TorchPlan,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        num_tokens = query.shape[0]
         decodes = plan.decodes[window]
         if len(decodes) == 1 and decodes[0].tokens is None:
             return self._decode(query, layer_kv, decodes[0], scale).view(num_tokens, -1)
@@ -165,8 +198,8 @@ class TorchAttention(AttentionBackend[TorchPlan]):
     # -- planning
 
     def _plan_writes(self, rows: Sequence[BatchRow]) -> _Writes:
-        block_size, kv_heads = self._shape.block_size, self._shape.num_kv_heads
-        stride = block_size * kv_heads
+        block_size = self._shape.block_size
+        stride = self._tile_rows * self._shape.num_kv_heads
         slots: list[int] = []
         cleared: list[int] = []
         for row in rows:
@@ -294,11 +327,10 @@ class TorchAttention(AttentionBackend[TorchPlan]):
 
     def _gather(self, layer_kv: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of whole (block, head) tiles, `[len(tiles), block_size * head_dim]`."""
-        width = self._shape.block_size * self._shape.head_dim
-        return (
-            layer_kv[0].view(-1, width).index_select(0, tiles),
-            layer_kv[1].view(-1, width).index_select(0, tiles),
-        )
+        key, value = (part.flatten(0, 1).index_select(0, tiles) for part in layer_kv)
+        if self._quantized:
+            key, value = read_quantized(key), read_quantized(value)
+        return key.flatten(1), value.flatten(1)
 
     def _decode(self, query: Tensor, layer_kv: Tensor, group: _DecodeGroup, scale: float) -> Tensor:
         """`[size, num_heads, head_dim]` for queries of the same shape."""

@@ -21,6 +21,7 @@ from parrot_engine.attention.interface import (
     HeadNorms,
 )
 from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
+from parrot_engine.attention.storage import token_bytes
 from parrot_engine.attention.tables import Tables, flatten_tables
 from parrot_engine.attention.work_list import Policy, WorkList, build
 from parrot_engine.builtin.batch import BatchRow
@@ -111,12 +112,13 @@ class TritonAttention(FusedAttention[TritonPlan]):
         windows: Iterable[int | None],
         device: torch.device,
         dtype: torch.dtype,
+        quantized: bool = False,
         chunk: int = DEFAULT_CHUNK,
         share_prefixes: bool = True,
         wide_min_bytes: int = _WIDE_MIN_BYTES,
         tunings: launch.Tunings | None = None,
     ) -> None:
-        """A back end for layers with these `windows` and a cache of `dtype`.
+        """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
         `chunk` is where keys are cut. `share_prefixes` False and other `tunings` are for
         measuring.
@@ -128,7 +130,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         self._on_cuda = device.type == "cuda"
         self._num_sms = limits.num_sms
         self._share = share_prefixes
-        self._tunings = tunings or launch.tunings(shape, dtype, limits)
+        self._tunings = tunings or launch.tunings(shape, dtype, limits, quantized=quantized)
         group = shape.num_heads // shape.num_kv_heads
         # Whole blocks, and whole tiles of keys.
         step = int(np.lcm(shape.block_size, self._tunings.narrow.block_n))
@@ -139,7 +141,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_rows=self._tunings.wide.block_m,
             group=group,
             tile_tokens=self._tunings.prefill.block_m // group,
-            token_bytes=2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize,
+            token_bytes=token_bytes(shape.num_kv_heads, shape.head_dim, dtype, quantized=quantized),
             split_tokens=_SPLIT_TOKENS,
             long_split_tokens=_LONG_SPLIT_TOKENS,
             long_context=_LONG_CONTEXT,

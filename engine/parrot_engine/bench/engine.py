@@ -51,6 +51,7 @@ _ENGINE_OPTIONS = (
     "block_size",
     "num_blocks",
     "kv_cache_bytes",
+    "kv_cache_dtype",
     "gpu_memory_utilization",
     "cuda_graphs",
     "overlap",
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--num-blocks", type=int)
     parser.add_argument("--kv-cache-bytes", type=int)
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8_e4m3"))
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--cuda-graphs", choices=("auto", "lazy", "off"))
     parser.add_argument("--overlap", choices=("auto", "on", "off"))
@@ -208,7 +210,13 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
             ParrotSubject(llm, devices=devices),
             PromptSource(info.vocab_size, parsed.seed),
             _sizes(parsed),
-            bounds_of(config, info.dtype, limits, devices),
+            bounds_of(
+                config,
+                info.dtype,
+                limits,
+                devices,
+                kv_cache_dtype=parsed.kv_cache_dtype or "auto",
+            ),
             parsed.repetitions,
         )
         results = _run(bench, parsed.cases)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
+from parrot_engine.attention.storage import is_quantized, token_bytes
 from parrot_engine.bench.device import Limits
 from parrot_engine.models.config import ModelConfig
 
@@ -25,9 +28,10 @@ class Bounds(NamedTuple):
     """Bounds of one model on one device."""
 
     config: ModelConfig
-    #: Bytes of a weight and of an element of the KV cache.
-    itemsize: int
+    dtype: torch.dtype
     limits: Limits
+    #: Whether the KV cache is of float8 with scales, not of `dtype`.
+    kv_quantized: bool = False
 
     @property
     def layer_weights(self) -> int:
@@ -45,7 +49,9 @@ class Bounds(NamedTuple):
     def kv_bytes(self) -> int:
         """Keys and values of one token, all layers together."""
         config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.itemsize
+        return config.num_layers * token_bytes(
+            config.num_kv_heads, config.head_dim, self.dtype, quantized=self.kv_quantized
+        )
 
     def step_s(self, rows: int, kv_tokens: float, attended: float) -> float:
         """Seconds of a step of `rows` decodes.
@@ -56,7 +62,7 @@ class Bounds(NamedTuple):
             attended: tokens that the rows attend to, summed over rows.
         """
         weights = self.layer_weights + self.head_weights
-        moved = weights * self.itemsize + kv_tokens * self.kv_bytes
+        moved = weights * self.dtype.itemsize + kv_tokens * self.kv_bytes
         flops = 2 * weights * rows + self._attention_flops(attended)
         return max(moved / self.limits.bytes_per_s, flops / self.limits.flops_per_s)
 
@@ -73,7 +79,12 @@ class Bounds(NamedTuple):
 
 
 def bounds_of(
-    config: ModelConfig, dtype: str, limits: Limits | None, devices: int = 1
+    config: ModelConfig,
+    dtype: str,
+    limits: Limits | None,
+    devices: int = 1,
+    *,
+    kv_cache_dtype: str = "auto",
 ) -> Bounds | None:
     """Bounds of a model on so many devices that share all work and need no time to talk.
 
@@ -82,4 +93,5 @@ def bounds_of(
     if limits is None or any(window is not None for window in config.windows):
         return None
     together = Limits(*(devices * limit for limit in limits))
-    return Bounds(config, 4 if dtype == "float32" else 2, together)
+    quantized = is_quantized(kv_cache_dtype, config.head_dim)
+    return Bounds(config, getattr(torch, dtype), together, quantized)

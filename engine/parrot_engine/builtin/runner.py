@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
+from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.builtin.batch import BatchRow, BlockCopy, Launch, StepBatch
 from parrot_engine.builtin.launched import LaunchedStep, StepInputs
@@ -34,10 +35,13 @@ if TYPE_CHECKING:
     from parrot_engine.builtin.leading import Lead
 
 
-def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block's keys and values over all layers."""
-    elements: int = 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size
-    return elements * int(dtype.itemsize)
+def kv_bytes_per_block(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, *, quantized: bool = False
+) -> int:
+    """Bytes of one block's keys and values over all layers, for a model of `dtype`."""
+    rows = tile_rows(block_size, config.head_dim, quantized=quantized)
+    elements: int = 2 * config.num_layers * config.num_kv_heads * config.head_dim * rows
+    return elements * int(cache_dtype(dtype, quantized=quantized).itemsize)
 
 
 def _attention_backend(
@@ -47,13 +51,16 @@ def _attention_backend(
     windows: Sequence[int | None],
     device: torch.device,
     dtype: torch.dtype,
+    quantized: bool,
 ) -> AttentionBackend[Any]:
     if kernels == "torch":
-        return TorchAttention(shape, windows=windows, device=device, dtype=dtype)
+        return TorchAttention(
+            shape, windows=windows, device=device, dtype=dtype, quantized=quantized
+        )
     # Imports triton, which is installed where it is used only.
     from parrot_engine.attention.triton_backend import TritonAttention
 
-    return TritonAttention(shape, windows=windows, device=device, dtype=dtype)
+    return TritonAttention(shape, windows=windows, device=device, dtype=dtype, quantized=quantized)
 
 
 class ModelRunner:
@@ -68,12 +75,14 @@ class ModelRunner:
         block_size: int,
         device: torch.device,
         dtype: torch.dtype,
+        kv_cache_dtype: str = "auto",
         kernels: Kernels = "torch",
         collective: Collective | None = None,
     ) -> None:
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
 
-        With `collective` the model is one rank's part, and so is the cache; until somebody leads
+        `dtype` is the model's, and the cache's unless `kv_cache_dtype` says otherwise. With
+        `collective` the model is one rank's part, and so is the cache; until somebody leads
         (`lead`), every rank is to launch the same.
         """
         config = model.config
@@ -91,17 +100,24 @@ class ModelRunner:
         self.device = str(device)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.kv_bytes_per_block = kv_bytes_per_block(config, block_size, dtype)
+        quantized = is_quantized(kv_cache_dtype, config.head_dim)
+        self.kv_bytes_per_block = kv_bytes_per_block(config, block_size, dtype, quantized=quantized)
         # NOTE: left uninitialised, so that on a CPU pages are taken as they are used; attention
         # back ends never read a slot before it is written.
+        rows = tile_rows(block_size, config.head_dim, quantized=quantized)
         self._kv_cache = torch.empty(
-            (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim),
+            (config.num_layers, 2, num_blocks, config.num_kv_heads, rows, config.head_dim),
             device=device,
-            dtype=dtype,
+            dtype=cache_dtype(dtype, quantized=quantized),
         )
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
         self._attention = _attention_backend(
-            kernels, shape, windows=config.windows, device=device, dtype=dtype
+            kernels,
+            shape,
+            windows=config.windows,
+            device=device,
+            dtype=dtype,
+            quantized=quantized,
         )
 
         #: The tokens sampled in the step launched last, by row.
@@ -112,7 +128,7 @@ class ModelRunner:
 
     @property
     def kv_cache(self) -> Tensor:
-        """`[layers, 2, num_blocks, kv_heads, block_size, head_dim]`, for inspection."""
+        """As in `attention.interface`, for inspection."""
         return self._kv_cache
 
     @torch.inference_mode()

@@ -24,6 +24,9 @@ CUDA_DEFAULTS = MappingProxyType(
 )
 
 
+#: Values of `kv_cache_dtype`.
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+
 #: Guesses at a time: with the token before them a row that attention still reads as a decode, its
 #: keys split among many programs.
 MAX_SPECULATIVE_TOKENS = 7
@@ -44,6 +47,9 @@ class BuiltinSettings:
     #: Memory for the KV cache, all layers together; None: sized by `kv_blocks`, on a GPU from
     #: `gpu_memory_utilization`.
     kv_cache_bytes: int | None = None
+    #: How keys and values are stored: `auto`, in the model's dtype; `fp8_e4m3`, in a byte each,
+    #: with a scale for each head of each token: half the memory of 16 bits, and rounded.
+    kv_cache_dtype: str = "auto"
     #: Share of a GPU's memory that may be used: for weights, the largest step, graphs, and what
     #: then remains for the KV cache.
     gpu_memory_utilization: float = 0.9
@@ -127,6 +133,11 @@ class BuiltinSettings:
                 "speculative_max_ngram",
                 f"must be at least speculative_min_ngram, {self.speculative_min_ngram}, not "
                 f"{self.speculative_max_ngram}",
+            )
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise SettingsError(
+                "kv_cache_dtype",
+                f"must be {' or '.join(KV_CACHE_DTYPES)}, not {self.kv_cache_dtype!r}",
             )
         if self.overlap not in ("auto", "on", "off"):
             raise SettingsError("overlap", f"must be auto, on or off, not {self.overlap!r}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.storage import QUANTIZED_DTYPE
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
@@ -71,8 +72,10 @@ class Tunings(NamedTuple):
     prefill: Tuning
 
 
-def tunings(shape: AttentionShape, dtype: torch.dtype, limits: DeviceLimits) -> Tunings:
-    """Tile sizes for heads of `shape` in `dtype`.
+def tunings(
+    shape: AttentionShape, dtype: torch.dtype, limits: DeviceLimits, *, quantized: bool = False
+) -> Tunings:
+    """Tile sizes for heads of `shape` in `dtype`, to which a quantized cache is converted.
 
     All split classes use the same `block_n`, so that what a query gets from a chunk is summed in
     the same order whoever shares the chunk.
@@ -82,6 +85,8 @@ def tunings(shape: AttentionShape, dtype: torch.dtype, limits: DeviceLimits) -> 
     least = triton.next_power_of_2(max(16, group))
     # The copy engine fetches what lies together: a tile of keys must be within one block.
     whole = limits.copy_engine and shape.block_size % 64 == 0 and dtype.itemsize == 2
+    # … and its rows must be multiples of 16 bytes.
+    whole = whole and shape.head_dim * (1 if quantized else dtype.itemsize) % 16 == 0
     if row_bytes <= 256 and whole:
         narrow = Tuning(least, 64, 4, 5, 6, descriptors=True)
         wide = Tuning(max(128, least), 64, 8, 5, 1, descriptors=True)
@@ -123,6 +128,23 @@ class CacheView(NamedTuple):
     key: Tensor
     value: Tensor
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its elements are bytes of float8."""
+        return self.key.dtype == QUANTIZED_DTYPE
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a (block, head) tile, its scales included."""
+        return self.key.shape[2]
+
+    @property
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """Both as float32, for the scales among them; without a meaning if there are none."""
+        if not self.is_quantized:
+            return self.key, self.value
+        return self.key.view(torch.float32), self.value.view(torch.float32)
+
     def tiles(self, rows: int, columns: int) -> tuple[TensorDescriptor, TensorDescriptor]:
         """Both as `[.., head_dim]` in tiles of `rows` x `columns`, for the copy engine."""
         key, value = (
@@ -133,7 +155,7 @@ class CacheView(NamedTuple):
 
 
 def cache_view(layer_kv: Tensor) -> CacheView:
-    """Split `[2, num_blocks, kv_heads, block_size, head_dim]`, which must be contiguous."""
+    """Split a layer of the cache (see `attention.interface`), which must be contiguous."""
     assert layer_kv.is_contiguous()
     return CacheView(layer_kv[0], layer_kv[1])
 
@@ -164,6 +186,7 @@ def run_split(
         query.stride(0),
         *cache,
         *tiles,
+        *cache.scales,
         items,
         num_items,
         *members,
@@ -174,12 +197,14 @@ def run_split(
         window or 0,
         scale * _LOG2_E,
         DESCRIPTORS=descriptors,
+        QUANTIZED=cache.is_quantized,
         HAS_WINDOW=window is not None,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.num_heads // shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
         BLOCK_D=block_d,
         BLOCK_SIZE=shape.block_size,
+        TILE_ROWS=cache.tile_rows,
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
         ITEM_FIELDS=ITEM_FIELDS,
@@ -239,6 +264,7 @@ def run_prefill(
         query.stride(0),
         *cache,
         *key_value_tiles,
+        *cache.scales,
         tiles,
         num_tiles,
         block_ids,
@@ -246,12 +272,14 @@ def run_prefill(
         window or 0,
         scale * _LOG2_E,
         DESCRIPTORS=descriptors,
+        QUANTIZED=cache.is_quantized,
         HAS_WINDOW=window is not None,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.num_heads // shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
         BLOCK_D=block_d,
         BLOCK_SIZE=shape.block_size,
+        TILE_ROWS=cache.tile_rows,
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
         TILE_FIELDS=TILE_FIELDS,
@@ -298,13 +326,16 @@ def run_rotate_and_write(
         query,
         cache.key,
         cache.value,
+        *cache.scales,
         QK_NORM=norms is not None,
+        QUANTIZED=cache.is_quantized,
         NUM_HEADS=shape.num_heads,
         NUM_KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
         HALF=half,
         BLOCK_HALF=triton.next_power_of_2(half),
         BLOCK_SIZE=shape.block_size,
+        TILE_ROWS=cache.tile_rows,
         BLOCK_H=block_h,
         num_warps=2,
     )
@@ -324,10 +355,13 @@ def run_write_kv(
         slots,
         cache.key,
         cache.value,
+        *cache.scales,
+        QUANTIZED=cache.is_quantized,
         NUM_KV_HEADS=shape.num_kv_heads,
         HEAD_DIM=shape.head_dim,
         BLOCK_D=triton.next_power_of_2(shape.head_dim),
         BLOCK_SIZE=shape.block_size,
+        TILE_ROWS=cache.tile_rows,
         BLOCK_H=triton.next_power_of_2(shape.num_kv_heads),
         num_warps=4,
     )

@@ -3,12 +3,37 @@
 For each token: optional RMSNorm of q and k heads, rotary embedding of both, q to a buffer of its
 own, k and v to their slots. One pass over the output of the fused projection. `write_kv` is the
 plain variant for keys that are rotated already.
+
+With `QUANTIZED` heads are stored as `attention.storage` says: bytes of float8_e4m3fn, and a scale
+for each head of each token behind the keys of its tile.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def scale_of(largest, zeros):
+    """Of heads with these largest magnitudes; `zeros` is NaN for those that are not finite."""
+    return tl.div_rn(tl.maximum(largest, 1e-30), 448.0) + zeros
+
+
+@triton.jit
+def e4m3_bits(x):
+    """The byte of float8_e4m3fn that is nearest to x (of equals the even one); |x| < 464.
+
+    NOTE: spelt out, because Triton's interpreter loses the carry of a rounding.
+    """
+    magnitude = tl.abs(x)
+    bits = magnitude.to(tl.uint32, bitcast=True)
+    # Three bits of the fraction, and another bias of the exponent: 7 instead of 127.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+    # Below 2^-6 multiples of 2^-9, which is the last digit that 2^14 leaves.
+    small = (magnitude + 16384.0).to(tl.uint32, bitcast=True) & 15
+    code = tl.where(magnitude < 0.015625, small, normal)
+    return (code | tl.where(x < 0, 128, 0).to(tl.uint32)).to(tl.uint8)
 
 
 @triton.jit
@@ -24,13 +49,17 @@ def rotate_and_write(
     query_out,
     key_cache,
     value_cache,
+    key_scales,
+    value_scales,
     QK_NORM: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     """One program a (token, `BLOCK_H` heads); heads stand as q, k, v in a row of `qkv`.
@@ -74,9 +103,20 @@ def rotate_and_write(
     slot = tl.load(slots + token).to(tl.int64)
     inside = inside & (heads < tl.where(slot < 0, 0, NUM_HEADS + 2 * NUM_KV_HEADS))[:, None]
     kv_heads = (heads - NUM_HEADS) % NUM_KV_HEADS
-    row = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + slot % BLOCK_SIZE
-    places = (row * HEAD_DIM)[:, None] + lanes[None, :]
+    tile = slot // BLOCK_SIZE * NUM_KV_HEADS + kv_heads
+    places = ((tile * TILE_ROWS + slot % BLOCK_SIZE) * HEAD_DIM)[:, None] + lanes[None, :]
     is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    if QUANTIZED:
+        r1, r2 = r1.to(tl.float32), r2.to(tl.float32)
+        largest = tl.max(tl.maximum(tl.abs(r1), tl.abs(r2)), 1)
+        scale = scale_of(largest, tl.sum(r1 * 0.0 + r2 * 0.0, 1))
+        r1, r2 = e4m3_bits(tl.div_rn(r1, scale[:, None])), e4m3_bits(tl.div_rn(r2, scale[:, None]))
+        scale_places = tile * (TILE_ROWS * HEAD_DIM // 4) + (
+            BLOCK_SIZE * HEAD_DIM // 4 + slot % BLOCK_SIZE
+        )
+        written = heads < tl.where(slot < 0, 0, NUM_HEADS + 2 * NUM_KV_HEADS)
+        tl.store(key_scales + scale_places, scale, mask=written & is_key)
+        tl.store(value_scales + scale_places, scale, mask=written & is_value)
     tl.store(key_cache + places, r1, mask=inside & is_key[:, None])
     tl.store(key_cache + places + HALF, r2, mask=inside & is_key[:, None])
     tl.store(value_cache + places, r1, mask=inside & is_value[:, None])
@@ -92,10 +132,14 @@ def write_kv(
     slots,
     key_cache,
     value_cache,
+    key_scales,
+    value_scales,
+    QUANTIZED: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     """One program a token: `key` and `value` `[num_tokens, kv_heads, head_dim]` as they are.
@@ -111,7 +155,17 @@ def write_kv(
     offsets = (heads * HEAD_DIM)[:, None] + dims[None, :]
     k = tl.load(key + token * key_stride + offsets, mask=inside, other=0.0)
     v = tl.load(value + token * value_stride + offsets, mask=inside, other=0.0)
-    row = (slot // BLOCK_SIZE * NUM_KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE
-    places = (row * HEAD_DIM)[:, None] + dims[None, :]
+    tile = slot // BLOCK_SIZE * NUM_KV_HEADS + heads
+    places = ((tile * TILE_ROWS + slot % BLOCK_SIZE) * HEAD_DIM)[:, None] + dims[None, :]
+    if QUANTIZED:
+        k, v = k.to(tl.float32), v.to(tl.float32)
+        k_scale = scale_of(tl.max(tl.abs(k), 1), tl.sum(k * 0.0, 1))
+        v_scale = scale_of(tl.max(tl.abs(v), 1), tl.sum(v * 0.0, 1))
+        k, v = e4m3_bits(tl.div_rn(k, k_scale[:, None])), e4m3_bits(tl.div_rn(v, v_scale[:, None]))
+        scale_places = tile * (TILE_ROWS * HEAD_DIM // 4) + (
+            BLOCK_SIZE * HEAD_DIM // 4 + slot % BLOCK_SIZE
+        )
+        tl.store(key_scales + scale_places, k_scale, mask=heads < present)
+        tl.store(value_scales + scale_places, v_scale, mask=heads < present)
     tl.store(key_cache + places, k, mask=inside)
     tl.store(value_cache + places, v, mask=inside)

@@ -16,6 +16,8 @@ Kernels: TypeAlias = Literal["torch", "triton"]
 
 #: Compute capability from which on the kernels are written for: bfloat16 matrix instructions.
 MIN_CAPABILITY = (8, 0)
+#: And from which on they can read a cache of float8_e4m3fn: Triton has no conversion for others.
+MIN_FP8_CAPABILITY = (8, 9)
 
 
 def resolve_kernels(name: str, device: torch.device) -> Kernels:
@@ -35,3 +37,19 @@ def resolve_kernels(name: str, device: torch.device) -> Kernels:
         return cast(Kernels, name)
     able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
     return "triton" if able and installed else "torch"
+
+
+def check_kv_cache_dtype(kv_cache_dtype: str, kernels: Kernels, device: torch.device) -> None:
+    """Whether these kernels can read a cache of this setting on a device.
+
+    Raises `SettingsError` where they cannot.
+    """
+    if kv_cache_dtype == "auto" or kernels == "torch" or device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_FP8_CAPABILITY:
+        raise SettingsError(
+            "kv_cache_dtype",
+            f"{kv_cache_dtype} needs compute capability 8.9 or later, {device} has "
+            f"{capability[0]}.{capability[1]}; take auto, or kernels: torch",
+        )

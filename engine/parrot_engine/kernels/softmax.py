@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def cache_rows(
+def cache_places(
     block_ids,
     first_block,
     offset,
@@ -23,23 +23,23 @@ def cache_rows(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Rows of the cache, seen as `[.., head_dim]`, of `BLOCK_N` keys from `offset` on.
+    """For `BLOCK_N` keys from `offset` on: their (block, head) tiles and their places in these.
 
     `first_block` is the index in `block_ids` of the block that holds offset 0. Ids at or behind
     `length` are not read.
     """
     lanes = tl.arange(0, BLOCK_N)
     if BLOCK_SIZE % BLOCK_N == 0:
-        # One block holds the whole tile: a scalar id, and rows that follow each other.
-        block = tl.load(block_ids + first_block + offset // BLOCK_SIZE).to(tl.int64)
-        rows = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset % BLOCK_SIZE + lanes
+        # One block holds all of them: a scalar id, and places that follow each other.
+        blocks = tl.load(block_ids + first_block + offset // BLOCK_SIZE).to(tl.int64)
+        places = offset % BLOCK_SIZE + lanes
     else:
         local = offset + lanes
         blocks = tl.load(
             block_ids + first_block + local // BLOCK_SIZE, mask=local < length, other=0
         ).to(tl.int64)
-        rows = (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + local % BLOCK_SIZE
-    return rows
+        places = local % BLOCK_SIZE
+    return blocks * NUM_KV_HEADS + head, places
 
 
 @triton.jit
@@ -53,6 +53,8 @@ def attend_keys(
     value_cache,
     key_tiles,
     value_tiles,
+    key_scales,
+    value_scales,
     block_ids,
     first_block,
     base,
@@ -64,11 +66,13 @@ def attend_keys(
     scale_log2,
     MASKED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Let the queries `q` `[BLOCK_M, BLOCK_D]` attend to keys `begin` … `end` - 1.
@@ -81,6 +85,11 @@ def attend_keys(
     With `DESCRIPTORS` unmasked tiles come through the copy engine: `key_tiles` and `value_tiles`
     describe the cache as `[rows, HEAD_DIM]` in tiles of `[BLOCK_N, BLOCK_D]`, and a tile must lie
     within one block. Otherwise both are not used.
+
+    A (block, head) tile has `TILE_ROWS` rows. With `QUANTIZED` its elements are bytes of
+    float8_e4m3fn, and the rows behind its `BLOCK_SIZE` keys hold their scales (see
+    `attention.storage`): `key_scales` and `value_scales` are the cache as float32. A key's scale
+    multiplies its scores, a value's its weights, so that tiles are converted and nothing else.
     """
     lanes = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
@@ -89,11 +98,18 @@ def attend_keys(
         if DESCRIPTORS and not MASKED:
             offset = start - base
             block = tl.load(block_ids + first_block + offset // BLOCK_SIZE)
-            row = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset % BLOCK_SIZE
+            row = (block * NUM_KV_HEADS + head) * TILE_ROWS + offset % BLOCK_SIZE
             k = key_tiles.load([row, 0])
             v = value_tiles.load([row, 0])
+            if QUANTIZED:
+                tile = (block * NUM_KV_HEADS + head).to(tl.int64)
+                scale_places = tile * (TILE_ROWS * HEAD_DIM // 4) + (
+                    BLOCK_SIZE * HEAD_DIM // 4 + offset % BLOCK_SIZE + lanes
+                )
+                k_scale = tl.load(key_scales + scale_places)
+                v_scale = tl.load(value_scales + scale_places)
         else:
-            rows = cache_rows(
+            tiles, in_tile = cache_places(
                 block_ids,
                 first_block,
                 start - base,
@@ -103,21 +119,38 @@ def attend_keys(
                 BLOCK_SIZE,
                 BLOCK_N,
             )
-            places = rows[:, None] * HEAD_DIM + dims[None, :]
+            places = (tiles * TILE_ROWS + in_tile)[:, None] * HEAD_DIM + dims[None, :]
+            if QUANTIZED:
+                scale_places = tiles * (TILE_ROWS * HEAD_DIM // 4) + (
+                    BLOCK_SIZE * HEAD_DIM // 4 + in_tile
+                )
+                if MASKED:
+                    k_scale = tl.load(key_scales + scale_places, mask=keys < limit, other=0.0)
+                    v_scale = tl.load(value_scales + scale_places, mask=keys < limit, other=0.0)
+                else:
+                    k_scale = tl.load(key_scales + scale_places)
+                    v_scale = tl.load(value_scales + scale_places)
             if MASKED:
                 present = (keys < limit)[:, None]
                 if BLOCK_D != HEAD_DIM:
                     present = present & (dims < HEAD_DIM)[None, :]
-                k = tl.load(key_cache + places, mask=present, other=0.0)
-                v = tl.load(value_cache + places, mask=present, other=0.0)
+                k = tl.load(key_cache + places, mask=present, other=0)
+                v = tl.load(value_cache + places, mask=present, other=0)
             elif BLOCK_D != HEAD_DIM:
                 present = (dims < HEAD_DIM)[None, :]
-                k = tl.load(key_cache + places, mask=present, other=0.0)
-                v = tl.load(value_cache + places, mask=present, other=0.0)
+                k = tl.load(key_cache + places, mask=present, other=0)
+                v = tl.load(value_cache + places, mask=present, other=0)
             else:
                 k = tl.load(key_cache + places)
                 v = tl.load(value_cache + places)
+        if QUANTIZED:
+            k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
+            # NOTE: not float16, in which a small scale would leave few digits of a weight.
+            product_type: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.bfloat16
+            v = v.to(tl.float8e4nv, bitcast=True).to(product_type)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if QUANTIZED:
+            scores *= k_scale[None, :]
         if MASKED:
             seen = keys[None, :] <= positions[:, None]
             if HAS_WINDOW:
@@ -130,6 +163,8 @@ def attend_keys(
         weights = tl.exp2(scores * scale_log2 - anchor[:, None])
         denominator = denominator * decay + tl.sum(weights, 1)
         total = total * decay[:, None]
+        if QUANTIZED:
+            weights *= v_scale[None, :]
         total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
         largest = raised
     return total, denominator, largest

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from parrot_engine.attention.storage import is_quantized
 from parrot_engine.builtin.collective import TorchCollective
 from parrot_engine.builtin.host_copies import staging_blocks
 from parrot_engine.builtin.memory import free_memory_bytes, gpu_cache_blocks
@@ -22,7 +23,7 @@ from parrot_engine.builtin.profiling import step_bytes
 from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
 from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
-from parrot_engine.kernels.selection import Kernels, resolve_kernels
+from parrot_engine.kernels.selection import Kernels, check_kv_cache_dtype, resolve_kernels
 from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import ModelConfig
@@ -82,6 +83,7 @@ def load_runner(
         # Graphs are captured on this thread's current device.
         torch.cuda.set_device(device)
     kernels = resolve_kernels(settings.kernels, device)
+    check_kv_cache_dtype(settings.kv_cache_dtype, kernels, device)
     try:
         model, defaults, spec = load_model(
             path,
@@ -108,6 +110,7 @@ def load_runner(
             block_size=settings.block_size,
             device=device,
             dtype=spec.dtype,
+            kv_cache_dtype=settings.kv_cache_dtype,
             kernels=kernels,
             collective=collective,
         )
@@ -115,7 +118,8 @@ def load_runner(
     config = model.config
     longest = min(config.max_position, settings.max_context_tokens or config.max_position)
     with_graphs = device.type == "cuda" and kernels == "triton" and settings.cuda_graphs != "off"
-    per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype)
+    quantized = is_quantized(settings.kv_cache_dtype, config.head_dim)
+    per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype, quantized=quantized)
     if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
         in_step = step_bytes(make_runner, settings, longest, device)
         if settings.has_host_tier:
