@@ -261,6 +261,12 @@ def test_bounds_of_a_known_shape() -> None:
     two = bounds_of(config, "bfloat16", Limits(4.3e12, 790e12), devices=2)
     assert isinstance(two, Bounds)
     assert two.step_s(1, 576, 576) == pytest.approx(one / 2)
+    rounded = bounds_of(config, "bfloat16", Limits(4.3e12, 790e12), kv_cache_dtype="fp8_e4m3")
+    assert isinstance(rounded, Bounds)
+    # A byte an element, four a head.
+    assert rounded.kv_bytes == 131_072 * (128 + 4) / 256
+    saved = many - rounded.step_s(256, 256 * 576, 256 * 576)
+    assert saved == pytest.approx(256 * 576 * (bounds.kv_bytes - rounded.kv_bytes) / 4.3e12)
 
 
 def test_figures_and_table() -> None:

@@ -42,6 +42,7 @@ def test_numbers_must_be_positive(name: str) -> None:
         ("gpu_memory_utilization", 0.0),
         ("gpu_memory_utilization", 1.1),
         ("cuda_graphs", "on"),
+        ("kv_cache_dtype", "fp8"),
     ],
 )
 def test_other_values_out_of_range(name: str, value: object) -> None:

@@ -62,7 +62,7 @@ class Bounds(NamedTuple):
             attended: tokens that the rows attend to, summed over rows.
         """
         weights = self.layer_weights + self.head_weights
-        moved = weights * self.dtype.itemsize + kv_tokens * self.kv_bytes
+        moved = weights * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
         flops = 2 * weights * rows + self._attention_flops(attended)
         return max(moved / self.limits.bytes_per_s, flops / self.limits.flops_per_s)
 

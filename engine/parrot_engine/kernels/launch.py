@@ -131,12 +131,12 @@ class CacheView(NamedTuple):
     @property
     def is_quantized(self) -> bool:
         """Whether its elements are bytes of float8."""
-        return self.key.dtype == QUANTIZED_DTYPE
+        return self.key.dtype is QUANTIZED_DTYPE
 
     @property
     def tile_rows(self) -> int:
         """Rows of a (block, head) tile, its scales included."""
-        return self.key.shape[2]
+        return int(self.key.shape[2])
 
     @property
     def scales(self) -> tuple[Tensor, Tensor]:
