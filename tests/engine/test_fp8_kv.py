@@ -192,6 +192,11 @@ def test_tokens_depend_on_their_context_alone(checkpoint: Path) -> None:
         assert _tokens(checkpoint, together, **values) == expected, values
 
 
+def test_two_ranks_say_what_one_says(checkpoint: Path) -> None:
+    expected = _tokens(checkpoint, together=True)
+    assert _tokens(checkpoint, together=True, tensor_parallel=2) == expected
+
+
 def _runner(path: Path, **values: Any) -> ModelRunner:
     return load_runner(
         path,
