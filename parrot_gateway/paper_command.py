@@ -14,15 +14,18 @@ def paper_command(
         list[str] | None,
         typer.Option(
             help="Figure of the paper (10 to 18), `fleet …`, or `paper`, `fleet` for all of a "
-            "kind; repeatable.  [default: all]",
+            "kind; repeatable. `fleet goodput` looks for the highest load that each arm bears."
+            "  [default: all]",
             show_default=False,
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="First and last point of each, one seed.")
+        bool,
+        typer.Option("--quick", help="First and last point of each, one seed; goodput coarsely."),
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions.  [default: 3]", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Repetitions.  [default: 3; of goodput 1]", show_default=False),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
@@ -33,12 +36,15 @@ def paper_command(
     ] = None,
 ) -> None:
     """Run the experiments of the Parrot paper, and a fleet of today's engines."""
-    from parrot_scheduler.simulator import paper
+    from parrot_scheduler.simulator import goodput, paper
     from parrot_scheduler.simulator.paper_report import draw_experiment, experiment_table, losses
     from parrot_scheduler.simulator.plots import PlotsUnavailableError, require_matplotlib
 
     try:
-        experiments = paper.select(figure or ())
+        figures = set(figure or ())
+        with_goodput = not figures or bool(figures & {goodput.FIGURE, "fleet"})
+        others = figures - {goodput.FIGURE}
+        experiments = [] if figures and not others else paper.select(others)
         if plots is not None:
             require_matplotlib()
         found: list[paper.Comparison] = []
@@ -62,11 +68,32 @@ def paper_command(
             )
             if plots is not None:
                 _say(f"drew {draw_experiment(experiment, outcomes, plots)}")
-        typer.echo(losses(found))
+        if found:
+            typer.echo(losses(found))
+        if with_goodput:
+            data.append(_goodput(seeds=seeds or 1, finest=goodput.STRIDE if quick else 1))
         if json is not None:
             json.write_text(json_module.dumps(data, indent=1) + "\n", encoding="utf-8")
     except (ValueError, OSError, PlotsUnavailableError) as error:
         _fail(str(error))
+
+
+def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
+    """Search the goodput of every case, print it, and give it as plain data."""
+    from parrot_scheduler.simulator import goodput
+    from parrot_scheduler.simulator.paper_report import goodput_table, objectives_table
+
+    results: list[goodput.Found] = []
+    for case in goodput.CASES:
+        found = list(goodput.run(case, seeds=seeds, finest=finest, progress=_say))
+        results += found
+        typer.echo(goodput_table(case, found) + "\n")
+    typer.echo(objectives_table())
+    return {
+        "figure": goodput.FIGURE,
+        "seeds": seeds,
+        "found": [result.to_dict() for result in results],
+    }
 
 
 def ablation_command(

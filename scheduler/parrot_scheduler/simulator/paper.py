@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from parrot_scheduler.config import PRESETS
+from parrot_scheduler.simulator import goodput
 from parrot_scheduler.simulator.experiments import (
     FLEET,
     OURS,
@@ -82,7 +83,8 @@ def select(figures: Iterable[str]) -> list[Experiment]:
         ]
         if not matches:
             raise ValueError(
-                f"no figure {name!r}; there are {', '.join(EXPERIMENTS)}, paper, fleet"
+                f"no figure {name!r}; there are {', '.join(EXPERIMENTS)}, {goodput.FIGURE}, "
+                "paper, fleet"
             )
         found |= {experiment.figure: experiment for experiment in matches}
     return list(found.values()) or list(EXPERIMENTS.values())

@@ -8,6 +8,15 @@ from pathlib import Path
 
 from parrot_scheduler.simulator.ablation import Row
 from parrot_scheduler.simulator.experiments import OURS, Experiment
+from parrot_scheduler.simulator.goodput import (
+    BASELINE,
+    FIGURE,
+    OBJECTIVES,
+    SHARE,
+    STEPS,
+    Case,
+    Found,
+)
 from parrot_scheduler.simulator.paper import Comparison, Outcome
 from parrot_scheduler.simulator.plots import require_matplotlib
 
@@ -76,6 +85,56 @@ def losses(comparisons: Sequence[Comparison]) -> str:
         for c in lost
     ]
     return "\n".join(lines)
+
+
+def goodput_table(case: Case, found: Sequence[Found]) -> str:
+    """The goodput of each arm on one workload, and what its applications had to meet."""
+    lines = [
+        f"{FIGURE}: {case.workload} ({case.engines} engine{'s' if case.engines > 1 else ''}; "
+        f"{case.note}), {case.unit} at which {percent(SHARE)} of each kind meet their objective",
+        "",
+        "| arm | highest load | in time | next load | in time | worst kind | "
+        f"over {BASELINE.name} | runs |",
+        "|---|--:|--:|--:|--:|---|--:|--:|",
+    ]
+    for arm in found:
+        cells = [
+            arm.arm,
+            "none" if arm.load is None else number(arm.load),
+            percent(_given(arm.share)),
+            number(_given(arm.beyond)),
+            percent(_given(arm.share_beyond)),
+            arm.limit or "",
+            "" if arm.ratio is None else f"{arm.ratio:.2f}x",
+            str(arm.runs),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def objectives_table() -> str:
+    """What applications have to meet, by kind, and why."""
+    lines = [
+        f"Loads are 2^(1/{STEPS}) apart. Objectives:",
+        "",
+        "| kinds | first token | each after it | whole | why |",
+        "|---|--:|--:|--:|---|",
+    ]
+    for objective in dict.fromkeys(OBJECTIVES.values()):
+        kinds = ", ".join(kind for kind, bound in OBJECTIVES.items() if bound is objective)
+        cells = [
+            kinds,
+            "" if objective.ttft_s is None else f"{objective.ttft_s:g} s",
+            "" if objective.tpot_s is None else f"{1000 * objective.tpot_s:g} ms",
+            "" if objective.times_alone is None else f"{objective.times_alone:g} x alone",
+            objective.why,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _given(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def ablation_table(rows: Sequence[Row]) -> str:
