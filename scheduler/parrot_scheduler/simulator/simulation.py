@@ -32,14 +32,8 @@ from parrot_scheduler.simulator import sequence as sequences
 from parrot_scheduler.simulator.client import Call, Clients, Network, Run, check
 from parrot_scheduler.simulator.clock import Clock
 from parrot_scheduler.simulator.engine import SimulatedEngine
-from parrot_scheduler.simulator.metrics import (
-    CallTimes,
-    Course,
-    EngineUse,
-    Measures,
-    Results,
-    group_of,
-)
+from parrot_scheduler.simulator.ledger import Ledger, use_of
+from parrot_scheduler.simulator.metrics import Course, EngineUse, Results
 from parrot_scheduler.simulator.plan import ApplicationPlan, ClientMode, Segment, Workload
 from parrot_scheduler.simulator.profiles import EngineProfile
 from parrot_scheduler.simulator.prompt import PromptMaker
@@ -195,9 +189,7 @@ class Simulation:
         #: Applications that run or are due.
         self._live_runs = 0
         self._ended_runs = 0
-        self._kinds: dict[str, Measures] = {}
-        self._tenants: dict[str, Measures] = {}
-        self._failures: dict[str, int] = {}
+        self._ledger = Ledger()
         self._steps = 0
         self._happened = 0
         self._measured_from: float | None = None
@@ -433,7 +425,7 @@ class Simulation:
         back_s = 0.0
         if len(inside) < len(consumers) or not consumers:
             back_s = call.round_trip_s / 2
-        self._measure(call, sequence, now, back_s)
+        self._ledger.add_call(call, sequence, now, back_s)
         for consumer in inside:
             self._input(consumer)
         if back_s or len(inside) < len(consumers) or not consumers:
@@ -441,42 +433,12 @@ class Simulation:
         else:
             self._call_ended(call)
 
-    def _measure(self, call: Call, sequence: sequences.Sequence, now: float, back_s: float) -> None:
-        run = call.run
-        tokens = sequence.generated
-        first = sequence.first_token_at if tokens else now
-        ttft = first + back_s - call.start_s
-        tpot = (now - first) / (tokens - 1) if tokens > 1 else None
-        run.ttft_s = max(run.ttft_s, ttft)
-        if tpot is not None:
-            run.tpot_total_s += tpot
-            run.tpot_count += 1
-        if not run.counted:
-            return
-        times = CallTimes(
-            prompt_tokens=sequence.prompt.tokens,
-            output_tokens=tokens,
-            cached_tokens=sequence.cached,
-            prefilled_tokens=sequence.prefilled,
-            latency_s=now + back_s - call.start_s,
-            ttft_s=ttft,
-            tpot_s=tpot,
-            held_s=sequence.submitted_at - call.submitted_s,
-            queued_s=sequence.admitted_at - sequence.submitted_at,
-        )
-        for measures in self._measures_of(run):
-            measures.add_call(times)
-
-    def _measures_of(self, run: Run) -> tuple[Measures, Measures]:
-        plan = run.plan
-        return group_of(self._kinds, plan.kind), group_of(self._tenants, plan.tenant)
-
     def _call_failed(self, call: Call, code: str) -> None:
         """A call will have no output: its application is given up."""
         run = call.run
         if not run.failed:
             run.failed = code
-            self._failures[code] = self._failures.get(code, 0) + 1
+            self._ledger.add_failure(code)
         self._call_ended(call)
 
     def _call_ended(self, call: Call) -> None:
@@ -488,11 +450,7 @@ class Simulation:
         plan = run.plan
         if self._clients.mode == "graph":
             self._events.append(ApplicationFinished(plan.id))
-        if run.counted:
-            tpot = run.tpot_total_s / run.tpot_count if run.tpot_count else 0.0
-            job_s = run.ended_s - run.arrived_s
-            for measures in self._measures_of(run):
-                measures.add_application(plan, job_s, run.ttft_s, tpot, failed=bool(run.failed))
+        self._ledger.add_application(run)
         self._live_runs -= 1
         self._ended_runs += 1
         # Each call refers to its run: without this only the garbage collector would free them.
@@ -526,7 +484,7 @@ class Simulation:
             self._events.append(EngineDraining(engine_id))
         else:
             lost = engine.stop(self.clock.now)
-            self._used.append(_use_of(engine))
+            self._used.append(use_of(engine))
             del self._engines[engine_id]
             self._events.append(EngineLeft(engine_id))
             for sequence in lost:
@@ -588,41 +546,20 @@ class Simulation:
 
     def _results(self) -> Results:
         now = self.clock.now
-        self._used += [_use_of(engine) for engine in self._engines.values()]
-        total = Measures()
-        for measures in self._kinds.values():
-            total.merge(measures)
+        self._used += [use_of(engine) for engine in self._engines.values()]
         measured_from = self._measured_from if self._measured_from is not None else now
         return Results(
             settings=self._settings,
-            total=total,
-            kinds=self._kinds,
-            tenants=self._tenants,
+            total=self._ledger.total(),
+            kinds=self._ledger.kinds,
+            tenants=self._ledger.tenants,
             engines=self._used,
             duration_s=now,
             measured_s=now - measured_from,
-            failures=self._failures,
+            failures=self._ledger.failures,
             actions=dict(self.scheduler.counts),
             ignored=dict(self.scheduler.ignored),
             events=self._happened,
             scheduler_steps=self._steps,
             courses=self._courses,
         )
-
-
-def _use_of(engine: SimulatedEngine) -> EngineUse:
-    counts = engine.counts
-    busy = counts.busy_s or 1.0
-    return EngineUse(
-        id=engine.id,
-        busy_s=counts.busy_s,
-        steps=counts.steps,
-        prefilled_tokens=counts.prefilled_tokens,
-        generated_tokens=counts.generated_tokens,
-        preemptions=counts.preemptions,
-        reloaded_tokens=counts.reloaded_tokens,
-        evicted_tokens=engine.cache.evicted_tokens,
-        mean_batch=counts.batch_seconds / busy,
-        mean_kv_tokens=counts.kv_seconds / busy,
-        capacity_tokens=engine.profile.capacity_tokens,
-    )
