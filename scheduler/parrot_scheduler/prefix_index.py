@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import or_
 from typing import NamedTuple
 
@@ -160,8 +160,8 @@ class PrefixIndex:
                 joined = rows | bit
                 after = joined if joined != after else after
             held[key] = after
-        while len(held) > self._max_blocks:
-            del held[next(iter(held))]
+        if len(held) > self._max_blocks:
+            self._forget_oldest(len(held) - self._max_blocks + self._max_blocks // 64)
 
     def evicted(self, row: int, keys: Iterable[Hashable] | None) -> None:
         """It cannot find these any more; None stands for all that it held.
@@ -239,6 +239,11 @@ class PrefixIndex:
         self.evicted(row, None)
         self._claims.drop_row(row)
         self._tenures[row] = self._tenures.get(row, 0) + 1
+
+    def _forget_oldest(self, count: int) -> None:
+        """Make room, for many at once: a dict finds its first key by passing all deleted ones."""
+        for key in list(islice(self._held, count)):
+            del self._held[key]
 
     def _touch(self, keys: Sequence[Hashable]) -> None:
         """Move what is held of a chain to the young end, its beginning last."""
