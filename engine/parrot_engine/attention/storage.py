@@ -61,7 +61,9 @@ def token_bytes(kv_heads: int, head_dim: int, dtype: torch.dtype, *, quantized: 
 def quantize(heads: Tensor) -> tuple[Tensor, Tensor]:
     """Bits `[..., head_dim]` and float32 scales `[...]` of heads `[..., head_dim]`."""
     values = heads.float()
-    scales = values.abs().amax(-1).clamp_min(_LEAST) / _LARGEST
+    # A GPU divides by a number of the host by multiplying with its inverse: another last digit.
+    largest = torch.full((), _LARGEST, device=heads.device)
+    scales = values.abs().amax(-1).clamp_min(_LEAST) / largest
     return (values / scales[..., None]).to(torch.float8_e4m3fn).view(QUANTIZED_DTYPE), scales
 
 
