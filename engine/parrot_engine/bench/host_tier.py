@@ -6,9 +6,13 @@ they are computed again, in the same run, by the same model (random weights, ran
 
 - `alone`: time to the first token of one context after the other;
 - `at once`: as many as fit on the device ask at the same time;
-- `beside`: one after the other, while others decode: their time between tokens as well.
+- `beside`: one after the other, while others decode: their time between tokens as well, and where
+  the longest of these times come from (`parrot_engine.bench.step_log`).
 
 Beside that, how fast blocks are copied, against one large copy from and to pinned memory.
+
+Graphs are captured beforehand, as a server does it. With `--cuda-graphs lazy` the first step of a
+number of rows captures its graph, and whoever decodes beside it waits.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from parrot_engine.bench.step_log import StepLog, by_kind, kind_line, line, longest
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.host_copies import BlockCopies, Copy
 from parrot_engine.builtin.host_rates import load_copies
@@ -74,12 +79,16 @@ class Load(NamedTuple):
 class Driver:
     """Steps an engine, and notes when tokens come."""
 
-    def __init__(self, engine: BuiltinEngine) -> None:
-        self.engine = engine
+    def __init__(
+        self, runner: ModelRunner, settings: BuiltinSettings, copies: BlockCopies | None = None
+    ) -> None:
+        self.log = StepLog(runner, copies)
+        self.engine = BuiltinEngine(
+            self.log.runner, settings, model="bench", copies=self.log.copies
+        )
         self._number = 0
-        #: When each step that brought tokens of the decodes of `beside` ended.
+        #: The decodes of `beside`.
         self.others: set[int] = set()
-        self.ticks: list[float] = []
 
     def ask(self, prompts: Sequence[list[int]]) -> list[float]:
         """Let contexts ask for a token at the same time, and be freed; seconds each waited."""
@@ -102,43 +111,43 @@ class Driver:
 
     def step(self) -> list[int]:
         """One step; the contexts that got a token, but for the others'."""
+        with self.log.step() as step:
+            result = self.engine.step()
         got = [
             event.context_id
-            for event in self.engine.step().events
+            for event in result.events
             if isinstance(event, Generated) and event.token_ids
         ]
-        if self.others.intersection(got):
-            self.ticks.append(time.perf_counter())
+        step.is_tick = not self.others.isdisjoint(got)
         return [number for number in got if number not in self.others]
 
-    def start_others(self, prompts: Sequence[list[int]]) -> None:
-        """Begin generations that go on until `stop_others`."""
+    def start_others(self, prompts: Sequence[list[int]]) -> int:
+        """Begin generations that go on until `stop_others`; the number of the next step."""
         endless = SamplingParams(max_tokens=1 << 20, temperature=0, ignore_eos=True)
         self.others = set(range(-len(prompts), 0))
         for number, tokens in zip(sorted(self.others), prompts, strict=True):
             self.engine.submit([Fill(number, tokens), Generate(number, endless)])
         deadline = time.perf_counter() + _TIMEOUT_S
-        while self.engine.stats().generated_tokens < 4 * len(prompts):
+        wanted = self.engine.stats().generated_tokens + 4 * len(prompts)
+        while self.engine.stats().generated_tokens < wanted:
             self.step()
             if time.perf_counter() > deadline:
                 raise TimeoutError("generations do not begin")
-        self.ticks.clear()
+        return len(self.log.steps)
 
-    def stop_others(self) -> list[float]:
-        """End them; the seconds between their tokens."""
-        gaps = [after - before for before, after in zip(self.ticks, self.ticks[1:], strict=False)]
+    def stop_others(self) -> None:
+        """End them."""
         self.engine.submit([FreeContext(number, "drop") for number in self.others])
-        self.engine.step()
+        self.step()
         self.others = set()
-        return gaps
 
 
 def measure(
     runner: ModelRunner, settings: BuiltinSettings, copies: BlockCopies | None, load: Load
 ) -> dict[str, Any]:
     """The figures of one engine, with `copies` or without."""
-    engine = BuiltinEngine(runner, settings, model="bench", copies=copies)
-    driver = Driver(engine)
+    driver = Driver(runner, settings, copies)
+    engine = driver.engine
     cold = [driver.ask([tokens])[0] for tokens in load.prompts]
     before = engine.stats()
     # Without a host tier each takes as long as the others, and as long as the first time.
@@ -147,13 +156,16 @@ def measure(
     after = engine.stats()
     found = (after.cached_tokens - before.cached_tokens) / sum(map(len, again))
     # Each time others, of which the device has lost everything since.
-    first, second, third = (load.fitting * number for number in (1, 2, 3))
+    first, second = load.fitting, 2 * load.fitting
     at_once = driver.ask(load.prompts[first : second - 1])
     vocab = runner.vocab_size
     own = min(_MAX_DECODE_TOKENS, len(load.prompts[0]) // 4)
-    driver.start_others([random_tokens(own, vocab) for _ in range(_DECODES)])
-    beside = [driver.ask([tokens])[0] for tokens in load.prompts[second:third]]
-    gaps = driver.stop_others()
+    begin = driver.start_others([random_tokens(own, vocab) for _ in range(_DECODES)])
+    in_turn = [*load.prompts[second:], *load.prompts[:second]]
+    beside = [driver.ask([tokens])[0] for tokens in in_turn]
+    gaps, end = driver.log.gaps(begin), len(driver.log.steps)
+    driver.stop_others()
+    between = [gap.seconds for gap in gaps]
     stats = engine.stats()
     engine.check_integrity()
     return {
@@ -165,8 +177,12 @@ def measure(
         "at_once_mean_ms": _ms(sum(at_once) / len(at_once)),
         "at_once_last_ms": _ms(max(at_once)),
         "beside_ms": _ms(_at(beside, 0.5)),
-        "between_tokens_ms": _ms(_at(gaps, 0.5)),
-        "between_tokens_p99_ms": _ms(_at(gaps, 0.99)),
+        "between_tokens_ms": _ms(_at(between, 0.5)),
+        "between_tokens_p99_ms": _ms(_at(between, 0.99)),
+        "between_tokens_longest_ms": _ms(max(between)),
+        "times_between_tokens": len(between),
+        "longest_and_median": longest(gaps),
+        "steps_beside": by_kind(driver.log.steps[begin:end]),
         "blocks_to_host": stats.blocks_to_host,
         "blocks_from_host": stats.blocks_from_host,
     }
@@ -247,13 +263,14 @@ def table(report: dict[str, Any]) -> str:
         (f"{brought['at_once']} at once, mean", "at_once_mean_ms"),
         (f"{brought['at_once']} at once, last", "at_once_last_ms"),
         (f"again, beside {_DECODES} decodes", "beside_ms"),
-        ("between their tokens", "between_tokens_ms"),
+        ("between their tokens, median", "between_tokens_ms"),
         ("between their tokens, p99", "between_tokens_p99_ms"),
+        ("between their tokens, longest", "between_tokens_longest_ms"),
     ):
         gain = f"{computed[key] / brought[key]:.1f}x" if brought[key] else ""
         rows.append((label, f"{computed[key]:.1f} ms", f"{brought[key]:.1f} ms", gain))
     rows.append(("found", f"{computed['found']:.0%}", f"{brought['found']:.0%}", ""))
-    lines = [f"{a:<28}{b:>14}{c:>14}{d:>8}" for a, b, c, d in rows]
+    lines = [f"{a:<30}{b:>14}{c:>14}{d:>8}" for a, b, c, d in rows]
     rates = report["gb_per_s"]
     for way in ("out", "in"):
         share = rates[f"blocks_{way}"] / rates[f"large_{way}"]
@@ -262,6 +279,13 @@ def table(report: dict[str, Any]) -> str:
             f"{rates[f'large_{way}']}"
         )
     lines.append(f"both ways at once: {rates['blocks_both']} GB/s each")
+    for name, figures in (("computed", computed), ("host tier", brought)):
+        lines.append(
+            f"{name}: the longest of {figures['times_between_tokens']} times between tokens, and "
+            "the median, by the steps that ended in them (ms):"
+        )
+        lines += map(line, figures["longest_and_median"])
+        lines += map(kind_line, figures["steps_beside"])
     return "\n".join(lines)
 
 
@@ -279,7 +303,7 @@ def _settings(parsed: argparse.Namespace, device: str) -> tuple[BuiltinSettings,
         host_min_tokens=parsed.host_min_tokens,
         max_context_tokens=max(2 * parsed.tokens, 1 << 14 if device == "cuda" else 4096),
         dummy_weights=True,
-        cuda_graphs="lazy",
+        cuda_graphs=parsed.cuda_graphs,
     )
     return settings, fitting
 
@@ -305,8 +329,8 @@ def run(parsed: argparse.Namespace) -> dict[str, Any]:
     random.seed(0)
     vocab = runner.vocab_size
     load = Load([random_tokens(parsed.tokens, vocab) for _ in range(parsed.contexts)], fitting)
-    # Warms up kernels and graphs too, which counts for nobody.
-    warm = Driver(BuiltinEngine(runner, settings, model="bench"))
+    # Warms up kernels too, which counts for nobody.
+    warm = Driver(runner, settings)
     for _ in range(2):
         warm.ask([random_tokens(parsed.tokens, vocab)])
     without = replace(settings, host_blocks=None)
@@ -317,6 +341,7 @@ def run(parsed: argparse.Namespace) -> dict[str, Any]:
         "tokens": parsed.tokens,
         "device_blocks": settings.num_blocks,
         "host_blocks": settings.host_blocks,
+        "cuda_graphs": settings.cuda_graphs,
         "host_gb": round(copies.num_slots * runner.kv_bytes_per_block / 1e9, 2),
         "load_s": round(load_s, 1),
         "pin_s": round(pin_s, 1),
@@ -341,6 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--contexts", type=int, default=64 if on_gpu else 16)
     parser.add_argument("--tokens", type=int, default=4096 if on_gpu else 256, help="of each")
     parser.add_argument("--host-min-tokens", type=int, help="measured when not given")
+    parser.add_argument(
+        "--cuda-graphs", choices=["auto", "lazy"], default="auto", help="auto: captured before"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
     parsed = parser.parse_args(arguments)
     if parsed.contexts < 2 * _OVERSIZE:
