@@ -1,12 +1,16 @@
-"""A model over several GPUs says what it says on one; a lost process ends the engine."""
+"""A model over several GPUs says what it says on one; a lost process ends the engine.
+
+All stories of a number of GPUs run in two processes (`ranks`), because starting one takes longer
+than the story: an engine of several ranks is two interpreters that load torch, and then meet.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import subprocess
-import sys
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -15,63 +19,41 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
 
 from checkpoints import CONFIGS, make_checkpoint
-from parrot_engine.builtin.collective import PeerMemory
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.protocol import Fill, Generate, SamplingParams
-from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
+from ranks import Process, Story, started
 
 pytestmark = pytest.mark.gpu
 
-PROMPT = [(7 * index + 3) % 250 for index in range(200)]
+SIZES = [size for size in (2, 4) if size <= torch.cuda.device_count()]
 
-#: A rank dies while steps run. In a process of its own: work on the other GPU never ends.
-_LOSS = """
-import os, signal, sys
-from pathlib import Path
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.exceptions import ShardError
-from parrot_engine.protocol import Fill, Generate
-from parrot_engine.testing.driving import greedy
-
-settings = BuiltinSettings.for_device(
-    "cuda", dtype="bfloat16", num_blocks=64, tensor_parallel=2, cuda_graphs="lazy"
-)
-engine = BuiltinEngine.load(Path(sys.argv[1]), settings, model="m")
-engine.submit([Fill(1, list(range(60))), Generate(1, greedy(400))])
-for _ in range(20):
-    engine.step()
-(pid,) = engine._runner._lead.followers.pids
-os.kill(pid, signal.SIGKILL)
-try:
-    for _ in range(1000):
-        engine.step()
-except ShardError as error:
-    print(error, flush=True)
-    engine.close()
-    sys.exit(0)
-"""
+#: Gives the process of this name and number of GPUs, started when it is first asked for.
+Processes: TypeAlias = Callable[[str, int], Process]
 
 
-def conversation(folder: Path, dtype: str, **changes: object) -> list[list[int]]:
-    given = {"dtype": dtype, "num_blocks": 64, "block_size": 16, "seed": 5, **changes}
-    settings = BuiltinSettings.for_device("cuda", device="cuda:0", max_batch_tokens=96, **given)
-    engine = BuiltinEngine.load(folder, settings, model="m")
-    drawn = SamplingParams(20, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
-    try:
-        events = run_until_idle(
-            engine,
-            Fill(1, PROMPT),
-            Generate(1, greedy(40)),
-            Fill(2, PROMPT[:60]),
-            Generate(2, drawn),
-            Fill(3, [9, 8, 7], parent_context_id=1),
-            Generate(3, greedy(30, repetition_penalty=1.3)),
-        )
-    finally:
-        engine.close()
-    return [tokens_of(events, context_id) for context_id in (1, 2, 3)]
+def stories(name: str, size: int) -> list[Story]:
+    """What is told in one process, in this order.
+
+    A process can exchange peer memory once: the first engine of each does.
+    """
+    ranks: dict[str, Any] = {"tensor_parallel": size}
+    off = {**ranks, "cuda_graphs": "off"}
+    lazy = {**ranks, "cuda_graphs": "lazy"}
+    sized = {**off, "num_blocks": None, "gpu_memory_utilization": 0.1}
+    if name == "graphs":
+        return [Story("peer memory, graphs", lazy, "loss" if size == 2 else "conversation")]
+    return [
+        *([Story("alone", {"cuda_graphs": "lazy"})] if size == 2 else []),
+        Story("peer memory, kernel by kernel", off),
+        Story("a second engine", lazy),
+        Story("NCCL, kernel by kernel", {**off, "peer_memory": False}),
+        Story("a cache sized from memory", sized),
+    ]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def size(request: pytest.FixtureRequest) -> int:
+    """GPUs; all tests of a number, and so its processes, are done before those of the next."""
+    count: int = request.param
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -92,58 +74,76 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
+def processes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """All processes of this module; none outlives it."""
+    logs = tmp_path_factory.mktemp("logs")
+    with ExitStack() as stack:
+
+        @cache
+        def process(name: str, size: int) -> Process:
+            log = logs / f"{name}-{size}.log"
+            return stack.enter_context(started(folder, "cuda:0", stories(name, size), log))
+
+        yield process
+
+
+def tell(processes: Processes, process: str, size: int, name: str) -> dict[str, Any]:
+    told = processes(process, size).told(name)
+    # Shown with -s, or when the test fails.
+    print(f"{process} of {size} GPUs, {name}: {told['seconds']}")
+    return told
+
+
+def said_alone(processes: Processes) -> list[list[int]]:
     """What one GPU says."""
-    return conversation(folder, "float32", cuda_graphs="lazy")
+    said: list[list[int]] = tell(processes, "kernels", 2, "alone")["said"]
+    assert [len(tokens) for tokens in said] == [40, 20, 30]
+    return said
 
 
-@pytest.mark.parametrize("peer_memory", [True, False])
-@pytest.mark.parametrize("cuda_graphs", ["lazy", "off"])
-@pytest.mark.parametrize("size", [size for size in (2, 4) if size <= torch.cuda.device_count()])
-def test_several_gpus_say_what_one_says(
-    folder: Path, expected: list[list[int]], size: int, cuda_graphs: str, peer_memory: bool
-) -> None:
-    # A process can exchange peer memory once.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        said = process.submit(
-            conversation,
-            folder,
-            "float32",
-            tensor_parallel=size,
-            cuda_graphs=cuda_graphs,
-            peer_memory=peer_memory,
-        ).result(timeout=110)
-    assert said == expected
+def peers_reach_each_other(size: int) -> bool:
+    return all(torch.cuda.can_device_access_peer(0, other) for other in range(1, size))
+
+
+def test_kernels_launched_one_by_one(processes: Processes, size: int) -> None:
+    expected = said_alone(processes)
+    told = tell(processes, "kernels", size, "peer memory, kernel by kernel")
+    assert told["said"] == expected
+    assert told["has_peers"] == peers_reach_each_other(size)
+    assert told["graph_steps"] == 0
 
 
 def test_a_second_engine_of_a_process_does_without_peer_memory(
-    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    processes: Processes, size: int
 ) -> None:
-    monkeypatch.setattr(PeerMemory, "was_exchanged", True)
-    assert conversation(folder, "float32", tensor_parallel=2, cuda_graphs="lazy") == expected
+    told = tell(processes, "kernels", size, "a second engine")
+    assert told["said"] == said_alone(processes)
+    assert not told["has_peers"]
+    assert told["graph_steps"] > 0
 
 
-def test_a_cache_sized_from_memory_is_the_same_on_both(folder: Path) -> None:
-    settings = BuiltinSettings.for_device(
-        "cuda", dtype="bfloat16", tensor_parallel=2, gpu_memory_utilization=0.2, cuda_graphs="off"
-    )
-    engine = BuiltinEngine.load(folder, settings, model="m")
-    try:
-        events = run_until_idle(engine, Fill(1, PROMPT), Generate(1, greedy(8)))
-        assert len(tokens_of(events, 1)) == 8
-        assert engine.info.num_blocks is not None
-        assert engine.info.num_blocks > 1000
-    finally:
-        engine.close()
+def test_nccl_alone(processes: Processes, size: int) -> None:
+    told = tell(processes, "kernels", size, "NCCL, kernel by kernel")
+    assert told["said"] == said_alone(processes)
+    assert not told["has_peers"]
+    assert told["graph_steps"] == 0
 
 
-def test_a_lost_rank_ends_the_engine(folder: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", _LOSS, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "rank 1 of the engine was lost: ended by SIGKILL" in process.stdout, process.stderr
-    assert process.returncode == 70
+def test_a_cache_sized_from_memory_is_the_same_on_all(processes: Processes, size: int) -> None:
+    told = tell(processes, "kernels", size, "a cache sized from memory")
+    assert told["said"] == said_alone(processes)
+    assert told["num_blocks"] > 1000
+
+
+def test_peer_memory_in_graphs(processes: Processes, size: int) -> None:
+    told = tell(processes, "graphs", size, "peer memory, graphs")
+    assert told["said"] == said_alone(processes)
+    assert told["has_peers"] == peers_reach_each_other(size)
+    assert told["graph_steps"] > 0
+
+
+def test_a_lost_rank_ends_the_engine(processes: Processes) -> None:
+    told = tell(processes, "graphs", 2, "peer memory, graphs")
+    assert told["problem"] == "rank 1 of the engine was lost: ended by SIGKILL"
+    # Work on the other GPU never ends, and so the process ends at once.
+    assert processes("graphs", 2).status() == 70
