@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
+from parrot_engine.builtin.batch import RowOutcome
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.followers import wait_for
 from parrot_engine.builtin.runner import ModelRunner
@@ -144,6 +145,31 @@ def test_a_lost_rank_ends_the_engine(folders: dict[str, Path]) -> None:
     # Nothing is left of it in this process.
     again = open_engine(folders["llama"], tensor_parallel=2)
     again.close()
+
+
+class FaultyLaunch:
+    """A step that the device gave up, as when memory of a lost rank is gone."""
+
+    def ready(self) -> bool:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def outcome(self) -> list[RowOutcome]:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def test_what_fails_on_the_device_because_a_rank_is_lost_says_so(folders: dict[str, Path]) -> None:
+    engine = open_engine(folders["llama"], tensor_parallel=2)
+    try:
+        lead = runner_of(engine)._lead
+        assert lead is not None
+        step = lead.followers.watch(FaultyLaunch())
+        (pid,) = lead.followers.pids
+        os.kill(pid, signal.SIGKILL)
+        assert step.ready()
+        with pytest.raises(ShardError, match="rank 1 of the engine was lost: ended by SIGKILL"):
+            step.outcome()
+    finally:
+        engine.close()
 
 
 def test_the_loss_of_a_rank_is_noticed_with_nothing_to_do(folders: dict[str, Path]) -> None:

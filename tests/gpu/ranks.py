@@ -24,10 +24,14 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from parrot_engine.builtin.engine import BuiltinEngine
+    from parrot_engine.builtin.runner import ModelRunner
 
 #: Seconds until the first story of a process is over, kernels that are compiled in it included,
 #: until another one is, and until a process has ended that has nothing left to do.
 FIRST_DEADLINE_S, DEADLINE_S, END_DEADLINE_S = 120.0, 90.0, 40.0
+
+#: Seconds until an engine must know that it has lost a rank.
+LOSS_DEADLINE_S = 30.0
 
 #: Steps of 96, 96, 20, then 2 and 1 tokens, at last 21 and 1: four graphs, and kernels for few.
 PROMPT = [(7 * index + 3) % 250 for index in range(200)]
@@ -64,7 +68,6 @@ def conversation(engine: BuiltinEngine) -> dict[str, Any]:
 
 def loss(engine: BuiltinEngine) -> dict[str, Any]:
     """The same, and then rank 1 is killed in the middle of a generation."""
-    from parrot_engine.builtin.runner import ModelRunner
     from parrot_engine.exceptions import ShardError
     from parrot_engine.protocol import Fill, Generate
     from parrot_engine.testing.driving import greedy
@@ -73,17 +76,17 @@ def loss(engine: BuiltinEngine) -> dict[str, Any]:
     engine.submit([Fill(4, PROMPT[:60]), Generate(4, greedy(400))])
     for _ in range(20):
         engine.step()
-    runner = engine._runner
-    assert isinstance(runner, ModelRunner)
-    assert runner._lead is not None
-    (pid,) = runner._lead.followers.pids
+    lead = _runner(engine)._lead
+    assert lead is not None
+    (pid,) = lead.followers.pids
     os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + LOSS_DEADLINE_S
     try:
-        for _ in range(1000):
+        while time.monotonic() < deadline:
             engine.step()
     except ShardError as error:
         return {**told, "problem": str(error)}
-    return {**told, "problem": "nobody noticed"}
+    return {**told, "problem": f"not noticed within {LOSS_DEADLINE_S:g} s"}
 
 
 _KINDS: dict[str, Callable[[BuiltinEngine], dict[str, Any]]] = {
@@ -92,10 +95,28 @@ _KINDS: dict[str, Callable[[BuiltinEngine], dict[str, Any]]] = {
 }
 
 
+def _runner(engine: BuiltinEngine) -> ModelRunner:
+    from parrot_engine.builtin.runner import ModelRunner
+
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def _looked_at(engine: BuiltinEngine) -> dict[str, Any]:
+    """How an engine computed; holds nothing that its ranks have in common."""
+    runner = _runner(engine)
+    graphs = runner._graphs
+    return {
+        "has_peers": getattr(runner._collective, "_peers", None) is not None,
+        "graph_steps": 0 if graphs is None else graphs.num_replays,
+        "num_blocks": engine.info.num_blocks,
+    }
+
+
 def tell(story: Story, folder: Path, device: str) -> dict[str, Any]:
     """Run one story; what became of it, and where its seconds went."""
     from parrot_engine.builtin.engine import BuiltinEngine
-    from parrot_engine.builtin.runner import ModelRunner
     from parrot_engine.builtin.settings import BuiltinSettings
 
     given: dict[str, Any] = {"dtype": "float32", "block_size": 16, "num_blocks": 64, "seed": 5}
@@ -107,15 +128,7 @@ def tell(story: Story, folder: Path, device: str) -> dict[str, Any]:
     engine = BuiltinEngine.load(folder, settings, model="m")
     loaded = time.perf_counter()
     try:
-        runner = engine._runner
-        assert isinstance(runner, ModelRunner)
-        collective = runner._collective
-        peers = getattr(collective, "_peers", None)
-        graphs = runner._graphs
-        told = _KINDS[story.kind](engine)
-        told["has_peers"] = peers is not None
-        told["graph_steps"] = 0 if graphs is None else graphs.num_replays
-        told["num_blocks"] = engine.info.num_blocks
+        told = {**_KINDS[story.kind](engine), **_looked_at(engine)}
         asked = time.perf_counter()
         if story.kind == "loss":
             # Taking leave of a rank that is lost is no part of the story.

@@ -273,17 +273,22 @@ class Watched:
         self._followers = followers
 
     def ready(self) -> bool:
-        """See `Launch`."""
-        return self._launch.ready()
+        """See `Launch`; what the device has to complain of is for `outcome` to say."""
+        try:
+            return self._launch.ready()
+        except Exception:
+            return True
 
     def outcome(self) -> list[RowOutcome]:
         """See `Launch`.
 
         Raises:
-            ShardError: a rank is lost, or the step does not end.
+            ShardError: a rank is lost, or the step fails on the device (where a lost rank may show
+                first, as memory that is gone), or it does not end.
         """
-        wait_for(self._launch.ready, self._followers.check)
-        return self._launch.outcome()
+        with self._followers.together():
+            wait_for(self._launch.ready, self._followers.check)
+            return self._launch.outcome()
 
 
 def wait_for(
