@@ -15,6 +15,7 @@ from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.plan_layout import PlanLayout
 from parrot_engine.attention.triton_backend import HostPlan, Partials, Parts, TritonAttention
+from parrot_engine.attention.work_list import Cuts
 from torch import Tensor
 
 SHAPE = AttentionShape(8, 2, 16, 16)
@@ -38,8 +39,7 @@ def _backend(windows: tuple[int | None, ...] = (None,), **kw: Any) -> TritonAtte
         windows=windows,
         device=torch.device("cpu"),
         dtype=torch.float32,
-        chunk=CHUNK,
-        **{"tunings": TUNINGS, "wide_min_bytes": 0, **kw},
+        **{"tunings": TUNINGS, "wide_min_bytes": 0, "cuts": Cuts(CHUNK), **kw},
     )
 
 
@@ -131,7 +131,8 @@ FAMILY = [Context(70), *(Context(70 + own, 1, 0, 64) for own in range(1, 8))]
 @pytest.mark.parametrize(
     ("contexts", "parts"),
     [
-        ([Context(0)], Parts(False, False)),
+        ([Context(0)], Parts(False, False, False)),
+        ([Context(31), Context(20)], Parts(False, False, False)),
         ([Context(90), Context(31), Context(32)], Parts(False, False)),
         (FAMILY, Parts(False, True)),
         ([Context(0, 9)], Parts(True, False)),
@@ -151,7 +152,9 @@ def test_what_is_not_there_need_not_be_launched(contexts: list[Context], parts: 
 def test_needed_parts_are_told() -> None:
     backend = _backend()
     assert backend.lay_out(PagedCase(SHAPE, FAMILY).rows).parts == Parts(False, True)
-    assert backend.lay_out(PagedCase(SHAPE, [Context(0, 9)]).rows).parts == Parts(True, False)
+    assert backend.lay_out(PagedCase(SHAPE, [Context(0, 9)]).rows).parts == Parts(
+        True, False, False
+    )
     assert Parts(True, True).cover(Parts(False, True))
     assert not Parts(True, False).cover(Parts(False, True))
 

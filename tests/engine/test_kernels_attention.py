@@ -21,6 +21,7 @@ from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention import triton_backend, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.attention.work_list import Cuts
 from parrot_engine.kernels import launch
 
 SMALL = AttentionShape(4, 2, 64, 16)
@@ -47,8 +48,7 @@ def _backend(
         windows=[window],
         device=torch.device("cpu"),
         dtype=dtype,
-        chunk=CHUNK,
-        **{"tunings": TUNINGS, **kw},
+        **{"tunings": TUNINGS, "cuts": Cuts(CHUNK), **kw},
     )
 
 
@@ -63,6 +63,16 @@ def test_mixed_lengths(block_size: int, window: int | None) -> None:
     shape = SMALL._replace(block_size=block_size)
     case = PagedCase(shape, mixed_contexts(block_size, max(CHUNK, block_size)))
     assert _error(case, window) < 2e-6
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 15, CHUNK + 16, 3 * CHUNK + 5])
+def test_keys_cut_otherwise(length: int, window: int | None) -> None:
+    """A tail that is read with the chunk before; a small step whose keys are cut finer."""
+    case = PagedCase(SMALL, [Context(length), Context(length // 2)])
+    assert _error(case, window, cuts=Cuts(CHUNK, tail=16)) < 2e-6
+    case = PagedCase(SMALL, [Context(length)])
+    assert _error(case, window, cuts=Cuts(4 * CHUNK, fine=(CHUNK, 2 * CHUNK))) < 2e-6
 
 
 @pytest.mark.parametrize("contexts", [mixed_contexts, shared_contexts])
@@ -94,7 +104,7 @@ def test_query_heads_of_a_group(group: int) -> None:
         windows=[None],
         device=torch.device("cpu"),
         dtype=torch.float32,
-        chunk=CHUNK,
+        cuts=Cuts(CHUNK),
         tunings=tunings,
     )
     assert relative_error(case.run(backend), case.expected()) < 2e-6

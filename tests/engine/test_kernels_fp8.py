@@ -12,6 +12,7 @@ from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.attention.work_list import Cuts
 from parrot_engine.kernels import launch
 
 GROUPED = AttentionShape(8, 2, 64, 16)
@@ -35,7 +36,7 @@ def _backend(shape: AttentionShape, window: int | None = None, **kw: Any) -> Tri
         device=torch.device("cpu"),
         dtype=torch.float32,
         quantized=True,
-        chunk=CHUNK,
+        cuts=Cuts(CHUNK),
         **{"tunings": TUNINGS, **kw},
     )
 

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.tables import flatten_tables
-from parrot_engine.attention.work_list import Policy, WorkList, build
+from parrot_engine.attention.work_list import Cuts, Policy, WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 
 BLOCK, CHUNK, ALIGN = 4, 16, 8
 SHAPE = AttentionShape(4, 2, 8, BLOCK)
 POLICY = Policy(
-    chunk=CHUNK,
+    cuts=Cuts(CHUNK),
+    fine_readings=6,
     align=ALIGN,
     narrow_rows=8,
     wide_rows=16,
@@ -29,6 +30,13 @@ POLICY = Policy(
     long_context=40,
     wide_min_rows=8,
     wide_min_bytes=60,
+)
+#: Where keys are cut, from a fixed way on to all that there is.
+CUTS = (
+    Cuts(CHUNK),
+    Cuts(CHUNK, tail=ALIGN),
+    Cuts(CHUNK, tail=CHUNK - 1),
+    Cuts(CHUNK, tail=ALIGN, fine=(BLOCK * 2,)),
 )
 
 
@@ -52,14 +60,16 @@ def batches(draw: st.DrawFn) -> list[BatchRow]:
     return rows
 
 
-def _reads(work: WorkList, block_ids: np.ndarray) -> dict[int, list[tuple[int, int, int]]]:
+def _reads(
+    work: WorkList, block_ids: np.ndarray, cuts: Cuts = POLICY.cuts
+) -> dict[int, list[tuple[int, int, int]]]:
     """For each token of a split row: (slot, key position, physical slot) it reads."""
     reads: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for items, rows in ((work.narrow, POLICY.narrow_rows), (work.wide, POLICY.wide_rows)):
         for first_block, base, begin, end, first, count, masked_from, _ in items.tolist():
             assert 0 < count <= rows // POLICY.group
-            assert base % CHUNK == 0
-            assert base <= begin < end <= base + CHUNK
+            assert base % min((*cuts.fine, cuts.chunk)) == 0
+            assert base <= begin < end <= base + cuts.chunk + cuts.tail
             assert (begin - base) % ALIGN == 0
             assert base <= masked_from <= end
             assert (masked_from - base) % ALIGN == 0
@@ -75,11 +85,13 @@ def _reads(work: WorkList, block_ids: np.ndarray) -> dict[int, list[tuple[int, i
 
 
 @settings(max_examples=300, deadline=None)
-@given(batches(), st.one_of(st.none(), st.integers(1, 40)), st.booleans())
-def test_every_key_is_read_once(rows: list[BatchRow], window: int | None, share: bool) -> None:
+@given(batches(), st.one_of(st.none(), st.integers(1, 40)), st.booleans(), st.sampled_from(CUTS))
+def test_every_key_is_read_once(
+    rows: list[BatchRow], window: int | None, share: bool, cuts: Cuts
+) -> None:
     tables = flatten_tables(rows, BLOCK)
-    work = build(tables, SHAPE, POLICY, window, share=share)
-    reads = _reads(work, tables.block_ids)
+    work = build(tables, SHAPE, POLICY._replace(cuts=cuts), window, share=share)
+    reads = _reads(work, tables.block_ids, cuts)
     tiled = {
         token
         for _, _, _, first, count, _, _, _ in work.tiles.tolist()
@@ -100,10 +112,10 @@ def test_every_key_is_read_once(rows: list[BatchRow], window: int | None, share:
                 assert sorted(key for _, key, _ in seen) == [*range(first_key, position + 1)]
                 for slot, key, place in reads[token]:
                     assert place == row.block_table[key // BLOCK] * BLOCK + key % BLOCK
-                    if token in merges:
-                        assert slot == merges[token][0] + key // CHUNK - first_key // CHUNK
-                    else:
-                        assert slot == -1
+                    assert (slot >= 0) == (token in merges)
+                # Parts stand in the order of their keys.
+                in_order = sorted(reads[token], key=lambda entry: entry[1])
+                assert [slot for slot, _, _ in in_order] == sorted(slot for slot, _, _ in in_order)
                 if token in merges:
                     first, count = merges[token]
                     assert {slot for slot, _, _ in reads[token]} == {*range(first, first + count)}
@@ -151,3 +163,54 @@ def test_equal_ids_at_different_chunks_are_not_shared() -> None:
     rows = [BatchRow([0], 39, [*range(10)]), BatchRow([0], 39, [4, 5, 6, 7, *range(20, 26)])]
     work = build(flatten_tables(rows, BLOCK), SHAPE, POLICY, None)
     assert set(work.narrow[:, 5].tolist()) == {1}
+
+
+def _item_of(work: WorkList, token: int) -> list[tuple[int, int]]:
+    """Keys of the items that a token reads."""
+    items = np.concatenate([work.narrow, work.wide]).tolist()
+    return sorted(
+        (begin, end)
+        for _, _, begin, end, first, count, _, _ in items
+        if token in work.member_tokens[first : first + count]
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (CHUNK, [(0, 16)]),
+        (CHUNK + 1, [(0, 17)]),
+        (CHUNK + ALIGN, [(0, 24)]),
+        (CHUNK + ALIGN + 1, [(0, 16), (16, 25)]),
+        (3 * CHUNK + 2, [(0, 16), (16, 32), (32, 50)]),
+    ],
+)
+def test_a_short_tail_is_read_with_the_chunk_before(
+    keys: int, parts: list[tuple[int, int]]
+) -> None:
+    policy = POLICY._replace(cuts=Cuts(CHUNK, tail=ALIGN))
+    work = build(flatten_tables(_rows(0, keys, 1), BLOCK), SHAPE, policy, None)
+    assert _item_of(work, 0) == parts
+    assert len(work.merges) == (len(parts) > 1)
+
+
+def test_a_tail_stays_apart_from_a_chunk_that_others_read() -> None:
+    policy = POLICY._replace(cuts=Cuts(CHUNK, tail=ALIGN))
+    rows = [*_rows(shared_blocks=8, own=3, count=2), BatchRow([0], CHUNK, [*range(500, 505)])]
+    work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
+    assert [_item_of(work, token) for token in range(2)] == [[(0, 16), (16, 32), (32, 35)]] * 2
+    assert _item_of(work, 2) == [(0, 17)]
+    assert sorted(work.narrow[:, 5].tolist()) == [1, 1, 1, 2, 2]
+
+
+def test_small_steps_are_cut_finer() -> None:
+    policy = POLICY._replace(cuts=Cuts(CHUNK, tail=ALIGN, fine=(4, 8)), fine_readings=6)
+    for rows, parts in (
+        (_rows(0, 24, 1), 6),
+        (_rows(0, 25, 1), 4),
+        (_rows(0, 24, 2), 3),
+        # Seven readings with chunks of 8.
+        ([*_rows(0, 24, 2), BatchRow([0], 3, [700])], 1),
+    ):
+        work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
+        assert len(_item_of(work, 0)) == parts

@@ -90,6 +90,15 @@ def test_query_heads_of_a_group(group: int, seed: int) -> None:
     _check(_case(shape, mixed_contexts(16, 512), seed), _backend(shape))
 
 
+@pytest.mark.parametrize(
+    "lengths", [[0], [575], [576, 63], [511, 512, 767, 768], [4095], [20_000], [1000] * 7]
+)
+def test_few_rows(lengths: list[int], seed: int) -> None:
+    """Their keys are cut finer, or not at all."""
+    shape = LLAMA._replace(block_size=64)
+    _check(_case(shape, [Context(length) for length in lengths], seed), _backend(shape))
+
+
 @pytest.mark.parametrize("window", [1, 500, 1100])
 def test_windows(window: int, seed: int) -> None:
     case = _case(LLAMA, mixed_contexts(16, 512), seed)
@@ -100,7 +109,7 @@ def test_windows(window: int, seed: int) -> None:
 def test_block_sizes(block_size: int, seed: int) -> None:
     shape = LLAMA._replace(block_size=block_size)
     backend = _backend(shape)
-    case = _case(shape, mixed_contexts(block_size, backend._policy.chunk), seed)
+    case = _case(shape, mixed_contexts(block_size, backend._policy.cuts.chunk), seed)
     _check(case, backend)
 
 

@@ -23,12 +23,12 @@ from parrot_engine.attention.interface import (
 from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.attention.tables import Tables, flatten_tables
-from parrot_engine.attention.work_list import Policy, WorkList, build
+from parrot_engine.attention.work_list import Cuts, Policy, WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch
 
-#: Keys of a chunk, rounded up to whole blocks.
-DEFAULT_CHUNK = 512
+#: Measured (docs/engine-performance.md, log, 17). All rounded up to whole blocks and tiles.
+DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
@@ -49,18 +49,23 @@ class HostPlan(NamedTuple):
     def parts(self) -> Parts:
         """What a plan of fixed capacity needs for it."""
         lists = self.lists.values()
-        return Parts(any(len(w.tiles) for w in lists), any(len(w.wide) for w in lists))
+        return Parts(
+            any(len(work.tiles) for work in lists),
+            any(len(work.wide) for work in lists),
+            any(len(work.merges) for work in lists),
+        )
 
 
 class Parts(NamedTuple):
-    """Which kinds of work a plan may hold, besides narrow items and their merge."""
+    """Which kinds of work a plan may hold, besides narrow items."""
 
     tiles: bool
     wide: bool
+    merges: bool = True
 
     def cover(self, other: Parts) -> bool:
         """Whether `other` has nothing that is not here."""
-        return self.tiles >= other.tiles and self.wide >= other.wide
+        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
 class Partials(NamedTuple):
@@ -113,14 +118,14 @@ class TritonAttention(FusedAttention[TritonPlan]):
         device: torch.device,
         dtype: torch.dtype,
         quantized: bool = False,
-        chunk: int = DEFAULT_CHUNK,
+        cuts: Cuts = DEFAULT_CUTS,
         share_prefixes: bool = True,
         wide_min_bytes: int = _WIDE_MIN_BYTES,
         tunings: launch.Tunings | None = None,
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
-        `chunk` is where keys are cut. `share_prefixes` False and other `tunings` are for
+        `cuts` is where keys are cut. `share_prefixes` False and other `tunings` are for
         measuring.
         """
         limits = launch.device_limits(device)
@@ -134,8 +139,11 @@ class TritonAttention(FusedAttention[TritonPlan]):
         group = shape.num_heads // shape.num_kv_heads
         # Whole blocks, and whole tiles of keys.
         step = int(np.lcm(shape.block_size, self._tunings.narrow.block_n))
+        chunks = sorted({-(-chunk // step) * step for chunk in (*cuts.fine, cuts.chunk)})
         self._policy = Policy(
-            chunk=-(-chunk // step) * step,
+            cuts=Cuts(chunks[-1], cuts.tail, tuple(chunks[:-1])),
+            # A program a multiprocessor: more of them gain less than merging what they find costs.
+            fine_readings=limits.num_sms // shape.num_kv_heads,
             align=max(self._tunings.narrow.block_n, self._tunings.prefill.block_n),
             narrow_rows=self._tunings.narrow.block_m,
             wide_rows=self._tunings.wide.block_m,
@@ -198,8 +206,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
         long contexts may still not fit. The layout begins behind `start` integers.
         """
         policy = self._policy
-        chunks = -(-max_context // policy.chunk)
-        slots = min(num_tokens * chunks, max_slots)
+        chunks = -(-max_context // policy.cuts.chunk)
+        slots = max(min(num_tokens * chunks, max_slots), policy.fine_readings)
         readings = slots + num_tokens
         tiles = num_tokens // policy.tile_tokens + num_tokens // (policy.split_tokens + 1)
         capacity = Capacity(
@@ -226,6 +234,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
             capacity = capacity._replace(tiles=0)
         if not parts.wide:
             capacity = capacity._replace(wide=0)
+        if not parts.merges:
+            capacity = capacity._replace(merges=0)
         programs = self._programs(capacity)
         return self._views(buffer, layout, dict.fromkeys(self._windows, programs), partials)
 

@@ -1,9 +1,9 @@
 """The work list of one step: who reads which chunk of keys, and where the parts go.
 
-Keys are cut at fixed absolute positions, every `chunk` tokens from position 0. Whether sequences
-share blocks changes only how many queries stand in an item, never where a query's sum is cut:
-its result does not depend on its neighbours. Sequences share a chunk when they share all blocks
-up to its end (see `sharing`).
+Keys are cut at fixed absolute positions, every `chunk` tokens from position 0; sequences share a
+chunk when they share all blocks up to its end (see `sharing`). What little comes behind a row's
+last whole chunk is read with that chunk, unless others read it too; small steps are cut finer. So
+where the sum of a query is cut depends on the step, as do the matrix products around it.
 
 Plain numpy, no torch, no device: tests check the list itself.
 """
@@ -20,11 +20,27 @@ from parrot_engine.attention.sharing import Sharing, find_sharing, nothing_share
 from parrot_engine.attention.tables import Ints, Tables, spans
 
 
-class Policy(NamedTuple):
-    """What decides how work is cut and packed. Constant for a model, never per batch."""
+class Cuts(NamedTuple):
+    """Where keys are cut; all in tokens, chunks being multiples of blocks and of a kernel's tile.
 
-    #: Keys of a chunk; a multiple of the block size.
+    A cut lets several programs read the keys of a row, and costs a merge of what they found.
+    """
+
+    #: Keys of a chunk.
     chunk: int
+    #: Up to so many keys behind a row's last whole chunk are read with it if nobody else reads it.
+    tail: int = 0
+    #: Smaller chunks, the smallest first, for steps whose readings would leave the device idle.
+    fine: tuple[int, ...] = ()
+
+
+class Policy(NamedTuple):
+    """What decides how work is cut and packed. Constant for a model."""
+
+    cuts: Cuts
+    #: The smallest chunk is taken with which a step has at most so many readings (a query and a
+    #: chunk that it reads); without any such the usual one.
+    fine_readings: int
     #: Alignment of an item's first key within its chunk: keys of a tile.
     align: int
     #: Rows (queries x heads of a group) of the narrow and of the wide tile.
@@ -105,6 +121,8 @@ class _Queries(NamedTuple):
     end_chunk: Ints
     #: Slot of the first chunk's part, or -1: the token has but one.
     first_slot: Ints
+    #: By row of the step: behind the last chunk, if that one goes on to the row's end; 0 otherwise.
+    stretched: Ints
 
 
 class _Readings(NamedTuple):
@@ -125,17 +143,21 @@ def build(
     share: bool = True,
 ) -> WorkList:
     """The list for layers with this `window`; without `share` every row reads for itself."""
-    counts, chunk_blocks = tables.counts, policy.chunk // shape.block_size
+    counts = tables.counts
     split = counts <= policy.split_tokens
     split |= (counts <= policy.long_split_tokens) & (tables.first_positions >= policy.long_context)
     split_rows = np.flatnonzero(split).astype(np.int32)
-    queries, num_slots = _make_queries(tables, split_rows, policy, window)
+    cuts = _cuts_of(tables, split_rows, policy, window)
     if share:
+        chunk_blocks = cuts.chunk // shape.block_size
         sharing = find_sharing(tables, split_rows, shape.block_size, chunk_blocks)
     else:
         sharing = nothing_shared(len(counts))
+    queries, num_slots = _make_queries(tables, split_rows, cuts, sharing, window)
     readings = _gather_readings(queries, counts, sharing)
-    items, is_wide = _make_items(readings, queries, tables.starts, policy, chunk_blocks, window)
+    items, is_wide = _make_items(
+        readings, queries, tables.starts, policy, cuts, shape.block_size, window
+    )
     query = readings.query
     first_slot = queries.first_slot[query]
     cut = queries.first_slot >= 0
@@ -160,22 +182,53 @@ def _first_keys(positions: Ints, window: int | None) -> Ints:
     return np.zeros_like(positions) if window is None else np.maximum(0, positions - (window - 1))
 
 
+def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> Cuts:
+    """Where the keys of this step are cut."""
+    cuts = policy.cuts
+    # A chunk a token is the least.
+    if not cuts.fine or tables.counts[rows].sum() > policy.fine_readings:
+        return cuts
+    position = tables.positions[spans(tables.first_tokens[rows], tables.counts[rows])]
+    first = _first_keys(position, window)
+    for chunk in cuts.fine:
+        if (position // chunk + 1 - first // chunk).sum() <= policy.fine_readings:
+            return Cuts(chunk)
+    return cuts
+
+
 def _make_queries(
-    tables: Tables, rows: Ints, policy: Policy, window: int | None
+    tables: Tables, rows: Ints, cuts: Cuts, sharing: Sharing, window: int | None
 ) -> tuple[_Queries, int]:
     """The tokens of `rows`, and how many slots they take."""
     counts = tables.counts[rows]
     row = np.repeat(rows, counts)
     token = spans(tables.first_tokens[rows], counts)
     position = tables.positions[token]
-    first_chunk = _first_keys(position, window) // policy.chunk
-    end_chunk = position // policy.chunk + 1
+    stretched = np.zeros(len(tables.counts), dtype=np.int32)
+    if cuts.tail:
+        stretched[rows] = _stretched(tables.first_positions[rows] + counts, cuts)
+        # A chunk that others read as well ends where it ends for them.
+        stretched[sharing.reach() >= stretched] = 0
+    first_chunk = _first_keys(position, window) // np.int32(cuts.chunk)
+    end_chunk = position // np.int32(cuts.chunk) + 1
+    if cuts.tail:
+        last = stretched[row]
+        end_chunk = np.where(last, np.minimum(end_chunk, last), end_chunk)
+        # A window may begin behind where the last chunk would have ended.
+        first_chunk = np.minimum(first_chunk, end_chunk - 1)
     slots = end_chunk - first_chunk
     slots[slots == 1] = 0
     ends = np.cumsum(slots, dtype=np.int32)
     first_slot = np.where(slots > 0, ends - slots, np.int32(-1))
-    queries = _Queries(row, token, position, first_chunk, end_chunk, first_slot)
+    queries = _Queries(row, token, position, first_chunk, end_chunk, first_slot, stretched)
     return queries, int(ends[-1]) if len(ends) else 0
+
+
+def _stretched(keys: Ints, cuts: Cuts) -> Ints:
+    """Whole chunks of rows of so many keys whose rest is short; 0 for all others."""
+    whole = keys // np.int32(cuts.chunk)
+    rest = keys - whole * np.int32(cuts.chunk)
+    return np.where((rest > 0) & (rest <= cuts.tail), whole, np.int32(0))
 
 
 def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> _Readings:
@@ -220,7 +273,8 @@ def _make_items(
     queries: _Queries,
     table_starts: Ints,
     policy: Policy,
-    chunk_blocks: int,
+    cuts: Cuts,
+    block_size: int,
     window: int | None,
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Items `[n, 8]` in the order of the readings, and which of them are wide."""
@@ -230,21 +284,22 @@ def _make_items(
         first, members = readings.group_begins, np.ones(num_readings, dtype=np.int32)
         is_wide = np.zeros(num_readings, dtype=bool)
     else:
-        first, members, is_wide = _divide_groups(readings, policy)
+        first, members, is_wide = _divide_groups(readings, policy, cuts)
     lowest = highest = queries.position[readings.query]
     if len(first) < num_readings:
         lowest, highest = np.minimum.reduceat(lowest, first), np.maximum.reduceat(highest, first)
     chunk = readings.chunk[first]
-    base = chunk * np.int32(policy.chunk)
+    base = chunk * np.int32(cuts.chunk)
     row = queries.row[readings.query[first]]
+    extent = np.where(chunk + 1 == queries.stretched[row], cuts.chunk + cuts.tail, cuts.chunk)
     begin = np.maximum(base, _first_keys(lowest, window) // policy.align * policy.align)
-    seen = np.clip(lowest + 1 - base, 0, policy.chunk)
+    seen = np.clip(lowest + 1 - base, 0, extent)
     items = _table(
         Items(
-            first_block=table_starts[row] + chunk * np.int32(chunk_blocks),
+            first_block=table_starts[row] + base // np.int32(block_size),
             base=base,
             begin=begin,
-            end=np.minimum(base + policy.chunk, highest + 1),
+            end=np.minimum(base + extent, highest + 1),
             first_member=first,
             num_members=members,
             masked_from=base + seen // policy.align * policy.align,
@@ -253,12 +308,14 @@ def _make_items(
     return items, is_wide
 
 
-def _divide_groups(readings: _Readings, policy: Policy) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+def _divide_groups(
+    readings: _Readings, policy: Policy, cuts: Cuts
+) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
     """As many items a group as it fills: first member, members, and whether it is wide."""
     sizes = np.diff(readings.group_begins, append=np.int32(len(readings.query)))
     narrow, wide = policy.narrow_rows // policy.group, policy.wide_rows // policy.group
     large = sizes * policy.group >= policy.wide_min_rows
-    saved = (-(-sizes[large] // narrow) - -(-sizes[large] // wide)).sum() * policy.chunk
+    saved = (-(-sizes[large] // narrow) - -(-sizes[large] // wide)).sum() * cuts.chunk
     if saved * policy.token_bytes < policy.wide_min_bytes:
         large[:] = False
     room = np.where(large, np.int32(wide), np.int32(narrow))

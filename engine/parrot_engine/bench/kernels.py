@@ -18,13 +18,25 @@ import torch
 from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.attention.triton_backend import DEFAULT_CUTS, TritonAttention
+from parrot_engine.attention.work_list import Cuts
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch, rowwise
 
 LLAMA_8B = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16)
 _DTYPE = torch.bfloat16
+#: Decodes, keys of each, of them common: where cuts matter.
+_CUT_CASES = (
+    (1, 576, 0),
+    (1, 4096, 0),
+    (1, 32768, 0),
+    (4, 576, 0),
+    (8, 576, 0),
+    (8, 4096, 0),
+    (64, 576, 0),
+    (64, 6400, 6144),
+)
 
 
 class Load(NamedTuple):
@@ -196,11 +208,11 @@ def sweep(limits: Limits, block_size: int) -> None:
     for way, block_m, stages, programs in itertools.product(ways, (64, 128), (3, 5), (1, 2, 3)):
         tuning = launch.Tuning(block_m, 64, block_m // 16, stages, programs, way)
         _try("wide", shared, shape, limits, standard._replace(wide=tuning), tuning)
-    for chunk in (256, 1024):
-        seconds = time_attention(shared, shape, chunk=chunk)
-        report(shared, seconds, limits, block=block_size, chunk=chunk)
-        report(small, time_attention(small, shape, chunk=chunk), limits, chunk=chunk)
-        report(decode, time_attention(decode, shape, chunk=chunk), limits, chunk=chunk)
+    for batch, context, common in _CUT_CASES:
+        load = decode_load(batch, context, shape, shared=common)
+        for cuts in (DEFAULT_CUTS, *map(Cuts, (64, 128, 192, 256, 384, 512, 768, 1024, 2048))):
+            seconds = time_attention(load, shape, layers=2, cuts=cuts)
+            report(load, seconds, limits, block=block_size, cuts=tuple(cuts))
 
 
 def _try(

@@ -14,6 +14,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -43,9 +44,12 @@ MAX_SLOTS = 8192
 #: What the driver keeps of one graph, roughly.
 _BYTES_PER_GRAPH = 4 << 20
 
+_WHOLE = Parts(tiles=False, wide=False, merges=False)
 _NARROW = Parts(tiles=False, wide=False)
 _SHARED = Parts(tiles=False, wide=True)
 _MIXED = Parts(tiles=True, wide=True)
+#: Fewer rows than this have their keys cut.
+_MIN_WHOLE_TOKENS = 8
 
 
 class Key(NamedTuple):
@@ -208,9 +212,8 @@ class StepGraphs:
         self._graphs: dict[Key, _Graph | None] = {}
         #: For each set of parts the keys that cover it, smallest first.
         self._covering = {
-            Parts(tiles, wide): [key for key in self.keys if key.parts.cover(Parts(tiles, wide))]
-            for tiles in (False, True)
-            for wide in (False, True)
+            parts: [key for key in self.keys if key.parts.cover(parts)]
+            for parts in map(Parts._make, product((False, True), repeat=3))
         }
         #: Steps that a graph computed, and steps that none did.
         self.num_replays = 0
@@ -305,13 +308,20 @@ def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:
     """The graphs for steps of up to `max_tokens` tokens, smallest first.
 
     Steps without prefill have graphs of their own: a launch that finds no work takes some
-    microseconds in each layer. So do those among them in which many rows share a prefix.
+    microseconds in each layer. So do those among them in which many rows share a prefix, and those
+    in which no row's keys are cut.
     """
     decode = _up_to(min(max_tokens, _MAX_DECODE_TOKENS), _decode_buckets())
     mixed = _up_to(min(max_tokens, _MAX_MIXED_TOKENS), _mixed_buckets())
+    whole = [count for count in decode if count >= _MIN_WHOLE_TOKENS]
     keys = [
         Key(count, parts)
-        for parts, counts in ((_NARROW, decode), (_SHARED, decode), (_MIXED, mixed))
+        for parts, counts in (
+            (_WHOLE, whole),
+            (_NARROW, decode),
+            (_SHARED, decode),
+            (_MIXED, mixed),
+        )
         for count in counts
         if count >= attention.min_tokens(parts)
     ]
@@ -327,7 +337,7 @@ def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes
     activations = int(step_bytes * min(1.0, _MAX_MIXED_TOKENS / max_tokens))
     # In the model's dtype, in float32, and where all graphs leave them.
     logits = 3 * _MAX_HEAD_TOKENS * vocab_size * 4
-    num_graphs = 2 * len(_decode_buckets()) + len(_mixed_buckets())
+    num_graphs = 3 * len(_decode_buckets()) + len(_mixed_buckets())
     return activations + logits + MAX_SLOTS * slot_bytes + num_graphs * _BYTES_PER_GRAPH
 
 
