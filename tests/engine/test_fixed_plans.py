@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.plan_layout import PlanLayout
+from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import HostPlan, Partials, Parts, TritonAttention
-from parrot_engine.attention.work_list import Cuts
 from torch import Tensor
 
 SHAPE = AttentionShape(8, 2, 16, 16)

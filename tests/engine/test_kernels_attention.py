@@ -20,8 +20,8 @@ from attention_cases import (
 from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention import triton_backend, work_list
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.attention.work_list import Cuts
 from parrot_engine.kernels import launch
 
 SMALL = AttentionShape(4, 2, 64, 16)

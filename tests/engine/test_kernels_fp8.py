@@ -11,8 +11,8 @@ from attention_cases import Context, PagedCase, mixed_contexts, relative_error, 
 from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.attention.work_list import Cuts
 from parrot_engine.kernels import launch
 
 GROUPED = AttentionShape(8, 2, 64, 16)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import flatten_tables
-from parrot_engine.attention.work_list import Cuts, Policy, WorkList, build
+from parrot_engine.attention.work_list import WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 
 BLOCK, CHUNK, ALIGN = 4, 16, 8
@@ -30,6 +31,7 @@ POLICY = Policy(
     long_context=40,
     wide_min_rows=8,
     wide_min_bytes=60,
+    wide_round=1000,
 )
 #: Where keys are cut, from a fixed way on to all that there is.
 CUTS = (
@@ -48,7 +50,7 @@ def batches(draw: st.DrawFn) -> list[BatchRow]:
     random.Random(draw(st.integers(0, 9))).shuffle(free)
     for _ in range(draw(st.integers(1, 9))):
         table: list[int] = []
-        if rows and draw(st.booleans()):
+        if rows and draw(st.integers(0, 3)):
             parent = draw(st.sampled_from(rows))
             full = parent.start // BLOCK
             table = parent.block_table[: draw(st.integers(0, full))]
@@ -69,7 +71,7 @@ def _reads(
         for first_block, base, begin, end, first, count, masked_from, _ in items.tolist():
             assert 0 < count <= rows // POLICY.group
             assert base % min((*cuts.fine, cuts.chunk)) == 0
-            assert base <= begin < end <= base + cuts.chunk + cuts.tail
+            assert base <= begin < end <= base + 4 * cuts.chunk + cuts.tail
             assert (begin - base) % ALIGN == 0
             assert base <= masked_from <= end
             assert (masked_from - base) % ALIGN == 0
@@ -214,3 +216,34 @@ def test_small_steps_are_cut_finer() -> None:
     ):
         work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
         assert len(_item_of(work, 0)) == parts
+
+
+@pytest.mark.parametrize(
+    ("wide_round", "chunks", "lengths"),
+    [
+        (8, 8, [16] * 8),  # one round
+        (4, 8, [32] * 4),  # two rounds, or one of twice the length
+        (3, 8, [16] * 8),  # three rounds, or two of twice the length
+        (2, 8, [64] * 2),
+        (4, 7, [32] * 3 + [16]),
+        (1, 8, [64] * 2),
+        (1, 5, [16] * 5),  # a last round would be as long for the one that is left
+    ],
+)
+def test_wide_items_span_chunks_where_that_saves_rounds(
+    wide_round: int, chunks: int, lengths: list[int]
+) -> None:
+    policy = POLICY._replace(wide_round=wide_round, wide_min_bytes=1)
+    rows = _rows(shared_blocks=4 * chunks, own=3, count=8)
+    work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
+    assert sorted((work.wide[:, 3] - work.wide[:, 2]).tolist(), reverse=True) == lengths
+    assert work.merges[:, 2].tolist() == [len(lengths) + 1] * 8
+
+
+def test_chunks_of_other_members_are_not_joined() -> None:
+    policy = POLICY._replace(wide_round=1, wide_min_bytes=1)
+    deep = _rows(shared_blocks=8, own=3, count=8)
+    rows = [*deep, *(BatchRow([0], 18, [*range(4), 900 + index]) for index in range(4))]
+    work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
+    # Twelve read the first chunk, in two items, eight of them the second as well.
+    assert sorted(work.wide[:, 5].tolist()) == [4, 8, 8]

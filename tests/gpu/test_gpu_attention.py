@@ -24,6 +24,7 @@ from attention_cases import (
 )
 from parrot_engine.attention import triton_backend, work_list
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.kernels import launch
 from parrot_engine.kernels.prefill_attention import prefill_attention
@@ -137,8 +138,10 @@ def test_whole_tiles_of_keys(head_dim: int, contexts: Any, seed: int) -> None:
     _check(case, _backend(shape, wide_min_bytes=0))
 
 
-def test_many_sharers_fill_several_wide_tiles(seed: int) -> None:
-    contexts = [Context(2048)] + [Context(2048 + own, 1, 0, 2048) for own in range(1, 100)]
+@pytest.mark.parametrize("shared", [2048, 6144, 5632])
+def test_many_sharers_fill_several_wide_tiles(shared: int, seed: int) -> None:
+    """With 6,144 an item spans two chunks, with 5,632 the last one does not."""
+    contexts = [Context(shared)] + [Context(shared + own, 1, 0, shared) for own in range(1, 100)]
     backend = _backend(LLAMA, wide_min_bytes=0)
     _check(_case(LLAMA, contexts, seed), backend)
 
@@ -158,21 +161,24 @@ def test_long_contexts(seed: int) -> None:
 
 def test_sharing_changes_no_bit_among_narrow_items(seed: int) -> None:
     case = _case(LLAMA, shared_contexts(16, 512), seed)
-    shared = case.run(_backend(LLAMA, wide_min_bytes=10**12))
-    assert torch.equal(shared, case.run(_backend(LLAMA, share_prefixes=False)))
+    shared = case.run(_backend(LLAMA, wide_min_bytes=10**12, cuts=Cuts(512)))
+    alone = case.run(_backend(LLAMA, share_prefixes=False, cuts=Cuts(512)))
+    assert torch.equal(shared, alone)
 
 
 def test_a_row_gets_the_same_bits_alone(seed: int) -> None:
+    """Where keys are cut the same for all steps."""
     contexts = mixed_contexts(16, 512)
     case = _case(LLAMA, contexts, seed)
-    together = case.run(_backend(LLAMA))
+    backend = _backend(LLAMA, cuts=Cuts(512))
+    together = case.run(backend)
     rows, query, key, value = case.rows, case.query, case.key, case.value
     token = 0
     for index, context in enumerate(contexts):
         span = slice(token, token + context.new)
         case.rows = rows[index : index + 1]
         case.query, case.key, case.value = query[span], key[span], value[span]
-        assert torch.equal(case.run(_backend(LLAMA)), together[span])
+        assert torch.equal(case.run(backend), together[span])
         token += context.new
 
 

@@ -21,9 +21,10 @@ from parrot_engine.attention.interface import (
     HeadNorms,
 )
 from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
+from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.attention.tables import Tables, flatten_tables
-from parrot_engine.attention.work_list import Cuts, Policy, WorkList, build
+from parrot_engine.attention.work_list import WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch
 
@@ -155,6 +156,9 @@ class TritonAttention(FusedAttention[TritonPlan]):
             long_context=_LONG_CONTEXT,
             wide_min_rows=_WIDE_MIN_ROWS,
             wide_min_bytes=wide_min_bytes,
+            wide_round=max(
+                1, limits.num_sms * self._tunings.wide.programs_per_sm // shape.num_kv_heads
+            ),
         )
         #: Wide and narrow items have nothing to do with each other, and neither fills the device.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None

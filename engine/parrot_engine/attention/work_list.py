@@ -15,52 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parrot_engine.attention.groups import (
+    Groups,
+    Readings,
+    divide_groups,
+    find_groups,
+    join_chunks,
+)
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.sharing import Sharing, find_sharing, nothing_shared
 from parrot_engine.attention.tables import Ints, Tables, spans
-
-
-class Cuts(NamedTuple):
-    """Where keys are cut; all in tokens, chunks being multiples of blocks and of a kernel's tile.
-
-    A cut lets several programs read the keys of a row, and costs a merge of what they found.
-    """
-
-    #: Keys of a chunk.
-    chunk: int
-    #: Up to so many keys behind a row's last whole chunk are read with it if nobody else reads it.
-    tail: int = 0
-    #: Smaller chunks, the smallest first, for steps whose readings would leave the device idle.
-    fine: tuple[int, ...] = ()
-
-
-class Policy(NamedTuple):
-    """What decides how work is cut and packed. Constant for a model."""
-
-    cuts: Cuts
-    #: The smallest chunk is taken with which a step has at most so many readings (a query and a
-    #: chunk that it reads); without any such the usual one.
-    fine_readings: int
-    #: Alignment of an item's first key within its chunk: keys of a tile.
-    align: int
-    #: Rows (queries x heads of a group) of the narrow and of the wide tile.
-    narrow_rows: int
-    wide_rows: int
-    #: Query heads of a KV head.
-    group: int
-    #: Tokens of a prefill tile.
-    tile_tokens: int
-    #: Bytes of one key and its value, all KV heads of a layer.
-    token_bytes: int
-    #: Rows of up to this many tokens always have their keys split …
-    split_tokens: int
-    #: … and those of up to this many do when at least `long_context` keys were there before.
-    long_split_tokens: int
-    long_context: int
-    #: An item goes wide with at least this many rows …
-    wide_min_rows: int
-    #: … when all such items of the step save at least this many bytes of reading in a layer.
-    wide_min_bytes: int
 
 
 class Items(NamedTuple):
@@ -119,19 +84,8 @@ class _Queries(NamedTuple):
     first_chunk: Ints
     #: Behind the last chunk that the token sees.
     end_chunk: Ints
-    #: Slot of the first chunk's part, or -1: the token has but one.
-    first_slot: Ints
     #: By row of the step: behind the last chunk, if that one goes on to the row's end; 0 otherwise.
     stretched: Ints
-
-
-class _Readings(NamedTuple):
-    """Who reads which chunk, one entry a pair of both; those of a group follow each other."""
-
-    query: Ints
-    chunk: Ints
-    #: Indices of the entries that begin a group, which reads one and the same chunk.
-    group_begins: Ints
 
 
 def build(
@@ -153,25 +107,30 @@ def build(
         sharing = find_sharing(tables, split_rows, shape.block_size, chunk_blocks)
     else:
         sharing = nothing_shared(len(counts))
-    queries, num_slots = _make_queries(tables, split_rows, cuts, sharing, window)
+    queries = _make_queries(tables, split_rows, cuts, sharing, window)
     readings = _gather_readings(queries, counts, sharing)
+    groups = find_groups(readings, policy, cuts)
+    parts = queries.end_chunk - queries.first_chunk
+    place = readings.chunk - queries.first_chunk[readings.query]
+    if window is None and groups.is_wide.any():
+        joined = join_chunks(readings, groups, policy)
+        if joined is not None:
+            readings, groups = joined
+            parts, place = _count_parts(readings, len(parts))
+    first_slot, num_slots = _first_slots(parts)
     items, is_wide = _make_items(
-        readings, queries, tables.starts, policy, cuts, shape.block_size, window
+        readings, groups, queries, tables.starts, policy, cuts, shape, window
     )
     query = readings.query
-    first_slot = queries.first_slot[query]
-    cut = queries.first_slot >= 0
+    of_query = first_slot[query]
+    cut = first_slot >= 0
     return WorkList(
         narrow=_largest_first(items[~is_wide], 2, 3),
         wide=_largest_first(items[is_wide], 2, 3),
         member_tokens=queries.token[query],
         member_positions=queries.position[query],
-        member_slots=np.where(
-            first_slot < 0, first_slot, first_slot + readings.chunk - queries.first_chunk[query]
-        ),
-        merges=np.stack(
-            [queries.token, queries.first_slot, queries.end_chunk - queries.first_chunk], axis=1
-        )[cut],
+        member_slots=np.where(of_query < 0, of_query, of_query + place),
+        merges=np.stack([queries.token, first_slot, parts], axis=1)[cut],
         num_slots=num_slots,
         tiles=_make_tiles(tables, ~split, policy, window),
     )
@@ -198,8 +157,8 @@ def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> 
 
 def _make_queries(
     tables: Tables, rows: Ints, cuts: Cuts, sharing: Sharing, window: int | None
-) -> tuple[_Queries, int]:
-    """The tokens of `rows`, and how many slots they take."""
+) -> _Queries:
+    """The tokens of `rows`."""
     counts = tables.counts[rows]
     row = np.repeat(rows, counts)
     token = spans(tables.first_tokens[rows], counts)
@@ -216,12 +175,27 @@ def _make_queries(
         end_chunk = np.where(last, np.minimum(end_chunk, last), end_chunk)
         # A window may begin behind where the last chunk would have ended.
         first_chunk = np.minimum(first_chunk, end_chunk - 1)
-    slots = end_chunk - first_chunk
-    slots[slots == 1] = 0
+    return _Queries(row, token, position, first_chunk, end_chunk, stretched)
+
+
+def _count_parts(readings: Readings, num_queries: int) -> tuple[Ints, Ints]:
+    """Parts of each query, and for each reading its place among those of its query.
+
+    A query's readings come in the order of its chunks.
+    """
+    parts = np.bincount(readings.query, minlength=num_queries).astype(np.int32)
+    place = np.empty(len(readings.query), dtype=np.int32)
+    by_query = np.argsort(readings.query, kind="stable")
+    place[by_query] = spans(np.zeros_like(parts), parts)
+    return parts, place
+
+
+def _first_slots(parts: Ints) -> tuple[Ints, int]:
+    """Slot of each query's first part, or -1: it has but one; and how many there are in all."""
+    slots = np.where(parts == 1, np.int32(0), parts)
     ends = np.cumsum(slots, dtype=np.int32)
     first_slot = np.where(slots > 0, ends - slots, np.int32(-1))
-    queries = _Queries(row, token, position, first_chunk, end_chunk, first_slot, stretched)
-    return queries, int(ends[-1]) if len(ends) else 0
+    return first_slot, int(ends[-1]) if len(ends) else 0
 
 
 def _stretched(keys: Ints, cuts: Cuts) -> Ints:
@@ -231,7 +205,7 @@ def _stretched(keys: Ints, cuts: Cuts) -> Ints:
     return np.where((rest > 0) & (rest <= cuts.tail), whole, np.int32(0))
 
 
-def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> _Readings:
+def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> Readings:
     """All chunks of all queries: first those with company, then the others."""
     several = counts > 1
     # Tokens of one row share all of its chunks.
@@ -247,7 +221,7 @@ def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> _Read
     alone_chunk = spans(alone_begin, alone_count)
     alone_groups = np.arange(len(alone_query), dtype=np.int32)
     if not len(grouped):
-        return _Readings(alone_query, alone_chunk, alone_groups)
+        return Readings(alone_query, alone_chunk, alone_groups)
 
     place = sharing.place[queries.row[grouped]]
     grouped = grouped[np.argsort(place, kind="stable")].astype(np.int32)
@@ -261,7 +235,7 @@ def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> _Read
     leader[shared] = leaders[chunk[shared], leader[shared]]
     begins = np.ones(len(query), dtype=bool)
     begins[1:] = (chunk[1:] != chunk[:-1]) | (leader[1:] != leader[:-1])
-    return _Readings(
+    return Readings(
         np.concatenate([query, alone_query]),
         np.concatenate([chunk.astype(np.int32), alone_chunk]),
         np.concatenate([np.flatnonzero(begins).astype(np.int32), alone_groups + len(query)]),
@@ -269,34 +243,30 @@ def _gather_readings(queries: _Queries, counts: Ints, sharing: Sharing) -> _Read
 
 
 def _make_items(
-    readings: _Readings,
+    readings: Readings,
+    groups: Groups,
     queries: _Queries,
     table_starts: Ints,
     policy: Policy,
     cuts: Cuts,
-    block_size: int,
+    shape: AttentionShape,
     window: int | None,
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Items `[n, 8]` in the order of the readings, and which of them are wide."""
-    num_readings = len(readings.query)
-    if len(readings.group_begins) == num_readings:
-        # Nobody shares anything: the common case, told early.
-        first, members = readings.group_begins, np.ones(num_readings, dtype=np.int32)
-        is_wide = np.zeros(num_readings, dtype=bool)
-    else:
-        first, members, is_wide = _divide_groups(readings, policy, cuts)
+    group, first, members = divide_groups(readings, groups, policy)
     lowest = highest = queries.position[readings.query]
-    if len(first) < num_readings:
+    if len(first) < len(readings.query):
         lowest, highest = np.minimum.reduceat(lowest, first), np.maximum.reduceat(highest, first)
-    chunk = readings.chunk[first]
+    chunk, width = readings.chunk[first], groups.spans[group]
     base = chunk * np.int32(cuts.chunk)
     row = queries.row[readings.query[first]]
-    extent = np.where(chunk + 1 == queries.stretched[row], cuts.chunk + cuts.tail, cuts.chunk)
+    extent = width * np.int32(cuts.chunk)
+    extent += np.where(chunk + width == queries.stretched[row], cuts.tail, 0).astype(np.int32)
     begin = np.maximum(base, _first_keys(lowest, window) // policy.align * policy.align)
     seen = np.clip(lowest + 1 - base, 0, extent)
     items = _table(
         Items(
-            first_block=table_starts[row] + base // np.int32(block_size),
+            first_block=table_starts[row] + base // np.int32(shape.block_size),
             base=base,
             begin=begin,
             end=np.minimum(base + extent, highest + 1),
@@ -305,25 +275,7 @@ def _make_items(
             masked_from=base + seen // policy.align * policy.align,
         )
     )
-    return items, is_wide
-
-
-def _divide_groups(
-    readings: _Readings, policy: Policy, cuts: Cuts
-) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """As many items a group as it fills: first member, members, and whether it is wide."""
-    sizes = np.diff(readings.group_begins, append=np.int32(len(readings.query)))
-    narrow, wide = policy.narrow_rows // policy.group, policy.wide_rows // policy.group
-    large = sizes * policy.group >= policy.wide_min_rows
-    saved = (-(-sizes[large] // narrow) - -(-sizes[large] // wide)).sum() * cuts.chunk
-    if saved * policy.token_bytes < policy.wide_min_bytes:
-        large[:] = False
-    room = np.where(large, np.int32(wide), np.int32(narrow))
-    per_group = -(-sizes // room)
-    group = np.repeat(np.arange(len(sizes), dtype=np.int32), per_group)
-    offset = spans(np.zeros_like(per_group), per_group) * room[group]
-    first = readings.group_begins[group] + offset
-    return first, np.minimum(room[group], sizes[group] - offset), large[group]
+    return items, groups.is_wide[group]
 
 
 def _make_tiles(

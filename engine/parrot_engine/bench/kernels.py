@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import DEFAULT_CUTS, TritonAttention
-from parrot_engine.attention.work_list import Cuts
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch, rowwise

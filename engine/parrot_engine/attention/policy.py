@@ -1,0 +1,60 @@
+"""What decides how the work of attention is cut and packed; found out by measuring."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cuts(NamedTuple):
+    """Where keys are cut; all in tokens, chunks being multiples of blocks and of a kernel's tile.
+
+    A cut lets several programs read the keys of a row, and costs a merge of what they found.
+    """
+
+    #: Keys of a chunk.
+    chunk: int
+    #: Up to so many keys behind a row's last whole chunk are read with it if nobody else reads it.
+    tail: int = 0
+    #: Smaller chunks, the smallest first, for steps whose readings would leave the device idle.
+    fine: tuple[int, ...] = ()
+
+
+class Policy(NamedTuple):
+    """Constant for a model on a device."""
+
+    cuts: Cuts
+    #: The smallest chunk is taken with which a step has at most so many readings (a query and a
+    #: chunk that it reads); without any such the usual one.
+    fine_readings: int
+    #: Alignment of an item's first key within its chunk: keys of a tile.
+    align: int
+    #: Rows (queries x heads of a group) of the narrow and of the wide tile.
+    narrow_rows: int
+    wide_rows: int
+    #: Query heads of a KV head.
+    group: int
+    #: Tokens of a prefill tile.
+    tile_tokens: int
+    #: Bytes of one key and its value, all KV heads of a layer.
+    token_bytes: int
+    #: Rows of up to this many tokens always have their keys split …
+    split_tokens: int
+    #: … and those of up to this many do when at least `long_context` keys were there before.
+    long_split_tokens: int
+    long_context: int
+    #: An item goes wide with at least this many rows …
+    wide_min_rows: int
+    #: … when all such items of the step save at least this many bytes of reading in a layer.
+    wide_min_bytes: int
+    #: Wide items that the device runs at the same time, with a program for each KV head.
+    wide_round: int
+
+    @property
+    def narrow_members(self) -> int:
+        """Queries of a narrow item."""
+        return self.narrow_rows // self.group
+
+    @property
+    def wide_members(self) -> int:
+        """Queries of a wide item."""
+        return self.wide_rows // self.group
