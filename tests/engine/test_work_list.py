@@ -223,11 +223,10 @@ def test_small_steps_are_cut_finer() -> None:
     [
         (8, 8, [16] * 8),  # one round
         (4, 8, [32] * 4),  # two rounds, or one of twice the length
-        (3, 8, [16] * 8),  # three rounds, or two of twice the length
+        (3, 8, [64] * 2),
         (2, 8, [64] * 2),
         (4, 7, [32] * 3 + [16]),
-        (1, 8, [64] * 2),
-        (1, 5, [16] * 5),  # a last round would be as long for the one that is left
+        (1, 5, [32, 32, 16]),
     ],
 )
 def test_wide_items_span_chunks_where_that_saves_rounds(

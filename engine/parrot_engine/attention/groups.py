@@ -17,8 +17,11 @@ import numpy.typing as npt
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import Ints, spans
 
-#: Chunks that an item may span.
-_SPANS = (1, 2, 4)
+#: Chunks that an item may span, besides one.
+_SPANS = (2, 4)
+#: What an item costs besides its keys, in chunks: measured on 64 and 128 decodes that share 6,144
+#: tokens (docs/engine-performance.md, log, 17).
+_ITEM_COST = 1
 
 
 class Readings(NamedTuple):
@@ -85,9 +88,9 @@ def join_chunks(
             strict=True,
         )
     }
-    best, least = 1, -(-int(items.sum()) // policy.wide_round)
+    best, least = 1, -(-int(items.sum()) // policy.wide_round) * (1 + _ITEM_COST)
     joined: dict[int, list[int]] = {}
-    for span in _SPANS[1:]:
+    for span in _SPANS:
         runs: dict[int, list[int]] = {}
         count = int(items.sum())
         for (chunk, query, size), (group, each) in at.items():
@@ -95,9 +98,9 @@ def join_chunks(
             if chunk % span == 0 and None not in run:
                 runs[group] = [found[0] for found in run[1:] if found is not None]
                 count -= (span - 1) * each
-        rounds = -(-count // policy.wide_round) * span
-        if runs and rounds <= least and least > best:
-            best, least, joined = span, rounds, runs
+        cost = -(-count // policy.wide_round) * (span + _ITEM_COST)
+        if runs and cost <= least:
+            best, least, joined = span, cost, runs
     if not joined:
         return None
     gone = np.zeros(len(groups.sizes), dtype=bool)
