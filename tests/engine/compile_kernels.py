@@ -39,12 +39,14 @@ class Variant(NamedTuple):
     kernel: Any
     constants: dict[str, Any]
     dtype: torch.dtype
-    options: dict[str, int]
+    options: dict[str, int | None]
 
     @property
     def cache(self) -> str:
-        """The type of what the KV cache holds."""
-        return "u8" if self.constants.get("QUANTIZED") else NAMES[self.dtype]
+        """The type of the elements of an argument that is of the KV cache."""
+        if not self.constants.get("QUANTIZED"):
+            return NAMES[self.dtype]
+        return "i16" if self.constants.get("PAIRS") else "u8"
 
 
 #: Arguments that are no pointers to activations.
@@ -52,7 +54,10 @@ _SCALARS = {
     **dict.fromkeys(["query_stride", "qkv_stride", "key_stride", "value_stride", "window"], "i32"),
     **dict.fromkeys(["scale_log2", "eps"], "fp32"),
     "num_tokens": "i32",
-    **dict.fromkeys(["partial", "lse2", "key_scales", "value_scales"], "*fp32"),
+    **dict.fromkeys(["partial", "lse2"], "*fp32"),
+    **dict.fromkeys(
+        ["key_scales", "value_scales", "key_scale_tiles", "value_scale_tiles"], "*fp32"
+    ),
     **dict.fromkeys(["parts", "tokens", "checked"], "*i64"),
     **dict.fromkeys(
         [
@@ -86,6 +91,7 @@ def attention_variants(
     """The three tile classes of one model."""
     limits = launch.DeviceLimits(100, SHARED_KIB[capability] * 1024, capability >= 90)
     tunings = launch.tunings(shape, dtype, limits, quantized=quantized)
+    block_d = triton.next_power_of_2(shape.head_dim)
     constants = {
         "QUANTIZED": quantized,
         "TILE_ROWS": tile_rows(shape.block_size, shape.head_dim, quantized=quantized),
@@ -94,7 +100,7 @@ def attention_variants(
         "NUM_KV_HEADS": shape.num_kv_heads,
         "GROUP": shape.num_heads // shape.num_kv_heads,
         "HEAD_DIM": shape.head_dim,
-        "BLOCK_D": triton.next_power_of_2(shape.head_dim),
+        "BLOCK_D": block_d,
         "BLOCK_SIZE": shape.block_size,
     }
     for kind, tuning in tunings._asdict().items():
@@ -108,12 +114,17 @@ def attention_variants(
             {
                 **constants,
                 **fields,
+                "PAIRS": quantized and launch.reads_pairs(tuning, block_d),
                 "BLOCK_M": tuning.block_m,
                 "BLOCK_N": tuning.block_n,
                 "DESCRIPTORS": tuning.descriptors and not has_window,
             },
             dtype,
-            {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages},
+            {
+                "num_warps": tuning.num_warps,
+                "num_stages": tuning.num_stages,
+                "maxnreg": tuning.max_registers,
+            },
         )
 
 
@@ -194,7 +205,7 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             "STAGES": tuning.num_stages,
         }
         name = f"product of {num_tokens} {NAMES[dtype]}"
-        options = {"num_warps": tuning.num_warps}
+        options: dict[str, int | None] = {"num_warps": tuning.num_warps}
         if tuning.kind == "vector":
             yield Variant(name, vector_product, constants, dtype, options)
             continue
@@ -226,8 +237,13 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
             signature[name] = _SCALARS.get(name, f"*{own}")
     if variant.constants.get("DESCRIPTORS"):
         rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]
+        columns //= 2 if variant.cache == "i16" else 1
         tile = f"tensordesc<{variant.cache}[{rows},{columns}]>"
         signature |= {"key_tiles": tile, "value_tiles": tile}
+        scales = variant.constants["HEAD_DIM"] // 4
+        if variant.constants["QUANTIZED"] and rows % scales == 0:
+            tile = f"tensordesc<fp32[{rows // scales},{scales}]>"
+            signature |= {"key_scale_tiles": tile, "value_scale_tiles": tile}
     attrs = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)

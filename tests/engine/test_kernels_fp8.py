@@ -29,27 +29,71 @@ def _poison() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def _backend(shape: AttentionShape, window: int | None = None, **kw: Any) -> TritonAttention:
+#: Tiles of many rows as well, which read bytes and not pairs of them.
+BYTES = TUNINGS._replace(prefill=TUNINGS.prefill._replace(block_m=64))
+
+
+def _backend(
+    shape: AttentionShape,
+    window: int | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    **kw: Any,
+) -> TritonAttention:
     return TritonAttention(
         shape,
         windows=[window],
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        dtype=dtype,
         quantized=True,
         cuts=Cuts(CHUNK),
         **{"tunings": TUNINGS, **kw},
     )
 
 
-def _case(shape: AttentionShape, contexts: Sequence[Context]) -> PagedCase:
-    return PagedCase(shape, contexts, quantized=True)
+def _case(
+    shape: AttentionShape, contexts: Sequence[Context], dtype: torch.dtype = torch.float32
+) -> PagedCase:
+    return PagedCase(shape, contexts, dtype=dtype, quantized=True)
 
 
 @pytest.mark.parametrize("window", [None, 45])
 def test_mixed_lengths(window: int | None) -> None:
     shape = GROUPED._replace(num_heads=4)
     case = _case(shape, mixed_contexts(16, CHUNK))
-    assert relative_error(case.run(_backend(shape, window), window), case.expected(window)) < 2e-6
+    backend = _backend(shape, window, tunings=BYTES if window else TUNINGS)
+    assert relative_error(case.run(backend, window), case.expected(window)) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "bound"),
+    [
+        (torch.float16, 1.0, 4e-4),
+        # The interpreter cuts off what bfloat16 does not hold; other numbers tell nothing more.
+        (torch.bfloat16, 1.0, 4e-3),
+        (torch.bfloat16, 2.0**-25, 4e-3),
+    ],
+)
+def test_half_precision(dtype: torch.dtype, size: float, bound: float) -> None:
+    """Products in float16, also of values whose scales are too small for it."""
+    case = _case(GROUPED, [Context(40), Context(70), Context(33, 20)], dtype)
+    scales = case.layer_kv[1].view(torch.float32).flatten(2)[..., 16 * 64 // 4 :]
+    scales *= size
+    case.value = (case.value.float() * size).to(dtype)
+    expected = case.expected() * size
+    out = case.run(_backend(GROUPED, dtype=dtype, tunings=BYTES))
+    assert relative_error(out, expected) < bound
+
+
+def test_a_query_beyond_float16_fails_its_row_alone() -> None:
+    case = _case(GROUPED, [Context(20), Context(33), Context(5)], torch.bfloat16)
+    sound = case.run(_backend(GROUPED, dtype=torch.bfloat16))
+    case.query[1, 3, 5] = 16 * 65504.0
+    out = case.run(_backend(GROUPED, dtype=torch.bfloat16))
+    assert bool(out[1, 3 * 64 : 4 * 64].isnan().all())
+    assert torch.equal(out[[0, 2]], sound[[0, 2]])
+    case.query[1, 3, 5] = 15 * 65504.0
+    assert bool(case.run(_backend(GROUPED, dtype=torch.bfloat16)).isfinite().all())
 
 
 def test_shared_prefixes_through_the_copy_engine() -> None:

@@ -45,7 +45,9 @@ pytestmark = [
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LLAMA = AttentionShape(32, 8, 128, 64)
-BOUNDS = {BF16: 5e-3, FP16: 5e-3, FP32: 2e-6}
+BOUNDS = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}
+#: Rounding the result to bfloat16 takes 1.7e-3, and weights in float16 add next to nothing.
+SHARED_BOUND = 2.2e-3
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,10 +73,28 @@ def _poison() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture
-def seed() -> int:
-    """Another one each time: the kernels must be right on any numbers."""
-    return int(torch.seed() % 2**31)
+@pytest.fixture(params=[0])
+def seed(request: pytest.FixtureRequest) -> int:
+    """The same numbers each time, so that a failure can be looked at."""
+    return int(request.param)
+
+
+def _check(outs: list[torch.Tensor], expected: torch.Tensor, bound: float) -> None:
+    """All of `outs`, results of the same work, have the same bits and are right.
+
+    What is wrong is named: tokens, heads and their errors.
+    """
+    heads = expected.view(len(expected), -1, LLAMA.head_dim)
+    wrong = []
+    for number, out in enumerate(outs):
+        difference = (out.double().view_as(heads) - heads).norm(dim=2) / heads.norm(dim=2)
+        worst = difference.nan_to_num(float("inf")).flatten().topk(8)
+        places = [(int(place) // heads.shape[1], int(place) % heads.shape[1]) for place in worst[1]]
+        error = relative_error(out, expected)
+        print(f"error {error:.2e}")
+        if error >= bound or not torch.equal(out, outs[0]):
+            wrong.append((number, error, list(zip(places, worst[0].tolist(), strict=True))))
+    assert not wrong
 
 
 def _backend(
@@ -113,13 +133,15 @@ def test_attention(
 
 
 @pytest.mark.parametrize("wide_min_bytes", [0, 10**12])
+@pytest.mark.parametrize("seed", range(8), indirect=True)
 def test_shared_prefixes(wide_min_bytes: int, seed: int) -> None:
+    """Over several seeds and often: an error of 6.4e-3 was seen once, and not explained."""
     case = PagedCase(
         LLAMA, shared_contexts(64, 512), dtype=BF16, device="cuda", seed=seed, quantized=True
     )
     backend = _backend(LLAMA, wide_min_bytes=wide_min_bytes)
     assert bool(len(backend.plan(case.rows).work[None].wide)) == (wide_min_bytes == 0)
-    assert relative_error(case.run(backend), case.expected()) < BOUNDS[BF16]
+    _check([case.run(backend) for _ in range(4)], case.expected(), SHARED_BOUND)
 
 
 def test_small_values_in_float16(seed: int) -> None:

@@ -23,8 +23,9 @@ QUANTIZED_DTYPE: Final = torch.uint8
 
 _SCALE_BYTES = 4
 _LARGEST = 448.0
-#: Magnitudes below it are as good as zero: its scale is still a normal number.
-_LEAST = 1e-30
+#: Of what is smaller the scale does not shrink any more. It is 2^-60 then: kernels take logarithms
+#: of scales and add them to scores, of which float32 has no more than some 120 below the largest.
+_LEAST = _LARGEST * 2.0**-60
 
 
 def is_quantized(kv_cache_dtype: str, head_dim: int) -> bool:

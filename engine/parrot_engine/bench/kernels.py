@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import DEFAULT_CUTS, TritonAttention
@@ -49,7 +50,9 @@ class Load(NamedTuple):
     flops: int
 
 
-def decode_load(batch: int, context: int, shape: AttentionShape, *, shared: int = 0) -> Load:
+def decode_load(
+    batch: int, context: int, shape: AttentionShape, *, shared: int = 0, quantized: bool = False
+) -> Load:
     """`batch` decodes of `context` keys, the first `shared` of them common to all."""
     size = shape.block_size
     num_blocks = shared // size + batch * -(-(context - shared) // size)
@@ -61,37 +64,63 @@ def decode_load(batch: int, context: int, shape: AttentionShape, *, shared: int 
         own = [free.pop() for _ in range(-(-(context - shared) // size))]
         rows.append(BatchRow([0], context - 1, prefix + own))
     tokens = shared + batch * (context - shared)
-    token_bytes = 2 * shape.num_kv_heads * shape.head_dim * _DTYPE.itemsize
+    bytes_moved = tokens * _token_bytes(shape, quantized=quantized)
     flops = 4 * batch * context * shape.num_heads * shape.head_dim
     name = f"decode {batch} x {context}" + (f", {shared} shared" if shared else "")
-    return Load(name, rows, tokens * token_bytes, flops)
+    return Load(name, rows, bytes_moved, flops)
 
 
-def prefill_load(new: int, cached: int, shape: AttentionShape) -> Load:
+def prefill_load(new: int, cached: int, shape: AttentionShape, *, quantized: bool = False) -> Load:
     """One row of `new` tokens behind `cached` ones."""
     blocks = list(range(-(-(new + cached) // shape.block_size)))
     random.Random(0).shuffle(blocks)  # noqa: S311 -- places of blocks
-    token_bytes = 2 * shape.num_kv_heads * shape.head_dim * _DTYPE.itemsize
     pairs = new * cached + new * (new + 1) // 2
     return Load(
         f"prefill {new} behind {cached}",
         [BatchRow([0] * new, cached, blocks)],
-        (new + cached) * token_bytes,
+        (new + cached) * _token_bytes(shape, quantized=quantized),
         4 * pairs * shape.num_heads * shape.head_dim,
     )
 
 
-def time_attention(load: Load, shape: AttentionShape, *, layers: int = 4, **settings: Any) -> float:
+def _token_bytes(shape: AttentionShape, *, quantized: bool) -> int:
+    return storage.token_bytes(shape.num_kv_heads, shape.head_dim, _DTYPE, quantized=quantized)
+
+
+def make_cache(
+    layers: int, num_blocks: int, shape: AttentionShape, *, quantized: bool = False
+) -> Tensor:
+    """Caches of some layers, filled with normal numbers."""
+    heads = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    if not quantized:
+        return torch.empty((layers, 2, *heads), device="cuda", dtype=_DTYPE).normal_()
+    rows = storage.tile_rows(shape.block_size, shape.head_dim, quantized=True)
+    tiles = torch.zeros((*heads[:2], rows, heads[3]), device="cuda", dtype=torch.uint8)
+    bits, scales = storage.quantize(torch.randn(heads, device="cuda"))
+    tiles[:, :, : heads[2]] = bits
+    tiles.view(torch.float32).flatten(2)[:, :, bits[0, 0].numel() // 4 :][..., : heads[2]] = scales
+    return tiles.expand(layers, 2, *tiles.shape).contiguous()
+
+
+def time_attention(
+    load: Load,
+    shape: AttentionShape,
+    *,
+    layers: int = 4,
+    quantized: bool = False,
+    **settings: Any,
+) -> float:
     """Seconds of one layer's `forward` (writing the new keys included)."""
     backend = TritonAttention(
-        shape, windows=[None], device=torch.device("cuda"), dtype=_DTYPE, **settings
+        shape,
+        windows=[None],
+        device=torch.device("cuda"),
+        dtype=_DTYPE,
+        quantized=quantized,
+        **settings,
     )
     num_blocks = 1 + max(max(row.block_table) for row in load.rows)
-    cache = torch.empty(
-        (layers, 2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim),
-        device="cuda",
-        dtype=_DTYPE,
-    ).normal_()
+    cache = make_cache(layers, num_blocks, shape, quantized=quantized)
     count = sum(len(row.token_ids) for row in load.rows)
 
     def heads(number: int) -> Tensor:
@@ -123,18 +152,22 @@ def report(load: Load, seconds: float, limits: Limits, **more: Any) -> dict[str,
     return entry
 
 
-def attention_cases(limits: Limits, block_size: int) -> None:
+def attention_cases(limits: Limits, block_size: int, *, quantized: bool = False) -> None:
     """Plain decode, prefill, and shared prefixes with and without sharing."""
     shape = LLAMA_8B._replace(block_size=block_size)
+    labels: dict[str, Any] = {"block": block_size, "kv": "fp8_e4m3" if quantized else "bf16"}
     for batch, context in ((1, 512), (1, 4096), (1, 32768), (8, 512), (8, 4096), (64, 512)):
-        load = decode_load(batch, context, shape)
-        report(load, time_attention(load, shape), limits, block=block_size)
+        load = decode_load(batch, context, shape, quantized=quantized)
+        seconds = time_attention(load, shape, quantized=quantized)
+        report(load, seconds, limits, **labels)
     for batch, context in ((64, 4096), (256, 512)):
-        load = decode_load(batch, context, shape)
-        report(load, time_attention(load, shape), limits, block=block_size)
+        load = decode_load(batch, context, shape, quantized=quantized)
+        seconds = time_attention(load, shape, quantized=quantized)
+        report(load, seconds, limits, **labels)
     for new, cached in ((8192, 0), (2048, 0), (2048, 6144), (256, 6144), (64, 6144)):
-        load = prefill_load(new, cached, shape)
-        report(load, time_attention(load, shape), limits, block=block_size)
+        load = prefill_load(new, cached, shape, quantized=quantized)
+        seconds = time_attention(load, shape, quantized=quantized)
+        report(load, seconds, limits, **labels)
     for batch, shared, own in (
         (64, 6144, 256),
         (64, 5104, 256),
@@ -147,12 +180,14 @@ def attention_cases(limits: Limits, block_size: int) -> None:
         (4, 6144, 256),
     ):
         shared -= shared % block_size
-        load = decode_load(batch, shared + own, shape, shared=shared)
-        alone = time_attention(load, shape, share_prefixes=False)
+        load = decode_load(batch, shared + own, shape, shared=shared, quantized=quantized)
+        alone = time_attention(load, shape, quantized=quantized, share_prefixes=False)
         for name, wide_min_bytes in (("wide", 0), ("rule", 40_000_000), ("narrow", 10**12)):
-            seconds = time_attention(load, shape, wide_min_bytes=wide_min_bytes)
+            seconds = time_attention(
+                load, shape, quantized=quantized, wide_min_bytes=wide_min_bytes
+            )
             gain = round(alone / seconds, 2)
-            report(load, seconds, limits, block=block_size, items=name, gain=gain)
+            report(load, seconds, limits, **labels, items=name, gain=gain)
 
 
 def rowwise_cases(limits: Limits) -> None:
@@ -236,12 +271,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="other tile sizes too")
     parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
+    parser.add_argument(
+        "--kv-cache-dtype", choices=["auto", "fp8_e4m3"], default="auto", help="auto: bf16"
+    )
     options = parser.parse_args(arguments)
+    quantized = options.kv_cache_dtype != "auto"
     limits = measure_limits()
     print(json.dumps(limits._asdict()), flush=True)
     rowwise_cases(limits)
     for block_size in options.block_sizes:
-        attention_cases(limits, block_size)
+        attention_cases(limits, block_size, quantized=quantized)
     if options.sweep:
         for block_size in options.block_sizes:
             sweep(limits, block_size)

@@ -40,6 +40,8 @@ class Tuning(NamedTuple):
     programs_per_sm: int = 1
     #: Whole tiles of keys come through the copy engine (compute capability 9.0 and later).
     descriptors: bool = False
+    #: Registers of a thread, where the compiler would take more than do good.
+    max_registers: int | None = None
 
 
 class DeviceLimits(NamedTuple):
@@ -91,6 +93,9 @@ def tunings(
         narrow = Tuning(least, 64, 4, 5, 6, descriptors=True)
         wide = Tuning(max(128, least), 64, 8, 5, 1, descriptors=True)
         prefill = Tuning(max(128, least), 64, 4, 3, descriptors=True)
+        if quantized:
+            # Four programs a multiprocessor instead of two: a tile has half the bytes.
+            narrow = narrow._replace(max_registers=128)
     elif row_bytes <= 256:
         narrow = Tuning(least, 64, 4, 3, 6)
         wide = Tuning(max(128, least), 64, 8, 5, 2)
@@ -145,13 +150,39 @@ class CacheView(NamedTuple):
             return self.key, self.value
         return self.key.view(torch.float32), self.value.view(torch.float32)
 
+    @property
+    def pairs(self) -> CacheView:
+        """As pairs of bytes, if it is quantized."""
+        return CacheView(self.key.view(torch.int16), self.value.view(torch.int16))
+
+    def scale_tiles(self, tuning: Tuning) -> tuple[TensorDescriptor | Tensor, ...]:
+        """The scales of a tile of keys, for the copy engine; see `scales` where it cannot."""
+        columns = self.key.shape[-1] // 4
+        if tuning.block_n % columns or not self.is_quantized:
+            return self.scales
+        return tuple(
+            TensorDescriptor.from_tensor(
+                part.view(-1, part.shape[-1]), [tuning.block_n // columns, columns]
+            )
+            for part in self.scales
+        )
+
     def tiles(self, rows: int, columns: int) -> tuple[TensorDescriptor, TensorDescriptor]:
-        """Both as `[.., head_dim]` in tiles of `rows` x `columns`, for the copy engine."""
+        """Both as rows of a head in tiles of `rows` x `columns`, for the copy engine."""
         key, value = (
             TensorDescriptor.from_tensor(part.view(-1, part.shape[-1]), [rows, columns])
             for part in self
         )
         return key, value
+
+
+def reads_pairs(tuning: Tuning, block_d: int) -> bool:
+    """Whether tiles of a quantized cache are read as pairs of bytes.
+
+    Those of few rows are: their matrix instructions take all operands from registers. A product
+    is of 16 columns at least.
+    """
+    return tuning.block_m < 64 and block_d >= 32
 
 
 def cache_view(layer_kv: Tensor) -> CacheView:
@@ -180,13 +211,16 @@ def run_split(
     """Run the items of one tile class; see `split_attention`."""
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     descriptors = tuning.descriptors and window is None
-    tiles = cache.tiles(tuning.block_n, block_d) if descriptors else cache
+    pairs = cache.is_quantized and reads_pairs(tuning, block_d)
+    read = cache.pairs if pairs else cache
+    tiles = read.tiles(tuning.block_n, block_d // 2 if pairs else block_d) if descriptors else read
     split_attention[(grid,)](
         query,
         query.stride(0),
-        *cache,
+        *read,
         *tiles,
         *cache.scales,
+        *(cache.scale_tiles(tuning) if descriptors else cache.scales),
         items,
         num_items,
         *members,
@@ -198,6 +232,7 @@ def run_split(
         scale * _LOG2_E,
         DESCRIPTORS=descriptors,
         QUANTIZED=cache.is_quantized,
+        PAIRS=pairs,
         HAS_WINDOW=window is not None,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.num_heads // shape.num_kv_heads,
@@ -210,6 +245,7 @@ def run_split(
         ITEM_FIELDS=ITEM_FIELDS,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
     )
 
 
@@ -258,13 +294,18 @@ def run_prefill(
     """
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     descriptors = tuning.descriptors and window is None
-    key_value_tiles = cache.tiles(tuning.block_n, block_d) if descriptors else cache
+    pairs = cache.is_quantized and reads_pairs(tuning, block_d)
+    read = cache.pairs if pairs else cache
+    key_value_tiles = (
+        read.tiles(tuning.block_n, block_d // 2 if pairs else block_d) if descriptors else read
+    )
     prefill_attention[(grid,)](
         query,
         query.stride(0),
-        *cache,
+        *read,
         *key_value_tiles,
         *cache.scales,
+        *(cache.scale_tiles(tuning) if descriptors else cache.scales),
         tiles,
         num_tiles,
         block_ids,
@@ -273,6 +314,7 @@ def run_prefill(
         scale * _LOG2_E,
         DESCRIPTORS=descriptors,
         QUANTIZED=cache.is_quantized,
+        PAIRS=pairs,
         HAS_WINDOW=window is not None,
         NUM_KV_HEADS=shape.num_kv_heads,
         GROUP=shape.num_heads // shape.num_kv_heads,
@@ -285,6 +327,7 @@ def run_prefill(
         TILE_FIELDS=TILE_FIELDS,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.softmax import attend_keys
+from parrot_engine.kernels.attend import attend
 
 #: Integers of a tile: see `work_list.Tiles`, whose order this is.
 TILE_FIELDS = 8
@@ -26,6 +26,8 @@ def prefill_attention(
     value_tiles,
     key_scales,
     value_scales,
+    key_scale_tiles,
+    value_scale_tiles,
     tiles,
     num_tiles,
     block_ids,
@@ -34,6 +36,7 @@ def prefill_attention(
     scale_log2,
     DESCRIPTORS: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    PAIRS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -70,49 +73,11 @@ def prefill_attention(
         mask=filled,
         other=0.0,
     )
-    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    denominator = tl.zeros([BLOCK_M], tl.float32)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     masked_from = begin
     if not HAS_WINDOW:
         # Whole tiles of keys that the first of these tokens sees, all of them see.
         masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
-        total, denominator, largest = attend_keys(
-            total,
-            denominator,
-            largest,
-            q,
-            positions,
-            key_cache,
-            value_cache,
-            key_tiles,
-            value_tiles,
-            key_scales,
-            value_scales,
-            block_ids,
-            first_block,
-            0,
-            0,
-            masked_from,
-            end,
-            head,
-            window,
-            scale_log2,
-            False,
-            DESCRIPTORS,
-            QUANTIZED,
-            False,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            BLOCK_D,
-            BLOCK_SIZE,
-            TILE_ROWS,
-            BLOCK_N,
-        )
-    total, denominator, largest = attend_keys(
-        total,
-        denominator,
-        largest,
+    total, denominator, _ = attend(
         q,
         positions,
         key_cache,
@@ -121,21 +86,24 @@ def prefill_attention(
         value_tiles,
         key_scales,
         value_scales,
+        key_scale_tiles,
+        value_scale_tiles,
         block_ids,
         first_block,
         0,
+        begin if HAS_WINDOW else 0,
         masked_from,
-        end,
         end,
         head,
         window,
         scale_log2,
-        True,
         DESCRIPTORS,
         QUANTIZED,
+        PAIRS,
         HAS_WINDOW,
         NUM_KV_HEADS,
         HEAD_DIM,
+        BLOCK_M,
         BLOCK_D,
         BLOCK_SIZE,
         TILE_ROWS,

@@ -53,8 +53,6 @@ def attend_keys(
     value_cache,
     key_tiles,
     value_tiles,
-    key_scales,
-    value_scales,
     block_ids,
     first_block,
     base,
@@ -66,7 +64,6 @@ def attend_keys(
     scale_log2,
     MASKED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -85,11 +82,6 @@ def attend_keys(
     With `DESCRIPTORS` unmasked tiles come through the copy engine: `key_tiles` and `value_tiles`
     describe the cache as `[rows, HEAD_DIM]` in tiles of `[BLOCK_N, BLOCK_D]`, and a tile must lie
     within one block. Otherwise both are not used.
-
-    A (block, head) tile has `TILE_ROWS` rows. With `QUANTIZED` its elements are bytes of
-    float8_e4m3fn, and the rows behind its `BLOCK_SIZE` keys hold their scales (see
-    `attention.storage`): `key_scales` and `value_scales` are the cache as float32. A key's scale
-    multiplies its scores, a value's its weights, so that tiles are converted and nothing else.
     """
     lanes = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
@@ -101,13 +93,6 @@ def attend_keys(
             row = (block * NUM_KV_HEADS + head) * TILE_ROWS + offset % BLOCK_SIZE
             k = key_tiles.load([row, 0])
             v = value_tiles.load([row, 0])
-            if QUANTIZED:
-                tile = (block * NUM_KV_HEADS + head).to(tl.int64)
-                scale_places = tile * (TILE_ROWS * HEAD_DIM // 4) + (
-                    BLOCK_SIZE * HEAD_DIM // 4 + offset % BLOCK_SIZE + lanes
-                )
-                k_scale = tl.load(key_scales + scale_places)
-                v_scale = tl.load(value_scales + scale_places)
         else:
             tiles, in_tile = cache_places(
                 block_ids,
@@ -120,16 +105,6 @@ def attend_keys(
                 BLOCK_N,
             )
             places = (tiles * TILE_ROWS + in_tile)[:, None] * HEAD_DIM + dims[None, :]
-            if QUANTIZED:
-                scale_places = tiles * (TILE_ROWS * HEAD_DIM // 4) + (
-                    BLOCK_SIZE * HEAD_DIM // 4 + in_tile
-                )
-                if MASKED:
-                    k_scale = tl.load(key_scales + scale_places, mask=keys < limit, other=0.0)
-                    v_scale = tl.load(value_scales + scale_places, mask=keys < limit, other=0.0)
-                else:
-                    k_scale = tl.load(key_scales + scale_places)
-                    v_scale = tl.load(value_scales + scale_places)
             if MASKED:
                 present = (keys < limit)[:, None]
                 if BLOCK_D != HEAD_DIM:
@@ -143,14 +118,7 @@ def attend_keys(
             else:
                 k = tl.load(key_cache + places)
                 v = tl.load(value_cache + places)
-        if QUANTIZED:
-            k = k.to(tl.float8e4nv, bitcast=True).to(q.dtype)
-            # NOTE: not float16, in which a small scale would leave few digits of a weight.
-            product_type: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.bfloat16
-            v = v.to(tl.float8e4nv, bitcast=True).to(product_type)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if QUANTIZED:
-            scores *= k_scale[None, :]
         if MASKED:
             seen = keys[None, :] <= positions[:, None]
             if HAS_WINDOW:
@@ -163,8 +131,6 @@ def attend_keys(
         weights = tl.exp2(scores * scale_log2 - anchor[:, None])
         denominator = denominator * decay + tl.sum(weights, 1)
         total = total * decay[:, None]
-        if QUANTIZED:
-            weights *= v_scale[None, :]
         total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
         largest = raised
     return total, denominator, largest

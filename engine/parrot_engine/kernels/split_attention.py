@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.softmax import attend_keys
+from parrot_engine.kernels.attend import attend
 
 #: Integers of an item: see `work_list.Items`, whose order this is.
 ITEM_FIELDS = 8
@@ -32,6 +32,8 @@ def split_attention(
     value_tiles,
     key_scales,
     value_scales,
+    key_scale_tiles,
+    value_scale_tiles,
     items,
     num_items,
     member_tokens,
@@ -45,6 +47,7 @@ def split_attention(
     scale_log2,
     DESCRIPTORS: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    PAIRS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -85,47 +88,8 @@ def split_attention(
             mask=filled,
             other=0.0,
         )
-        total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        denominator = tl.zeros([BLOCK_M], tl.float32)
-        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        if not HAS_WINDOW:
-            # Rows that no member fills compute along; they are not stored.
-            total, denominator, largest = attend_keys(
-                total,
-                denominator,
-                largest,
-                q,
-                positions,
-                key_cache,
-                value_cache,
-                key_tiles,
-                value_tiles,
-                key_scales,
-                value_scales,
-                block_ids,
-                first_block,
-                base,
-                begin,
-                masked_from,
-                end,
-                head,
-                window,
-                scale_log2,
-                False,
-                DESCRIPTORS,
-                QUANTIZED,
-                False,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                BLOCK_D,
-                BLOCK_SIZE,
-                TILE_ROWS,
-                BLOCK_N,
-            )
-        total, denominator, largest = attend_keys(
-            total,
-            denominator,
-            largest,
+        # Rows that no member fills compute along; they are not stored.
+        total, denominator, largest = attend(
             q,
             positions,
             key_cache,
@@ -134,21 +98,24 @@ def split_attention(
             value_tiles,
             key_scales,
             value_scales,
+            key_scale_tiles,
+            value_scale_tiles,
             block_ids,
             first_block,
             base,
+            begin,
             masked_from,
-            end,
             end,
             head,
             window,
             scale_log2,
-            True,
             DESCRIPTORS,
             QUANTIZED,
+            PAIRS,
             HAS_WINDOW,
             NUM_KV_HEADS,
             HEAD_DIM,
+            BLOCK_M,
             BLOCK_D,
             BLOCK_SIZE,
             TILE_ROWS,
