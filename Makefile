@@ -12,15 +12,16 @@ CLIENT_VENV ?= .venv-openai3
 BIN = $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test lint format bench clean
 
 serve: $(VENV)/.serve-stamp
 	$(BIN)/parrot-gateway serve $(ARGS)
 
+# Hundreds of processes start: Python keeps what it compiles, even where it is told not to elsewhere.
 test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
-	PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.test-stamp
 	$(BIN)/ruff check .

@@ -24,11 +24,41 @@ HEARTBEAT_S = 0.5
 #: Few rows, so that a handful of calls fills a batch and the next one has to wait.
 DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
 
+#: Files that take longest, the longest first; the order of all others does not matter.
+LONG = (
+    "test_openai_3.py",
+    "test_examples_run.py",
+    "test_kernels_attention.py",
+    "test_bench_apps.py",
+    "test_speculation.py",
+    "test_graphs.py",
+    "test_builtin_engine.py",
+    "test_demo_model.py",
+    "test_sampler.py",
+    "test_command_line.py",
+    "test_prefix_index.py",
+    "test_fixed_plans.py",
+    "test_tensor_parallel.py",
+    "test_overlap.py",
+    "test_schemathesis.py",
+    "test_client_structured.py",
+)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """No benchmarks: LangChain's tests bring a plugin that would print one of theirs."""
     if hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long go first where workers share the files: none is left to one at the end.
+
+    Workers take them in the order of collection (`--no-loadscope-reorder`).
+    """
+    if hasattr(config, "workerinput"):
+        ranks = {name: rank for rank, name in enumerate(LONG)}
+        items.sort(key=lambda item: ranks.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="session")

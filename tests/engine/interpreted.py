@@ -13,7 +13,10 @@ if torch.cuda.is_available():
     pytest.skip("a GPU runs the kernels themselves: tests/gpu", allow_module_level=True)
 pytest.importorskip("triton", reason="the kernels' interpreter comes with triton")
 
+import quick_interpreter
 from parrot_engine.kernels import launch
+
+quick_interpreter.install()
 
 #: Tiles small enough for an interpreter; all loops still take several turns.
 TUNINGS = launch.Tunings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -194,31 +195,44 @@ class TestChatTemplate:
             tokenizer.apply_chat_template([message], tokenize=False)
 
 
-class TestTrainingScript:
-    TINY = (
-        *("--steps", "6", "--eval-every", "3", "--rows", "3", "--context", "64"),
-        *("--vocab", "320", "--hidden", "32", "--intermediate", "64", "--layers", "1"),
-        *("--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--chat-passes", "1"),
-        *("--device", "cpu", "--dropout", "0"),
+#: A run of the training script that is over at once.
+TINY = (
+    *("--steps", "6", "--eval-every", "3", "--rows", "3", "--context", "64"),
+    *("--vocab", "320", "--hidden", "32", "--intermediate", "64", "--layers", "1"),
+    *("--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--chat-passes", "1"),
+    *("--device", "cpu", "--dropout", "0"),
+)
+
+
+def _train(texts: Path, out: Path, *more: str) -> None:
+    command = [sys.executable, str(SCRIPT), "--data", str(texts), "--out", str(out)]
+    done = subprocess.run(
+        [*command, *TINY, *more],
+        env={"OMP_NUM_THREADS": "1", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
+    assert done.returncode == 0, done.stderr
 
-    def _train(self, texts: Path, out: Path, *more: str) -> None:
-        command = [sys.executable, str(SCRIPT), "--data", str(texts), "--out", str(out)]
-        done = subprocess.run(
-            [*command, *self.TINY, *more],
-            env={"OMP_NUM_THREADS": "1", "PATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
 
-    def test_a_stopped_run_resumes_and_exports(self, texts: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def stopped(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the script that was stopped half-way; for reading only."""
+    out = tmp_path_factory.mktemp("stopped")
+    _train(texts, out, "--stop-after", "3")
+    return out
+
+
+class TestTrainingScript:
+    def test_a_stopped_run_resumes_and_exports(
+        self, texts: Path, stopped: Path, tmp_path: Path
+    ) -> None:
         whole, parts = tmp_path / "whole", tmp_path / "parts"
-        self._train(texts, whole)
-        self._train(texts, parts, "--stop-after", "3")
+        _train(texts, whole)
+        shutil.copytree(stopped, parts)
         assert json.loads((parts / "metrics.json").read_text())["steps"] == 3
-        self._train(texts, parts, "--resume")
+        _train(texts, parts, "--resume")
 
         metrics = json.loads((parts / "metrics.json").read_text())
         unbroken = json.loads((whole / "metrics.json").read_text())
@@ -233,7 +247,6 @@ class TestTrainingScript:
         assert model.generate(**prompt, max_new_tokens=3, do_sample=False).shape[1] > 1
         assert "CC0" in (checkpoint / "README.md").read_text(encoding="utf-8")
 
-    def test_refuses_to_resume_another_run(self, texts: Path, tmp_path: Path) -> None:
-        self._train(texts, tmp_path, "--stop-after", "1")
+    def test_refuses_to_resume_another_run(self, texts: Path, stopped: Path) -> None:
         with pytest.raises(AssertionError, match="settings differ: lr"):
-            self._train(texts, tmp_path, "--resume", "--lr", "0.5")
+            _train(texts, stopped, "--resume", "--lr", "0.5")

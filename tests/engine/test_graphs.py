@@ -6,6 +6,7 @@ Kernels run in Triton's interpreter; tests/gpu captures real graphs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import interpreted  # noqa: F401 -- skips this module where it cannot run
@@ -46,7 +47,11 @@ class Repeat:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("graphs"), CONFIGS["qwen3"])
+    # Two layers: what one leaves the next one takes.
+    config = deepcopy(CONFIGS["qwen3"])
+    config.num_hidden_layers = 2
+    config.layer_types = config.layer_types[:2]
+    return make_checkpoint(tmp_path_factory.mktemp("graphs"), config)
 
 
 def _runner(path: Path) -> ModelRunner:
