@@ -29,7 +29,7 @@ def test_greedy_tokens_and_logits(name: str, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     prompts = [
         torch.randint(0, VOCAB_SIZE - 1, (length,), generator=generator).tolist()
-        for length in (1, 15, 17, 30)
+        for length in (1, 15, 30)
     ]
     triton = _runner(path, "triton")
     assert isinstance(triton._attention, TritonAttention)
