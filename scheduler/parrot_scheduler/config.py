@@ -38,6 +38,9 @@ class SchedulerConfig:
     starvation_s: float = 60.0
     #: Tasks without room that are passed over in search of one that fits.
     max_passed_over: int = 8
+    #: A task that nobody waits for gives way to those that somebody waits for, as long as it ends
+    #: within so many times what it would take where it ends soonest; 1: it does not give way.
+    yield_slack: float = 2.0
     #: Seeds every random choice.
     seed: int = 0
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.entry import Entry
+from parrot_scheduler.placement import parrot
 from parrot_scheduler.placement.parrot import Parrot
 from parrot_scheduler.policy import Choice
 from parrot_scheduler.task import (
@@ -456,3 +457,22 @@ def test_what_nobody_waits_for_keeps_out_of_the_way_of_what_somebody_waits_for()
     assert batch is not None
     assert chat is not None
     assert (batch.row, chat.row) == (0, 1)
+
+
+@pytest.mark.parametrize("few_rows", [16, -1], ids=["one by one", "by columns"])
+@pytest.mark.parametrize(
+    ("queued", "slack", "row"),
+    [(8000, 2.0, 0), (12000, 2.0, 1), (12000, 4.0, 0), (8000, 1.0, 1)],
+)
+def test_what_nobody_waits_for_gives_way_up_to_a_bound(
+    queued: int, slack: float, row: int, few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 0.25 s beside those whom somebody waits for; where it queues 0.45 or 0.55 s."""
+    monkeypatch.setattr(parrot, "FEW_ROWS", few_rows)
+    engines = Engines(Parrot(replace(CONFIG, yield_slack=slack)), 2)
+    engines.put_on(0, engines.entry(queued, 100))
+    for _ in range(40):
+        engines.fill(engines.put_on(1, engines.entry(50, 100, objective=LATENCY)))
+    batch = engines.choose(engines.entry(400, 50))
+    assert batch is not None
+    assert batch.row == row

@@ -7,6 +7,7 @@ import math
 from parrot_scheduler.claims import Reach
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement.options import HOLDER_SHARE, Classes, Limit, Options
+from parrot_scheduler.placement.predict import Prediction
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.prefix_index import depth_of
 
@@ -23,6 +24,7 @@ class Few(Options):
         # What was asked for once is asked for again.
         self._cached: dict[int, float] = {}
         self._new: dict[int, float] = {}
+        self._predicted: dict[int, Prediction[float]] = {}
         self._reach: Reach = []
         self._holders = 0
         prefix = entry.task.prefix
@@ -111,6 +113,22 @@ class Few(Options):
         field, seconds = limit
         meeting = [row for row in self.rows if getattr(self.predict(row), field) <= seconds]
         self.rows = meeting or self.rows
+
+    def keep_soon(self, slack: float) -> None:
+        """See `Options`."""
+        if len(self.rows) > 1:
+            finish_s = [self.predict(row).finish_s for row in self.rows]
+            latest_s = min(finish_s) * slack
+            self.rows = [
+                row for row, end_s in zip(self.rows, finish_s, strict=True) if end_s <= latest_s
+            ]
+
+    def predict(self, row: int) -> Prediction[float]:
+        """What would become of the task there."""
+        predicted = self._predicted.get(row)
+        if predicted is None:
+            predicted = self._predicted[row] = super().predict(row)
+        return predicted
 
     def is_holder(self, row: int) -> bool:
         """Whether it has a good part of the best hit."""

@@ -85,6 +85,12 @@ class Many(Options):
         if any_of(meeting):
             self._mask = meeting
 
+    def keep_soon(self, slack: float) -> None:
+        """See `Options`."""
+        predicted = predict_all(self.entry, self._new, self.pool.table)
+        finish_s = np.where(self._mask, predicted.finish_s, np.inf)
+        self._mask = self._mask & (finish_s <= finish_s.min() * slack)
+
     def is_holder(self, row: int) -> bool:
         """Whether it has a good part of the best hit."""
         return bool(self._holders.item(row))

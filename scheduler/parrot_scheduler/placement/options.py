@@ -72,6 +72,12 @@ class Options(ABC):
         """Only those that keep a limit, if any does."""
 
     @abstractmethod
+    def keep_soon(self, slack: float) -> None:
+        """Only those where it ends within `slack` times, 1 at least, of what it takes where it ends
+        soonest.
+        """
+
+    @abstractmethod
     def is_holder(self, row: int) -> bool:
         """Whether it has a good part of the best hit."""
 

@@ -11,7 +11,8 @@ The rules, in order:
 3. Load: `argmin max(uncached tokens, one block) x (sequences + 1)`, queued tokens included
    (LMetric, arXiv 2603.15202). Tokens that tasks placed there are about to compute are cached.
    Where calls run that somebody waits for, tasks that nobody waits for instead go by seconds: their
-   own, and those that they take from each such call (`Options.yielding_cost_s`).
+   own, and those that they take from each such call (`Options.yielding_cost_s`); but nowhere
+   where they would take more than `SchedulerConfig.yield_slack` times as long as elsewhere.
 4. Prefix: engines with a good part of the best hit are compared as a class with all others, by the
    predicted end of the task plus the prefill that it takes from others there. A hit sticks under
    load until computing the prefix anew elsewhere would end sooner even so: then a hot prefix gets
@@ -74,6 +75,7 @@ class Parrot:
     def __init__(self, config: SchedulerConfig, group_slack: float = _GROUP_SLACK) -> None:
         self._group_slack = group_slack
         self._target = config.working_set_target
+        self._yield_slack = config.yield_slack
         self._group_tasks = config.group_tasks
         self._patience_s = config.starvation_s
         self._max_waiting = config.max_passed_over
@@ -95,6 +97,8 @@ class Parrot:
         limit = _limit_of(entry, now)
         if limit is not None:
             options.keep_within(limit)
+        if options.yields:
+            options.keep_soon(self._yield_slack)
         pick = _best_of_classes(options)
         elsewhere = options.best_cached > 0 and not options.is_holder(pick.row)
         if elsewhere:
