@@ -348,10 +348,15 @@ def test_speed_ups_are_of_the_first_policy_round_by_round() -> None:
     (found,) = policies.speed_ups([ours, theirs])
     assert (found.kind, found.against) == ("gpts", "theirs")
     assert found.p50 == pytest.approx((3.0 + 1.0) / 2)
+    assert (found.least, found.largest) == pytest.approx((1.0, 3.0))
+    assert found.of_all == pytest.approx(5.0 / 3.0)
     assert ours.prefilled() == 15
     (times,) = ours.times
     assert times.unit == "ms/token"
     assert times.end_to_end_p50_s == 1.5
+    assert times.jobs == 2 * len(workload.jobs)
+    assert times.least_mean == pytest.approx(times.largest_mean / 2)
+    assert times.mean == pytest.approx((times.least_mean + times.largest_mean) / 2)
 
 
 def test_the_command_compares_policies(tmp_path: Path) -> None:

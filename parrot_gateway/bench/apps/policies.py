@@ -68,6 +68,11 @@ class Times(msgspec.Struct, frozen=True):
     p50: float
     p99: float
     mean: float
+    #: The smallest and the largest mean of a round.
+    least_mean: float
+    largest_mean: float
+    #: Jobs, those of all rounds together.
+    jobs: int
     #: Seconds from end to end, whatever the unit.
     end_to_end_p50_s: float
     end_to_end_p99_s: float
@@ -96,6 +101,11 @@ class SpeedUp(msgspec.Struct, frozen=True):
     #: Median over the rounds of the other's median, or mean, over the first's.
     p50: float
     mean: float
+    #: The mean of all the other's jobs over that of all the first's, and the smallest and the
+    #: largest ratio of the two means of a round: what lies between them is within the noise.
+    of_all: float
+    least: float
+    largest: float
 
 
 class PoliciesOutcome(msgspec.Struct, frozen=True):
@@ -256,6 +266,9 @@ def outcome(
                 p50=median(seconds) * factor,
                 p99=p99(seconds) * factor,
                 mean=fmean(seconds) * factor,
+                least_mean=min(map(fmean, rounds)) * factor,
+                largest_mean=max(map(fmean, rounds)) * factor,
+                jobs=len(seconds),
                 end_to_end_p50_s=median(whole[kind]),
                 end_to_end_p99_s=p99(whole[kind]),
             )
@@ -269,13 +282,19 @@ def speed_ups(outcomes: Sequence[PolicyOutcome]) -> list[SpeedUp]:
     found = []
     for kind, rounds in ours.samples.items():
         for other in others:
-            pairs = list(zip(other.samples[kind], rounds, strict=True))
+            theirs_of_all = other.samples[kind]
+            pairs = list(zip(theirs_of_all, rounds, strict=True))
+            means = [fmean(theirs) / fmean(mine) for theirs, mine in pairs]
             found.append(
                 SpeedUp(
                     kind=kind,
                     against=other.policy,
                     p50=median(median(theirs) / median(mine) for theirs, mine in pairs),
-                    mean=median(fmean(theirs) / fmean(mine) for theirs, mine in pairs),
+                    mean=median(means),
+                    of_all=fmean(chain.from_iterable(theirs_of_all))
+                    / fmean(chain.from_iterable(rounds)),
+                    least=min(means),
+                    largest=max(means),
                 )
             )
     return found

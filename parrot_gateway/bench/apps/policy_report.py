@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ def show(outcomes: Sequence[PoliciesOutcome]) -> None:
         table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for name in ("", "policy"):
             table.add_column(name, no_wrap=True)
-        for name in ("p50", "p99", "whole p50", "p99", "faster", "prefilled", "cached"):
+        for name in ("mean", "of rounds", "p50", "n", "faster", "of rounds", "filled"):
             table.add_column(name, justify="right", no_wrap=True)
         for policy in outcome.policies:
             for index, times in enumerate(policy.times):
@@ -45,10 +44,11 @@ def show(outcomes: Sequence[PoliciesOutcome]) -> None:
         )
         console.print()
     console.print(
-        "Times from a job's start until its client has what it reads, of all rounds; whole: in "
-        "seconds, whatever the unit. Faster: so many times is the first policy than this one, in "
-        "medians and in means, the median over the rounds. Prefilled: prompt tokens that engines "
-        "computed in a round; cached: that they found; medians over the rounds. "
+        "Times from a job's start until its client has what it reads, of the n jobs of all rounds; "
+        "of rounds: the smallest and the largest mean of a round. Faster: so many times is the "
+        "first policy than this one in the mean of all jobs, and in the means of the round where "
+        "it was least so and where it was most; where 1 lies between them, take more rounds. "
+        "Filled: prompt tokens that engines computed in a round, the median. "
         f"Load average of this machine: {_load()}.",
         style="dim",
         highlight=False,
@@ -59,24 +59,19 @@ def _cells(
     outcome: PoliciesOutcome, policy: PolicyOutcome, times: Times, *, first: bool
 ) -> list[str]:
     digits = 1 if times.unit == "ms/token" else 2
-    found = [
-        f"{each.p50:.2f} {each.mean:.2f}"
-        for each in outcome.speed_ups
-        if (each.kind, each.against) == (times.kind, policy.policy)
-    ]
-    work = ["", ""]
-    if first:
-        cached = median(work.cached_tokens for work in policy.work)
-        work = [f"{policy.prefilled():,.0f}", f"{cached:,.0f}"]
+    found = ["", ""]
+    for each in outcome.speed_ups:
+        if (each.kind, each.against) == (times.kind, policy.policy):
+            found = [f"{each.of_all:.2f}", f"{each.least:.2f}-{each.largest:.2f}"]
     return [
         f"{times.kind} {times.unit}",
         policy.policy,
+        f"{times.mean:.{digits}f}",
+        f"{times.least_mean:.{digits}f}-{times.largest_mean:.{digits}f}",
         f"{times.p50:.{digits}f}",
-        f"{times.p99:.{digits}f}",
-        f"{times.end_to_end_p50_s:.2f} s",
-        f"{times.end_to_end_p99_s:.2f} s",
-        *(found or [""]),
-        *work,
+        f"{times.jobs}",
+        *found,
+        f"{policy.prefilled():,.0f}" if first else "",
     ]
 
 
