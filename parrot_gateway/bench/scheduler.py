@@ -28,7 +28,7 @@ def scheduler_command(
     ] = None,
 ) -> None:
     """Measure the scheduler's decisions: one core, full engines, a long queue."""
-    from parrot_scheduler.bench import measure
+    from parrot_scheduler.bench import is_compiled, measure
     from parrot_scheduler.config import PRESETS
     from rich.console import Console
     from rich.table import Table
@@ -47,7 +47,8 @@ def scheduler_command(
     )
     clock = time.process_time if cpu_time else time.perf_counter
     rows = measure(clock, engines=counts, queued=queued, decisions=decisions, config=config)
-    table = Table(title=f"Decisions of the scheduler ({policy}), {queued:,} tasks waiting")
+    build = "compiled" if is_compiled() else "pure Python"
+    table = Table(title=f"Decisions of the scheduler ({policy}, {build}), {queued:,} tasks waiting")
     for heading in ("engines", "decisions/s", "p50", "p99", "longest step"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -61,6 +62,7 @@ def scheduler_command(
         data = {
             "benchmark": "scheduler",
             "policy": policy,
+            "compiled": is_compiled(),
             "clock": "cpu" if cpu_time else "wall",
             "machine": machine(),
             "rows": [asdict(row) for row in rows],

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from parrot_scheduler import dispatcher
 from parrot_scheduler.actions import Action, Place
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import (
@@ -30,6 +31,11 @@ _TEMPLATES = 200
 _TENANTS = 20
 #: Virtual seconds between two steps, for one engine.
 _STEP_S = 0.1
+
+
+def is_compiled() -> bool:
+    """Whether the scheduler was compiled to machine code (`tools/compile_scheduler.py`)."""
+    return not str(dispatcher.__file__).endswith(".py")
 
 
 @dataclass(frozen=True, slots=True)

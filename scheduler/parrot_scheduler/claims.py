@@ -16,9 +16,14 @@ Reach: TypeAlias = list[tuple[int, int]]
 
 
 class Run:
-    """Blocks `start` to `end` of the chain `keys`, none of which any claim parts from another."""
+    """Blocks `start` to `end` of the chain `keys`, none of which any claim parts from another.
 
-    __slots__ = ("counts", "end", "keys", "last", "next", "parent", "rows", "start")
+    A row needs a run for each of its claims that end with it, and for each run after it that the
+    row needs. So a claim is counted where it ends, or where it meets what its row needs already,
+    and nowhere before.
+    """
+
+    __slots__ = ("end", "keys", "last", "more", "next", "parent", "rows", "start")
 
     def __init__(
         self, keys: tuple[Hashable, ...], start: int, end: int, parent: Run | None
@@ -31,9 +36,10 @@ class Run:
         self.parent = parent
         #: Runs that go on from its end, by their first key.
         self.next: dict[Hashable, Run] = {}
-        #: Rows where a claim needs it (bit r for row r), and how many do, by row.
+        #: Rows that need it, bit r for row r.
         self.rows = 0
-        self.counts: dict[int, int] = {}
+        #: By row, for how many reasons besides one; rows with one reason are left out.
+        self.more: dict[int, int] = {}
 
 
 class ClaimTree:
@@ -42,6 +48,11 @@ class ClaimTree:
     def __init__(self) -> None:
         self._root = Run((), 0, 0, None)
         self._blocks: dict[int, int] = {}
+        # Where the chain that was looked at last leaves the tree: what is placed has just been
+        # looked for. Forgotten with any change.
+        self._walked: Sequence[Hashable] | None = None
+        self._deepest = self._root
+        self._depth = 0
 
     def blocks(self, row: int) -> int:
         """Distinct blocks that the claims of a row need."""
@@ -50,60 +61,69 @@ class ClaimTree:
     def reach(self, prefix: Sequence[Hashable]) -> Reach:
         """Who needs a prompt how far."""
         found: Reach = []
-        following, depth, length = self._root.next, 0, len(prefix)
+        deepest, depth, length = self._root, 0, len(prefix)
         rows = 0
         while depth < length:
-            run = following.get(prefix[depth])
+            run = deepest.next.get(prefix[depth])
             if run is None:
                 break
             # Runs that the same rows need are one step.
             if depth and run.rows != rows:
                 found.append((rows, depth))
             rows, end = run.rows, run.end
+            deepest = run
             # The usual end of a run first: all of it agrees.
-            if end <= length and run.last == prefix[end - 1]:
-                following, depth = run.next, end
-            else:
+            if end > length or run.last != prefix[end - 1]:
                 depth = _agrees_up_to(run, prefix)
                 break
+            depth = end
         if depth:
             found.append((rows, depth))
+        self._walked, self._deepest, self._depth = prefix, deepest, depth
         return found
 
     def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[Run, int]:
         """One more claim; the run that it ends with, and how many of its blocks the row needed."""
-        run, depth, length, shared, bit = self._root, 0, len(keys), 0, 1 << row
-        while depth < length:
-            following = run.next.get(keys[depth])
-            if following is None:
-                following = run.next[keys[depth]] = Run(keys, depth, length, run)
-            else:
-                end = following.end
-                if end > length or following.last != keys[end - 1]:
-                    end = _agrees_up_to(following, keys)
-                    if end < following.end:
-                        following = _split(following, end)
-            run, depth = following, following.end
-            count = run.counts.get(row, 0)
-            run.counts[row] = count + 1
-            if count:
-                shared = depth
-            else:
-                run.rows |= bit
+        if self._walked is not keys:
+            self.reach(keys)
+        last, depth, length = self._deepest, self._depth, len(keys)
+        self._walked = None
+        if depth < last.end:
+            last = _split(last, depth)
+        if depth < length:
+            before, last = last, Run(keys, depth, length, last)
+            before.next[keys[depth]] = last
+        bit, run = 1 << row, last
+        # Up to what the row needs already.
+        while not run.rows & bit and run.parent is not None:
+            run.rows |= bit
+            run = run.parent
+        shared = run.end
+        if run.parent is not None:
+            run.more[row] = run.more.get(row, 0) + 1
         if length > shared:
             self._blocks[row] = self._blocks.get(row, 0) + length - shared
-        return run, shared
+        return last, shared
 
     def remove(self, row: int, last: Run) -> int:
         """A claim that ended with this run is gone; how many blocks the row needs no more."""
+        self._walked = None
         freed, bit, run = 0, 1 << row, last
         while (before := run.parent) is not None:
-            count = run.counts[row]
-            if count > 1:
-                run.counts[row] = count - 1
+            more = run.more.get(row, 0)
+            if more:
+                if more > 1:
+                    run.more[row] = more - 1
+                else:
+                    del run.more[row]
+                _join(run, before)
+                break
+            freed += run.end - run.start
+            run.rows ^= bit
+            if run.rows:
+                _join(run, before)
             else:
-                freed += run.end - run.start
-                _forget(run, before, row, bit)
+                del before.next[run.keys[run.start]]
             run = before
         if freed:
             left = self._blocks[row] - freed
@@ -115,12 +135,17 @@ class ClaimTree:
 
     def drop_row(self, row: int) -> None:
         """All claims of a row are gone; they are not removed any more. A pass over its runs."""
+        self._walked = None
         bit, runs = 1 << row, [self._root]
         while runs:
             run = runs.pop()
             runs += [following for following in run.next.values() if following.rows & bit]
-            if run.parent is not None:
-                _forget(run, run.parent, row, bit)
+            before = run.parent
+            if before is not None:
+                run.more.pop(row, None)
+                run.rows ^= bit
+                if not run.rows:
+                    del before.next[run.keys[run.start]]
         self._blocks.pop(row, None)
 
 
@@ -146,7 +171,6 @@ def _split(run: Run, at: int) -> Run:
     assert before is not None
     upper = Run(run.keys, run.start, at, before)
     upper.rows = run.rows
-    upper.counts = run.counts.copy()
     upper.next[run.keys[at]] = run
     before.next[run.keys[run.start]] = upper
     run.start = at
@@ -154,9 +178,12 @@ def _split(run: Run, at: int) -> Run:
     return upper
 
 
-def _forget(run: Run, before: Run, row: int, bit: int) -> None:
-    """A row does not need a run any more."""
-    del run.counts[row]
-    run.rows ^= bit
-    if not run.counts:
-        del before.next[run.keys[run.start]]
+def _join(run: Run, before: Run) -> None:
+    """Make a run and the one after it one again where nothing parts them any more."""
+    if len(run.next) != 1 or run.more:
+        return
+    (following,) = run.next.values()
+    if following.rows == run.rows:
+        following.start = run.start
+        following.parent = before
+        before.next[run.keys[run.start]] = following

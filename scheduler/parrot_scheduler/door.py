@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,8 +26,17 @@ class Held:
     since: float
     reason: str
     returning: bool
+    #: What admission policies see of it.
+    waiting: Waiting
     tenant: TenantId = ""
     entries: dict[TaskId, Entry] = field(default_factory=dict)
+
+    def withdraw(self, entry: Entry) -> None:
+        """One of its tasks waits no more."""
+        del self.entries[entry.task.id]
+        if entry is self.waiting.first and self.entries:
+            first = next(iter(self.entries.values()))
+            self.waiting = Waiting(self.application, first, self.since)
 
 
 class _Line:
@@ -34,53 +44,93 @@ class _Line:
 
     def __init__(self, order: OrderPolicy) -> None:
         self._order = order
-        self._tenants: LazyHeap[TenantId] = LazyHeap()
         self._of: dict[TenantId, LazyHeap[Held]] = {}
         self._ranks: dict[Held, tuple[float, ...]] = {}
+        # The tenants that had least, with what they had, in this order; and all others.
+        self._front: list[tuple[float, TenantId]] = []
+        self._behind: LazyHeap[TenantId] = LazyHeap()
+        # What `first` found last; None once something is different.
+        self._shown: list[Held] | None = []
 
     def add(self, held: Held, rank: tuple[float, ...]) -> None:
         """One more."""
+        self._shown = None
         self._ranks[held] = rank
-        self._of.setdefault(held.tenant, LazyHeap()).push(held, rank)
-        self._tenants.push(held.tenant, self._order.share_of(held.tenant))
+        tenant = held.tenant
+        line = self._of.get(tenant)
+        if line is None:
+            line = self._of[tenant] = LazyHeap()
+            self._behind.push(tenant, self._order.share_of(tenant))
+        elif tenant in self._behind:
+            self._behind.push(tenant, self._order.share_of(tenant))
+        line.push(held, rank)
 
     def remove(self, held: Held) -> None:
         """One of them is gone."""
+        self._shown = None
         del self._ranks[held]
         line = self._of[held.tenant]
         line.remove(held)
         if not line:
             del self._of[held.tenant]
-            self._tenants.remove(held.tenant)
+            if not self._behind.remove(held.tenant):
+                self._front = [stood for stood in self._front if stood[1] != held.tenant]
 
     def first(self) -> list[Held]:
-        """A few: of the tenants that had least, those whose turn it is; O(log n) each.
+        """A few: of the tenants that had least, those whose turn it is."""
+        moved = self._sort_in()
+        if moved or self._shown is None:
+            each = max(1, _SHOWN // max(len(self._front), 1))
+            self._shown = [held for _, tenant in self._front for held in self._some(tenant, each)]
+        return self._shown
 
-        A tenant's place is put right when it comes up, as shares mostly grow.
+    def _sort_in(self) -> bool:
+        """Put the front right; False: it is as it was.
+
+        A tenant further behind is put right when it comes up, as shares mostly grow.
         """
-        tenants: list[TenantId] = []
-        resorted = 0
-        while len(tenants) < _SHOWN and (tenant := self._tenants.first()) is not None:
-            share = self._order.share_of(tenant)
-            stale = share > self._tenants.first_key() and resorted < _MAX_RESORTED
-            if stale:
+        order, behind, front = self._order, self._behind, self._front
+        moved = [stood for stood in front if order.share_of(stood[1]) != stood[0]]
+        if moved:
+            self._front = front = [stood for stood in front if stood not in moved]
+            for _, mover in moved:
+                behind.push(mover, order.share_of(mover))
+        resorted, has_moved = 0, bool(moved)
+        while (tenant := behind.first()) is not None:
+            had = behind.first_key()
+            is_full = len(front) >= _SHOWN
+            if is_full and had >= front[-1][0]:
+                break
+            share = order.share_of(tenant)
+            if share > had and resorted < _MAX_RESORTED:
                 resorted += 1
-                self._tenants.push(tenant, share)
-            else:
-                self._tenants.remove(tenant)
-                tenants.append(tenant)
-        shown: list[Held] = []
-        for tenant in tenants:
-            self._tenants.push(tenant, self._order.share_of(tenant))
-            line = self._of[tenant]
-            some: list[Held] = []
-            while len(some) < max(1, _SHOWN // len(tenants)) and (held := line.first()) is not None:
+                behind.push(tenant, share)
+                continue
+            if is_full:
+                if share >= front[-1][0]:
+                    break
+                share_of_last, last = front.pop()
+                behind.push(last, share_of_last)
+            behind.remove(tenant)
+            insort_right(front, (share, tenant), key=_share)
+            has_moved = True
+        return has_moved
+
+    def _some(self, tenant: TenantId, count: int) -> list[Held]:
+        """The first applications of a tenant."""
+        line = self._of[tenant]
+        some: list[Held] = []
+        while len(some) < count and (held := line.first()) is not None:
+            some.append(held)
+            if len(some) < count:
                 line.remove(held)
-                some.append(held)
-            for held in some:
-                line.push(held, self._ranks[held])
-            shown += some
-        return shown
+        for held in some:
+            line.push(held, self._ranks[held])
+        return some
+
+
+def _share(stood: tuple[float, TenantId]) -> float:
+    return stood[0]
 
 
 class Door:
@@ -116,7 +166,8 @@ class Door:
 
     def stop(self, application: Application, first: Entry, reason: str, now: float) -> Held:
         """An application is held from now on; `first` is its first task."""
-        held = Held(application, now, reason, returning=application.kept_tokens > 0)
+        waiting = Waiting(application, first, now)
+        held = Held(application, now, reason, application.kept_tokens > 0, waiting)
         held.tenant, rank = self._order.held(first, application, now)
         held.entries[first.task.id] = first
         self.held[application.id] = held
@@ -136,7 +187,7 @@ class Door:
         """
         for line in (self._returning, self._new):
             for held in line.first():
-                yield Waiting(held.application, next(iter(held.entries.values())), held.since)
+                yield held.waiting
 
     def _line(self, held: Held) -> _Line:
         return self._returning if held.returning else self._new

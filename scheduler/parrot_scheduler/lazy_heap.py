@@ -57,9 +57,11 @@ class LazyHeap(Generic[Item]):
         """The item with the smallest key, which stays; None when there is none."""
         heap = self._heap
         while heap:
-            node = heap[0]
-            if self._live.get(node[2]) is node:
-                return node[2]
+            _, count, item = heap[0]
+            # NOTE: told apart by number: a compiled build copies tuples, they have no identity.
+            live = self._live.get(item)
+            if live is not None and live[1] == count:
+                return item
             heapq.heappop(heap)
         return None
 

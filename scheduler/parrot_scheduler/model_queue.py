@@ -201,7 +201,7 @@ class ModelQueue:
         held = self.door.get(application.id)
         if entry.state == "held" and held is not None:
             application.num_held -= 1
-            del held.entries[entry.task.id]
+            held.withdraw(entry)
             if not held.entries:
                 self.let_in(held)
         elif entry.state == "queued":

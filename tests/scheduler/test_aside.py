@@ -103,17 +103,30 @@ def test_no_more_than_a_few_wait_for_holders_and_others_take_the_room() -> None:
     assert answers[-1].row == 1
 
 
-class Counting(Parrot):
-    """Counts what it is asked."""
+class Counting:
+    """Parrot's placement, which counts what it is asked."""
 
+    name = "counting"
+    late_binding = True
     asked = 0
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._parrot = Parrot(config)
 
     def place(
         self, entry: Entry, application: Application, pool: Pool, now: float
     ) -> Choice | Wait | None:
         """See `Parrot`."""
         Counting.asked += 1
-        return super().place(entry, application, pool, now)
+        return self._parrot.place(entry, application, pool, now)
+
+    def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
+        """See `Parrot`."""
+        self._parrot.placed(entry, choice, pool, now)
+
+    def ended(self, entry: Entry, pool: Pool, now: float) -> None:
+        """See `Parrot`."""
+        self._parrot.ended(entry, pool, now)
 
 
 def test_what_waits_for_one_engine_is_not_asked_for_by_others(

@@ -30,12 +30,17 @@ class SharedTokens:
     """Tokens of distinct prompts: what several have in common counts once.
 
     Compares prompts at a few blocks each, every one at the beginning and fewer further on, so that
-    a prompt of n blocks costs some `4 x log2(n)` look-ups. What two prompts share is thus taken
-    too small by a quarter at most.
+    a prompt of n blocks costs some `4 x log2(n)` look-ups at most. What two prompts share is thus
+    taken too small by a quarter at most.
+
+    Prompts that agree up to a block are compared at the same blocks before it. So what one shares
+    with others ends somewhere, and a prompt is counted only where that is. Keys that are no chain
+    are counted wrongly, until all prompts are gone.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, int] = {}
+        # By last key and width of a stretch: prompts that end with it, and stretches that follow.
+        self._counts: dict[tuple[Hashable, int], int] = {}
         self._blocks = 0
 
     @property
@@ -45,31 +50,45 @@ class SharedTokens:
 
     def new_blocks(self, prefix: Sequence[Hashable]) -> int:
         """Blocks that nobody else has."""
-        counts = self._counts
-        return sum(
-            width for end, width in _anchors(len(prefix)) if (prefix[end], width) not in counts
-        )
+        anchors = _anchors(len(prefix))
+        known = self._known(prefix, anchors)
+        return len(prefix) - (anchors[known - 1][0] + 1 if known else 0)
 
     def add(self, prefix: Sequence[Hashable]) -> None:
         """One more prompt."""
-        counts = self._counts
-        for end, width in _anchors(len(prefix)):
-            key = (prefix[end], width)
-            count = counts.get(key, 0)
-            counts[key] = count + 1
-            if count == 0:
-                self._blocks += width
+        anchors, counts = _anchors(len(prefix)), self._counts
+        known = self._known(prefix, anchors)
+        if known:
+            end, width = anchors[known - 1]
+            counts[prefix[end], width] += 1
+        for end, width in anchors[known:]:
+            counts[prefix[end], width] = 1
+            self._blocks += width
 
     def remove(self, prefix: Sequence[Hashable]) -> None:
         """A prompt that was added is gone."""
         counts = self._counts
-        for end, width in _anchors(len(prefix)):
+        for end, width in reversed(_anchors(len(prefix))):
             key = (prefix[end], width)
-            if counts[key] == 1:
+            count = counts.get(key, 0)
+            if count > 1:
+                counts[key] = count - 1
+                return
+            if count:
                 del counts[key]
                 self._blocks -= width
+
+    def _known(self, prefix: Sequence[Hashable], anchors: tuple[tuple[int, int], ...]) -> int:
+        """At how many blocks, from the first one on, it agrees with a prompt that is there."""
+        counts, low, high = self._counts, 0, len(anchors)
+        while low < high:
+            middle = (low + high) // 2
+            end, width = anchors[middle]
+            if (prefix[end], width) in counts:
+                low = middle + 1
             else:
-                counts[key] -= 1
+                high = middle
+        return low
 
 
 def _is_busy(pool: Pool) -> bool:
@@ -195,10 +214,12 @@ class WorkingSet:
     def _inside(self, application: ApplicationId) -> None:
         entering = self._entering.pop(application, None)
         if entering is not None:
-            self._shared.remove(entering.prefix)
-            self._private_tokens = (
-                self._private_tokens - entering.private_tokens if self._entering else 0.0
-            )
+            if self._entering:
+                self._shared.remove(entering.prefix)
+                self._private_tokens -= entering.private_tokens
+            else:
+                self._shared = SharedTokens()
+                self._private_tokens = 0.0
 
     def _tokens_inside(self, entry: Entry, pool: Pool) -> float:
         """Tokens of its prompt that something inside needs as well."""
@@ -206,7 +227,8 @@ class WorkingSet:
         if not prefix:
             return 0.0
         entering = len(prefix) - self._shared.new_blocks(prefix)
-        placed = int(pool.prefixes.match_claimed(prefix).blocks.max(initial=0))
+        claimed = pool.prefixes.claimed_reach(prefix)
+        placed = claimed[-1][1] if claimed else 0
         return float(max(entering, placed) * self._block_tokens)
 
     def _prefix(self, entry: Entry) -> tuple[Hashable, ...]:

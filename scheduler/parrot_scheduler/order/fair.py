@@ -63,7 +63,7 @@ def _priority_of(entry: Entry) -> int:
 class _Bundle:
     """A task group's queued members, or a single call."""
 
-    key: object
+    key: str | Entry
     members: LazyHeap[Entry] = field(default_factory=LazyHeap)
     longest_s: float = 0.0
 
@@ -73,7 +73,7 @@ class _Calls:
     """The queued calls of an application, of one priority, that nobody waits for."""
 
     bundles: LazyHeap[_Bundle] = field(default_factory=LazyHeap)
-    by_key: dict[object, _Bundle] = field(default_factory=dict)
+    by_key: dict[str | Entry, _Bundle] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -227,7 +227,7 @@ class Fair:
         if calls is None:
             calls = level.calls[application] = _Calls()
             level.applications.push(application, self._finish_tag(application))
-        key: object = entry.groups[0].id if entry.groups else entry
+        key: str | Entry = entry.groups[0].id if entry.groups else entry
         bundle = calls.by_key.get(key)
         if bundle is None:
             bundle = calls.by_key[key] = _Bundle(key)

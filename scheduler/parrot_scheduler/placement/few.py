@@ -22,7 +22,6 @@ class Few(Options):
     def __init__(self, entry: Entry, pool: Pool, target: float, rows: list[int]) -> None:
         super().__init__(entry, pool, target)
         # What was asked for once is asked for again.
-        self._cached: dict[int, float] = {}
         self._new: dict[int, float] = {}
         self._predicted: dict[int, Prediction[float]] = {}
         self._reach: Reach = []
@@ -33,14 +32,15 @@ class Few(Options):
         if not self.rows:
             return
         self._reach = pool.prefixes.reach(prefix, claimed)
+        accepting = pool.accepting
         for bits, depth in reversed(self._reach):
-            if bits & pool.accepting:
+            if bits & accepting:
                 self.best_cached = self._tokens(depth)
                 break
         least = self.best_cached * HOLDER_SHARE
         for bits, depth in self._reach:
-            if self._tokens(depth) >= least:
-                self._holders = bits & pool.accepting
+            if depth * pool.common_block >= least:
+                self._holders = bits & accepting
                 break
 
     def _tokens(self, depth: int) -> float:
@@ -83,10 +83,7 @@ class Few(Options):
 
     def cached(self, row: int) -> float:
         """Prompt tokens that it holds or is about to hold."""
-        cached = self._cached.get(row)
-        if cached is None:
-            cached = self._cached[row] = self._tokens(depth_of(self._reach, row))
-        return cached
+        return self._tokens(depth_of(self._reach, row))
 
     def new(self, row: int) -> float:
         """Prompt tokens that would have to be computed there, one block at least."""

@@ -7,7 +7,7 @@ import numpy as np
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement.common import Mask, any_of, cached_tokens, candidates
 from parrot_scheduler.placement.options import BLOCK_TOKENS, HOLDER_SHARE, Classes, Limit, Options
-from parrot_scheduler.placement.predict import predict_all
+from parrot_scheduler.placement.predict import further_steps, predict_all
 from parrot_scheduler.policy import Application
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.prefix_index import as_column, pack
@@ -26,7 +26,7 @@ class Many(Options):
         self._mask = room
         self._cached = cached_tokens(entry, application, pool)
         self._new: Column = np.maximum(entry.task.prompt_tokens - self._cached, BLOCK_TOKENS)
-        self.best_cached = self._cached.item(self._cached.argmax())
+        self.best_cached = float(self._cached.item(self._cached.argmax()))
         self._holders: Mask = self._cached >= self.best_cached * HOLDER_SHARE
         if self.best_cached == 0:
             self._holders = np.zeros_like(room)
@@ -61,7 +61,7 @@ class Many(Options):
 
     def cached(self, row: int) -> float:
         """Prompt tokens that it holds or is about to hold."""
-        return self._cached.item(row)
+        return float(self._cached.item(row))
 
     def keep_promises(self) -> bool:
         """See `Options`. A promise that even an idle engine would break binds nobody."""
@@ -112,7 +112,7 @@ class Many(Options):
         if not self.yields:
             return (table.pending_prefill + self._new) * (table.batch + 1.0)
         predicted = predict_all(entry, self._new, table)
-        steps = max(entry.expected_output / max(entry.task.num_sequences, 1) - 1.0, 0.0)
+        steps = further_steps(entry)
         slower_s = steps * entry.working_set * table.context_token_s
         return predicted.finish_s + table.latency_batch * (predicted.fill_s + slower_s)
 

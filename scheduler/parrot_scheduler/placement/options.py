@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
 from parrot_scheduler.entry import Entry
-from parrot_scheduler.placement.predict import Prediction, predict_row
+from parrot_scheduler.placement.predict import Prediction, further_steps, predict_row
 from parrot_scheduler.pool import FEW_ROWS, Pool
 from parrot_scheduler.prefix_index import rows_of, unpack
 
@@ -49,6 +49,8 @@ class Options(ABC):
         self.yields = pool.latency_sequences > 0 and not entry.objective.is_latency
         #: Most prompt tokens that any engine which takes work holds, with room or without.
         self.best_cached = 0.0
+        # What was predicted once is asked for again.
+        self._predicted: dict[int, Prediction] = {}
 
     @property
     @abstractmethod
@@ -131,10 +133,14 @@ class Options(ABC):
         """
         cells, entry = self.pool.table.cells, self.entry
         predicted = self.predict(row)
-        steps = max(entry.expected_output / max(entry.task.num_sequences, 1) - 1.0, 0.0)
+        steps = further_steps(entry)
         slower_s = steps * entry.working_set * cells.context_token_s[row]
         return predicted.finish_s + cells.latency_batch[row] * (predicted.fill_s + slower_s)
 
-    def predict(self, row: int) -> Prediction[float]:
+    def predict(self, row: int) -> Prediction:
         """What would become of the task there."""
-        return predict_row(self.entry, self.new(row), self.pool.table, row)
+        predicted = self._predicted.get(row)
+        if predicted is None:
+            predicted = predict_row(self.entry, self.new(row), self.pool.table, row)
+            self._predicted[row] = predicted
+        return predicted
