@@ -156,6 +156,11 @@ class Followers:
         if self._problem:
             raise ShardError(self._problem)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a GPU may wait for a lost rank for ever: nothing may then wait for that GPU."""
+        return self._has_gpu and bool(self._problem)
+
     def on_loss(self, callback: Callable[[], None]) -> None:
         """Call this, from another thread, once a rank is lost; at once if one is."""
         with self._changed:
@@ -199,6 +204,9 @@ class Followers:
 
     def dismiss(self) -> None:
         """Let the others take leave, after all that was sent. May be called twice."""
+        if self.is_stuck:
+            # As where a loss is heard of: this rank may have failed by itself.
+            atexit.register(_end_at_once)
         with self._changed:
             self._leaving = True
             self._changed.notify_all()

@@ -40,9 +40,11 @@ class Lead:
 
     def close(self) -> None:
         """End the others, and what was common with them."""
+        # Leaving a group waits for the GPU.
+        is_stuck = self.followers.is_stuck
         self.followers.dismiss()
         if self._collective is not None:
-            if not self._collective.leave():
+            if is_stuck or not self._collective.leave():
                 _log.warning("work in which all ranks take part does not end")
             self._collective = None
         self.followers.close()

@@ -63,6 +63,12 @@ def _attention_backend(
     return TritonAttention(shape, windows=windows, device=device, dtype=dtype, quantized=quantized)
 
 
+#: Runners whose graphs may still run, in work that waits for a lost rank. Destroying such a graph
+#: waits for its end, which never comes, and no other thread runs meanwhile: they stay until the
+#: process ends.
+_STUCK: list[ModelRunner] = []
+
+
 class ModelRunner:
     """Executes step batches with one model. Not thread-safe: one thread drives it."""
 
@@ -182,9 +188,13 @@ class ModelRunner:
     def close(self) -> None:
         """End the other ranks, if there are any; nothing is launched afterwards."""
         lead, self._lead = self._lead, None
-        if lead is not None:
+        if lead is None:
+            return
+        if lead.followers.is_stuck:
+            _STUCK.append(self)
+        else:
             self.forget_graphs()
-            lead.close()
+        lead.close()
 
     def _as_current(self) -> AbstractContextManager[object]:
         """Triton launches on the thread's current device, whatever device its arguments are on."""
