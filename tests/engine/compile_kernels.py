@@ -123,7 +123,6 @@ def attention_variants(
             {
                 "num_warps": tuning.num_warps,
                 "num_stages": tuning.num_stages,
-                "maxnreg": tuning.max_registers,
             },
         )
 

@@ -40,8 +40,6 @@ class Tuning(NamedTuple):
     programs_per_sm: int = 1
     #: Whole tiles of keys come through the copy engine (compute capability 9.0 and later).
     descriptors: bool = False
-    #: Registers of a thread, where the compiler would take more than do good.
-    max_registers: int | None = None
 
 
 class DeviceLimits(NamedTuple):
@@ -94,8 +92,8 @@ def tunings(
         wide = Tuning(max(128, least), 64, 8, 5, 1, descriptors=True)
         prefill = Tuning(max(128, least), 64, 4, 3, descriptors=True)
         if quantized:
-            # Four programs a multiprocessor instead of two: a tile has half the bytes.
-            narrow = narrow._replace(max_registers=128)
+            # Converting takes instructions, and two warps repeat fewer of them for a tile.
+            narrow = Tuning(least, 64, 2, 5, 4, descriptors=True)
     elif row_bytes <= 256:
         narrow = Tuning(least, 64, 4, 3, 6)
         wide = Tuning(max(128, least), 64, 8, 5, 2)
@@ -245,7 +243,6 @@ def run_split(
         ITEM_FIELDS=ITEM_FIELDS,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
-        maxnreg=tuning.max_registers,
     )
 
 
@@ -327,7 +324,6 @@ def run_prefill(
         TILE_FIELDS=TILE_FIELDS,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
-        maxnreg=tuning.max_registers,
     )
 
 
