@@ -241,6 +241,9 @@ class SchedulerSettings(_Section):
     max_hold_s: Seconds = 120.0
     #: Share of an engine's KV that the applications which run may fill.
     working_set_target: float = Field(default=0.85, gt=0, le=1)
+    #: How many times longer a call that nobody waits for may take for the sake of those that
+    #: somebody waits for; 1: not at all.
+    yield_slack: float = Field(default=2.0, ge=1, allow_inf_nan=False)
     #: A file that gets every event and decision, for `parrot-gateway simulate --replay`.
     record: Path | None = None
     #: The recording stops at this size.
@@ -274,6 +277,7 @@ class SchedulerSettings(_Section):
             max_wait_s=self.max_wait_s,
             max_hold_s=self.max_hold_s,
             working_set_target=self.working_set_target,
+            yield_slack=self.yield_slack,
             **{name: value for name, value in named.items() if value is not None},
         )
 
