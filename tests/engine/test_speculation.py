@@ -29,13 +29,14 @@ from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.speculation import run_forced
 from parrot_engine.builtin.batch import BatchRow, RowOutcome
-from parrot_engine.builtin.batcher import Batcher, PlannedRow
+from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.contexts import Context
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.ngrams import MAX_PLACES, NgramIndex
 from parrot_engine.builtin.sampler import sample
 from parrot_engine.builtin.settings import MAX_SPECULATIVE_TOKENS, BuiltinSettings
 from parrot_engine.builtin.speculation import Guesser, Speculation
+from parrot_engine.builtin.step_plan import PlannedRow
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.llm import LLM
 from parrot_engine.models.loader import load_runner

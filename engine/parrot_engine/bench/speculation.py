@@ -26,12 +26,13 @@ from typing import Any
 import torch
 
 from parrot_engine.builtin.batch import RowOutcome, SampledToken
-from parrot_engine.builtin.batcher import Batcher, PlannedRow
+from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context
 from parrot_engine.builtin.engine import BuiltinEngine, Runner
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.speculation import Speculation
+from parrot_engine.builtin.step_plan import PlannedRow
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams

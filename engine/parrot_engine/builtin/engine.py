@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from parrot_engine.builtin.batch import Launch, RowOutcome, SampledToken, StepBatch
-from parrot_engine.builtin.batcher import Batcher, PlannedRow, StepPlan
+from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import PendingGenerate
 from parrot_engine.builtin.grammar import GrammarCompiler
@@ -35,6 +35,7 @@ from parrot_engine.builtin.held import HeldGenerations
 from parrot_engine.builtin.host_copies import BlockCopies
 from parrot_engine.builtin.host_tier import HostTier
 from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.builtin.step_plan import PlannedRow, StepPlan
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.builtin.validation import check_fill, check_generate
 from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError

@@ -31,8 +31,8 @@ from parrot_engine.builtin.ngrams import NgramIndex
 from parrot_engine.builtin.settings import BuiltinSettings
 
 if TYPE_CHECKING:
-    from parrot_engine.builtin.batcher import PlannedRow
     from parrot_engine.builtin.contexts import Context, PendingGenerate
+    from parrot_engine.builtin.step_plan import PlannedRow
 
 #: Right guesses a generation of the step that have to be expected: what waiting for the step costs
 #: all of them, in tokens.
