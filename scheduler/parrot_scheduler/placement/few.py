@@ -23,7 +23,7 @@ class Few(Options):
         super().__init__(entry, pool, target)
         # What was asked for once is asked for again.
         self._new: dict[int, float] = {}
-        self._predicted: dict[int, Prediction[float]] = {}
+        self._predicted: dict[int, Prediction] = {}
         self._reach: Reach = []
         self._holders = 0
         prefix = entry.task.prefix
@@ -120,7 +120,7 @@ class Few(Options):
                 row for row, end_s in zip(self.rows, finish_s, strict=True) if end_s <= latest_s
             ]
 
-    def predict(self, row: int) -> Prediction[float]:
+    def predict(self, row: int) -> Prediction:
         """What would become of the task there."""
         predicted = self._predicted.get(row)
         if predicted is None:
