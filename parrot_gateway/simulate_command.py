@@ -78,8 +78,13 @@ def workload_command(
         str, typer.Option(help="Kind of engine; an unknown name lists them.")
     ] = "H200-8B",
     policy: Annotated[
-        str, typer.Option(help="Scheduler set-ups to compare, with commas between.")
-    ] = "parrot",
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,NAME,…",
+            help="Scheduler set-ups to compare, with commas between; repeatable.",
+            show_default="parrot",
+        ),
+    ] = None,
     admission: Annotated[
         str | None, typer.Option(help="Replace the set-up's admission policy.", show_default=False)
     ] = None,
@@ -162,7 +167,9 @@ def workload_command(
         if host_tokens is not None:
             kind = kind.with_(host_tokens=host_tokens)
         changes = {"admission": admission, "order": order, "place": place, "keep": keep}
-        configs = _configs(policy, {k: v for k, v in changes.items() if v is not None})
+        configs = _configs(
+            ",".join(policy or ["parrot"]), {k: v for k, v in changes.items() if v is not None}
+        )
         swept, values = _sweep(sweep)
         if log is not None and len(configs) * len(values) > 1:
             raise SimulateError("--log records one run: name one --policy, and no --sweep")

@@ -50,8 +50,8 @@ def test_policies_of_a_setup_can_be_replaced(tmp_path: Path) -> None:
 def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     result = simulate(
-        "gpts", "--set", "count=8", "--scale", 0.1, "--policy", "lmetric,round-robin",
-        "--sweep", "rate=1,4", "--json", file,
+        "gpts", "--set", "count=8", "--scale", 0.1, "--policy", "lmetric",
+        "--policy", "round-robin", "--sweep", "rate=1,4", "--json", file,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     data = json.loads(file.read_text())
