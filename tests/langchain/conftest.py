@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 from harness.processes import API_KEY, GatewayProcess, upstream_settings
 from scripted_model import ScriptedModel
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_garbage_of_others() -> None:
+    """Clients and deferred texts that other files' tests left would be heard of in ours."""
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
