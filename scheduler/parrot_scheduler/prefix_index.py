@@ -114,12 +114,11 @@ class PrefixIndex:
         """The same as one value for each of the first `num_rows` rows; None: nobody holds any."""
         return as_column(self.reach(prefix), num_rows)
 
-    def match_claimed(self, prefix: Sequence[Hashable]) -> Match:
-        """Like `match`, but only blocks that placed tasks need: memory that is shared with them."""
-        return _as_arrays(self.claimed_reach(prefix))
-
     def claimed_reach(self, prefix: Sequence[Hashable]) -> Reach:
-        """The same as nested sets of rows. Does not look at each block."""
+        """Who holds how many leading blocks that placed tasks need, and would share with others.
+
+        As nested sets of rows. Does not look at each block.
+        """
         return self._claims.reach(prefix)
 
     def reach(self, prefix: Sequence[Hashable], claimed: Reach | None = None) -> Reach:

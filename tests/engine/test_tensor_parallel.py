@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
+from parrot_engine.builtin import followers, runner
 from parrot_engine.builtin.batch import RowOutcome
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.followers import wait_for
@@ -170,6 +172,32 @@ def test_what_fails_on_the_device_because_a_rank_is_lost_says_so(folders: dict[s
             step.outcome()
     finally:
         engine.close()
+
+
+def test_closing_waits_for_no_gpu_that_waits_for_a_lost_rank(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its graphs nor its group are taken down, and the process will not clean up either."""
+    engine = open_engine(folders["llama"], tensor_parallel=2)
+    model = runner_of(engine)
+    assert model._lead is not None
+    collective = model._lead._collective
+    assert collective is not None
+    at_exit: list[object] = []
+    took_down: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(followers, "atexit", SimpleNamespace(register=at_exit.append))
+        patch.setattr(followers.Followers, "is_stuck", True)
+        patch.setattr(collective, "leave", lambda: took_down.append("group"))
+        patch.setattr(model, "forget_graphs", lambda: took_down.append("graphs"))
+        try:
+            engine.close()
+            assert took_down == []
+            assert set(at_exit) == {followers._end_at_once}
+            assert model in runner._STUCK
+        finally:
+            runner._STUCK.clear()
+    collective.leave()
 
 
 def test_the_loss_of_a_rank_is_noticed_with_nothing_to_do(folders: dict[str, Path]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from parrot_scheduler.prefix_index import Claim, Match, PrefixIndex, chain_of
+from parrot_scheduler.prefix_index import Claim, Match, PrefixIndex, chain_of, rows_of
 from parrot_scheduler.task import Task
 
 ROWS = 12
@@ -22,6 +22,12 @@ def as_dict(match: Match) -> dict[int, int]:
     pairs = list(zip(match.rows.tolist(), match.blocks.tolist(), strict=True))
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
+
+
+def needed_blocks(index: PrefixIndex, chain: list[Any]) -> dict[int, int]:
+    """By row, how many leading blocks its placed tasks need."""
+    # Sets grow smaller with depth: the last one that a row is in says how far.
+    return {row: depth for rows, depth in index.claimed_reach(chain) for row in rows_of(rows)}
 
 
 def leading(chain: list[int], held: set[int]) -> int:
@@ -97,7 +103,7 @@ class AgainstSets(RuleBasedStateMachine):
         there = {row: leading(chain, self.held[row] | self.claimed(row)) for row in range(ROWS)}
         assert as_dict(self.index.match(chain)) == {r: n for r, n in there.items() if n}
         needed = {row: leading(chain, self.claimed(row)) for row in range(ROWS)}
-        assert as_dict(self.index.match_claimed(chain)) == {r: n for r, n in needed.items() if n}
+        assert needed_blocks(self.index, chain) == {r: n for r, n in needed.items() if n}
         for row, blocks in there.items():
             assert self.index.blocks_on(row, chain) == blocks
 
@@ -132,7 +138,7 @@ def test_a_match_is_the_leading_run_of_every_row(
         there[row] = there.get(row, set()) | set(range(blocks))
     expected = {row: n for row, keys in there.items() if (n := leading(prompt, keys))}
     assert as_dict(index.match(prompt)) == expected
-    assert as_dict(index.match_claimed(prompt)) == claimed
+    assert needed_blocks(index, prompt) == claimed
     column = index.depths(prompt, 64)
     found = {} if column is None else {int(row): int(column[row]) for row in column.nonzero()[0]}
     assert found == expected
@@ -276,12 +282,12 @@ def test_a_claim_does_not_look_at_every_block() -> None:
         )
         for row in range(1, 11)
     ]
-    index.match_claimed([Counting(block) for block in range(900)])
-    assert as_dict(index.match_claimed(list(range(900)))) == dict.fromkeys(range(1, 11), 500)
+    index.claimed_reach([Counting(block) for block in range(900)])
+    assert needed_blocks(index, list(range(900))) == dict.fromkeys(range(1, 11), 500)
     for claim in claims:
         index.release(claim)
     assert Counting.looks <= 5 * 11
-    assert as_dict(index.match_claimed(list(range(900)))) == {}
+    assert needed_blocks(index, list(range(900))) == {}
 
 
 def test_depths_of_many_engines_are_one_column() -> None:

@@ -69,8 +69,8 @@ def join_chunks(
 ) -> tuple[Readings, Groups] | None:
     """Wide groups of the same members at consecutive chunks as one, if that is no slower.
 
-    Only where all members of a group see all of its chunk, or end in the same one: not with a
-    window. None: nothing is to be joined.
+    For layers without a window, where whoever reads a chunk reads those before. None: nothing is to
+    be joined.
     """
     wide = np.flatnonzero(groups.is_wide)
     items = -(-groups.sizes[wide] // policy.wide_members)

@@ -7,7 +7,6 @@ import math
 from parrot_scheduler.claims import Reach
 from parrot_scheduler.entry import Entry
 from parrot_scheduler.placement.options import HOLDER_SHARE, Classes, Limit, Options
-from parrot_scheduler.placement.predict import Prediction
 from parrot_scheduler.pool import Pool
 from parrot_scheduler.prefix_index import depth_of
 
@@ -23,7 +22,6 @@ class Few(Options):
         super().__init__(entry, pool, target)
         # What was asked for once is asked for again.
         self._new: dict[int, float] = {}
-        self._predicted: dict[int, Prediction] = {}
         self._reach: Reach = []
         self._holders = 0
         prefix = entry.task.prefix
@@ -119,13 +117,6 @@ class Few(Options):
             self.rows = [
                 row for row, end_s in zip(self.rows, finish_s, strict=True) if end_s <= latest_s
             ]
-
-    def predict(self, row: int) -> Prediction:
-        """What would become of the task there."""
-        predicted = self._predicted.get(row)
-        if predicted is None:
-            predicted = self._predicted[row] = super().predict(row)
-        return predicted
 
     def is_holder(self, row: int) -> bool:
         """Whether it has a good part of the best hit."""
