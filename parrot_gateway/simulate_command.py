@@ -19,8 +19,8 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from parrot_scheduler.config import SchedulerConfig
-    from parrot_scheduler.simulator.client import Network
     from parrot_scheduler.simulator.metrics import Results
+    from parrot_scheduler.simulator.network import Network
     from parrot_scheduler.simulator.plan import Workload
     from parrot_scheduler.simulator.profiles import EngineProfile
 
@@ -227,9 +227,10 @@ def _run(
     courses: bool,
     log: Path | None,
 ) -> Results:
+    from parrot_scheduler.simulator.fleet import Staleness
     from parrot_scheduler.simulator.plan import ClientMode
     from parrot_scheduler.simulator.recording import LogFile
-    from parrot_scheduler.simulator.simulation import Staleness, simulate
+    from parrot_scheduler.simulator.simulation import simulate
 
     if mode not in get_args(ClientMode):
         raise SimulateError(f"--mode {mode!r}: there are {', '.join(get_args(ClientMode))}")
@@ -385,7 +386,7 @@ def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
 
 
 def _network(text: str) -> Network:
-    from parrot_scheduler.simulator.client import Network
+    from parrot_scheduler.simulator.network import Network
 
     low, _, high = text.partition("-")
     try:

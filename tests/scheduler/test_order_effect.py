@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from parrot_scheduler.config import PRESETS
-from parrot_scheduler.simulator.client import Network
 from parrot_scheduler.simulator.metrics import Results
+from parrot_scheduler.simulator.network import Network
 from parrot_scheduler.simulator.plan import ApplicationPlan, CallPlan, Segment, Workload
 from parrot_scheduler.simulator.profiles import PROFILES, EngineProfile
 from parrot_scheduler.simulator.simulation import simulate

@@ -45,7 +45,6 @@ class Bench:
         self.ended_at: dict[int, float] = {}
         self.order: list[int] = []
         self.wakes = 0
-        self.check = True
 
     def sequence(
         self, task_id: int, segments: Iterable[tuple[object, int]], output: int, **more: object
@@ -63,27 +62,23 @@ class Bench:
         **more: object,
     ) -> Sequence:
         sequence = self.sequence(task_id, segments, output, **more)
-        self.clock.at(at, 0, sequence)
+        self.clock.at(at, lambda s, _: self.engine.submit(self.clock.now, s), sequence)
         return sequence
 
     def run(self, until: float = float("inf")) -> None:
         while (time := self.clock.next_time()) is not None and time <= until:
-            now, _, kind, subject, _ = self.clock.advance()
-            if kind == 0:
-                self.engine.submit(now, subject)
-            elif kind == 1:
-                self.wakes += 1
-                self.engine.wake(now, subject)
-            else:
-                self.engine.finish_loading(now, subject)
-            if self.check:
-                self.engine.cache.check()
+            self.clock.advance()
+            self.engine.check()
 
     def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
-        self.clock.at(time, 1, version)
+        self.clock.at(time, self._wake, version)
+
+    def _wake(self, version: int, _: object) -> None:
+        self.wakes += 1
+        self.engine.wake(self.clock.now, version)
 
     def loaded(self, engine: SimulatedEngine, sequence: Sequence, time: float) -> None:
-        self.clock.at(time, 2, sequence)
+        self.clock.at(time, lambda s, _: engine.finish_loading(self.clock.now, s), sequence)
 
     def filled(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
         assert sequence.computed <= sequence.target
@@ -502,9 +497,8 @@ def test_every_sequence_ends_once_and_memory_holds(
         assert s.failed or s.generated == s.output_tokens
         assert s.failed or s.cached + s.prefilled >= s.prompt.tokens
     assert engine.used_tokens == engine.running == engine.waiting == 0
-    assert engine._context == engine._claimed_tokens == 0
     assert engine.counts.generated_tokens == sum(s.generated for s in sequences)
-    bench.engine.cache.check()
+    engine.check()
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(None, 1), (512, 4)])

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from parrot_scheduler.actions import Action, Place
 from parrot_scheduler.config import PRESETS, SchedulerConfig
 from parrot_scheduler.events import EngineReport, Event, TaskFinished, TaskSubmitted
-from parrot_scheduler.simulator.client import Network
+from parrot_scheduler.simulator.fleet import EngineChange, Staleness
 from parrot_scheduler.simulator.metrics import Course, Results, Sketch, jain
+from parrot_scheduler.simulator.network import Network
 from parrot_scheduler.simulator.plan import ApplicationPlan, CallPlan, ClientMode, Segment
 from parrot_scheduler.simulator.profiles import PROFILES, EngineProfile
-from parrot_scheduler.simulator.simulation import EngineChange, Staleness, simulate
+from parrot_scheduler.simulator.simulation import simulate
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, StepModel
 
 MODEL = StepModel(
@@ -269,7 +270,7 @@ def test_tenants_share_only_when_they_are_let() -> None:
 PROGRAM = """
 import hashlib, json, sys
 from parrot_scheduler.config import PRESETS
-from parrot_scheduler.simulator.client import Network
+from parrot_scheduler.simulator.network import Network
 from parrot_scheduler.simulator.profiles import PROFILES
 from parrot_scheduler.simulator.simulation import simulate
 from parrot_scheduler.simulator.workloads import build

@@ -5,11 +5,12 @@ Entries are plain tuples, because a simulation makes millions of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-#: Time, order of entry, kind, subject, argument: what happens, to whom, and with what.
-Due: TypeAlias = tuple[float, int, int, Any, Any]
+#: Time, order of entry, what happens, to whom, and with what.
+Due: TypeAlias = tuple[float, int, Callable[[Any, Any], None], Any, Any]
 
 
 class Clock:
@@ -20,27 +21,28 @@ class Clock:
         self._heap: list[Due] = []
         self._sequence = 0
 
-    def __len__(self) -> int:
-        """Things that are due."""
-        return len(self._heap)
-
-    def at(self, time: float, kind: int, subject: Any = None, argument: Any = None) -> None:
-        """Let something happen at a time; one that has passed already means now."""
+    def at(
+        self,
+        time: float,
+        action: Callable[[Any, Any], None],
+        subject: Any = None,
+        argument: Any = None,
+    ) -> None:
+        """Call `action(subject, argument)` at a time; one that has passed already means now."""
         self._sequence += 1
         if time < self.now:
             time = self.now
-        heappush(self._heap, (time, self._sequence, kind, subject, argument))
+        heappush(self._heap, (time, self._sequence, action, subject, argument))
 
     def next_time(self) -> float | None:
         """When the next thing is due; None: nothing is."""
         return self._heap[0][0] if self._heap else None
 
-    def advance(self) -> Due:
-        """Move on to the next thing that is due, and take it out.
+    def advance(self) -> None:
+        """Move on to the next thing that is due, and let it happen.
 
         Raises:
             IndexError: nothing is due.
         """
-        entry = heappop(self._heap)
-        self.now = entry[0]
-        return entry
+        self.now, _, action, subject, argument = heappop(self._heap)
+        action(subject, argument)

@@ -14,13 +14,19 @@ Partly filled blocks count by their tokens: half a block per sequence less than 
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
+from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.simulator.cache import Cache
+from parrot_scheduler.simulator.decodes import Decodes
+from parrot_scheduler.simulator.holdings import Holdings
 from parrot_scheduler.simulator.macro_step import MacroStep
+from parrot_scheduler.simulator.metrics import Course
 from parrot_scheduler.simulator.profiles import EngineProfile
 from parrot_scheduler.simulator.sequence import Sequence
+from parrot_scheduler.simulator.step_budget import StepBudget
 from parrot_scheduler.task import EngineId
 
 
@@ -48,26 +54,19 @@ class Listener(Protocol):
         ...
 
 
-class Recorder(Protocol):
-    """Where an engine's course is recorded."""
+@dataclass(slots=True)
+class EngineCounts:
+    """What happened so far, macro-steps in work not included."""
 
-    def add(self, start: float, end: float, batch: int, kv_tokens: int, filled: int) -> None:
-        """Between two times: sequences in work, KV tokens in use, tokens filled."""
-        ...
-
-
-class EngineCounts(NamedTuple):
-    """What happened so far."""
-
-    busy_s: float
-    steps: int
-    prefilled_tokens: int
-    generated_tokens: int
-    preemptions: int
-    reloaded_tokens: int
+    busy_s: float = 0.0
+    steps: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    reloaded_tokens: int = 0
     #: Integrals over busy time, per second: of sequences and of tokens in use.
-    batch_seconds: float
-    kv_seconds: float
+    batch_seconds: float = 0.0
+    kv_seconds: float = 0.0
 
 
 class SimulatedEngine:
@@ -82,24 +81,18 @@ class SimulatedEngine:
             host_tokens=profile.host_tokens if profile.prefix_caching else 0,
             records=profile.prefix_caching,
         )
+        self.counts = EngineCounts()
+        #: Set this to have its course recorded.
+        self.course: Course | None = None
         self._listener = listener
         self._serial = 0
         self._version = 0
+        self._holdings = Holdings(self.cache, prefix_caching=profile.prefix_caching)
         #: By (priority, arrival).
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
-        self._num_waiting = 0
+        self._waiting: LazyHeap[Sequence] = LazyHeap()
         self._loading: dict[Sequence, None] = {}
         self._filling: dict[Sequence, None] = {}
-        #: Decoding, by the decode step at whose end they are done.
-        self._ends: list[tuple[int, tuple[int, int], Sequence]] = []
-        #: How many of them have which priority.
-        self._urgencies: dict[int, int] = {}
-        #: Keys that the decodes of a step read.
-        self._context = 0
-        #: Tokens that running sequences may need, as `token_cap` counts.
-        self._claimed_tokens = 0
-        self._steps = 0
-        self._decode_steps = 0
+        self._decodes = Decodes(profile.block_tokens, shared_attention=profile.shared_attention)
         self._link_free_at = 0.0
 
         # The macro-step in work; what its steps fill, and whether they decode.
@@ -110,46 +103,28 @@ class SimulatedEngine:
         self._advances = False
         self._is_open = True
 
-        self._busy_s = 0.0
-        self._prefilled = 0
-        self._generated = 0
-        self._preemptions = 0
-        self._reloaded = 0
-        self._batch_seconds = 0.0
-        self._kv_seconds = 0.0
-        #: Set this to have its course recorded.
-        self.timeline: Recorder | None = None
-
     # What it looks like
 
     @property
     def running(self) -> int:
         """Sequences in its batch."""
-        return len(self._ends) + len(self._filling) + len(self._loading)
+        return len(self._decodes) + len(self._filling) + len(self._loading)
 
     @property
     def waiting(self) -> int:
         """Sequences in its queue."""
-        return self._num_waiting
+        return len(self._waiting)
 
     @property
     def used_tokens(self) -> int:
         """KV of running sequences."""
         return self.cache.pinned_tokens + self.cache.private_tokens
 
-    @property
-    def counts(self) -> EngineCounts:
-        """What happened so far, macro-steps in work not included."""
-        return EngineCounts(
-            self._busy_s,
-            self._steps,
-            self._prefilled,
-            self._generated,
-            self._preemptions,
-            self._reloaded,
-            self._batch_seconds,
-            self._kv_seconds,
-        )
+    def check(self) -> None:
+        """Assert that counts agree with what is there; for tests."""
+        self.cache.check()
+        if not self.running:
+            assert self._decodes.context_tokens == self._holdings.claimed_tokens == 0
 
     # What can be asked of it
 
@@ -164,15 +139,13 @@ class SimulatedEngine:
             sequence.failed = True
             self._listener.ended(self, sequence, now)
             return
-        self._num_waiting += 1
-        heappush(self._waiting, (sequence.key, sequence))
+        self._waiting.push(sequence, sequence.key)
         self._stir(now)
 
     def cancel(self, now: float, sequence: Sequence) -> None:
         """Stop a sequence; nothing is told of its end."""
         if sequence.state == "waiting":
-            # Its entry in the queue is passed over later.
-            self._num_waiting -= 1
+            self._waiting.remove(sequence)
             sequence.state = "ended"
         elif sequence.state != "ended":
             if self._working:
@@ -192,12 +165,7 @@ class SimulatedEngine:
             self._settle(now)
         self._version += 1
         self._working = False
-        lost = [
-            *self._filling,
-            *self._loading,
-            *(s for _, _, s in self._ends),
-            *(s for _, s in self._waiting if s.state == "waiting"),
-        ]
+        lost = [*self._filling, *self._loading, *self._decodes, *self._waiting]
         for sequence in lost:
             sequence.state = "ended"
         return sorted(lost, key=lambda s: s.key[1])
@@ -248,33 +216,32 @@ class SimulatedEngine:
         if macro.time_of(steps) > elapsed + 1e-9:
             # Cut in the middle of a step: by a cancellation, or the engine's end.
             steps = macro.steps_until(elapsed) - 1
-        cache = self.cache
-        decodes = len(self._ends)
+        decodes = self._decodes
         chunks, self._chunks = self._chunks, []
-        grown = decodes * steps if self._advances else 0
+        batch = len(decodes) + len(chunks)
+        grown = len(decodes) * steps if self._advances else 0
         filled = steps * sum(tokens for _, tokens in chunks)
-        kv = cache.pinned_tokens + cache.private_tokens
-        self._busy_s += elapsed
-        self._batch_seconds += elapsed * (decodes + len(chunks))
-        self._kv_seconds += elapsed * (kv + grown / 2)
-        if self.timeline is not None:
-            self.timeline.add(macro.since, now, decodes + len(chunks), kv, filled)
-        self._steps += steps
-        self._prefilled += filled
+        kv = self.used_tokens
+        counts = self.counts
+        counts.busy_s += elapsed
+        counts.batch_seconds += elapsed * batch
+        counts.kv_seconds += elapsed * (kv + grown / 2)
+        if self.course is not None:
+            self.course.add(macro.since, now, batch, kv, filled)
+        counts.steps += steps
+        counts.prefilled_tokens += filled
         for sequence, tokens in chunks:
             sequence.computed += tokens * steps
             sequence.prefilled += tokens * steps
             if steps > 1:
-                self._publish(sequence, sequence.computed)
+                self._holdings.publish(sequence, sequence.computed)
         if grown:
-            self._context += grown
-            self._generated += grown
-            self._decode_steps += steps
-            cache.private_tokens += grown
-            cache.make_room(0)
-            ends = self._ends
-            while ends and ends[0][0] <= self._decode_steps:
-                self._finish(ends[0][2], now)
+            counts.generated_tokens += grown
+            decodes.advance(steps)
+            self.cache.private_tokens += grown
+            self.cache.make_room(0)
+            while (done := decodes.done()) is not None:
+                self._finish(done, now)
         for sequence, _ in chunks:
             if steps and sequence.state == "filling":
                 if sequence.computed >= sequence.target:
@@ -287,47 +254,35 @@ class SimulatedEngine:
         profile = self.profile
         self._version += 1
         blocked = False
-        while self._ends and self.cache.free_tokens < len(self._ends):
+        while self._decodes and self.cache.free_tokens < len(self._decodes):
             self._preempt(now)
             blocked = True
-        budget = profile.max_batch_tokens
-        if profile.chunked_prefill:
-            budget -= len(self._ends)
-        chunks: list[tuple[Sequence, int]] = []
-        urgent, background = min(self._urgencies, default=None), profile.max_background_tokens
-        limits = background is not None and urgent is not None
-        left = background if background is not None and limits else budget
-        filling = sorted(self._filling, key=_rank) if limits else self._filling
+        self._chunks = []
+        budget = StepBudget(
+            profile.max_batch_tokens - (len(self._decodes) if profile.chunked_prefill else 0),
+            profile.max_background_tokens,
+            self._decodes.most_urgent,
+        )
+        filling: Iterable[Sequence] = self._filling
+        if budget.is_shared:
+            filling = sorted(filling, key=lambda s: s.key)
         for sequence in filling:
-            if budget <= 0:
+            if budget.tokens <= 0:
                 break
-            waits = limits and urgent is not None and sequence.key[0] > urgent
-            tokens = min(budget, left) if waits else budget
-            if tokens <= 0:
-                continue
-            tokens = self._take_chunk(sequence, tokens, chunks)
-            budget -= tokens
-            left -= tokens if waits else 0
-        while budget > 0 and self._num_waiting and not blocked:
-            sequence = self._waiting[0][1]
-            waits = limits and urgent is not None and sequence.key[0] > urgent
-            if sequence.state != "waiting":
-                heappop(self._waiting)
-            elif waits and left <= 0:
-                # The next one in line, and all behind it, can wait.
+            if budget.left_for(sequence) > 0:
+                self._take_chunk(sequence, budget)
+        while budget.tokens > 0 and not blocked:
+            first = self._waiting.first()
+            if first is None or budget.left_for(first) <= 0:
+                # Nobody is in line; or the next one there, and all behind it, can wait.
                 break
-            elif self._may_enter(sequence, budget, bool(chunks)) and self._admit(sequence, now):
-                heappop(self._waiting)
-                self._num_waiting -= 1
-                if sequence.state == "filling":
-                    tokens = min(budget, left) if waits else budget
-                    tokens = self._take_chunk(sequence, tokens, chunks)
-                    budget -= tokens
-                    left -= tokens if waits else 0
+            if self._may_enter(first, budget.tokens) and self._admit(first, now):
+                self._waiting.remove(first)
+                if first.state == "filling":
+                    self._take_chunk(first, budget)
             else:
                 blocked = True
-        self._chunks = chunks
-        self._is_open = budget > 0 and not blocked and self.running < profile.max_batch
+        self._is_open = budget.tokens > 0 and not blocked and self.running < profile.max_batch
         self._begin(now)
         self._listener.stepped(self, now)
 
@@ -336,26 +291,26 @@ class SimulatedEngine:
         model = self.profile.step_model
         chunked = self.profile.chunked_prefill
         chunks = self._chunks
-        decodes = len(self._ends)
+        decodes = len(self._decodes)
         if not chunks and not decodes:
             return
         tokens = sum(n for _, n in chunks)
         self._advances = decodes > 0 and (chunked or not chunks)
-        context = self._context if self._advances else 0
+        context = self._decodes.context_tokens if self._advances else 0
         macro = self._macro
         macro.compute_s = tokens * model.prefill_token_s + model.overhead_s
         macro.memory_s = model.weights_s + context * model.context_token_s + model.overhead_s
         macro.growth_s = decodes * model.context_token_s if self._advances else 0.0
         steps = 1
         if not chunks:
-            steps = self._ends[0][0] - self._decode_steps
+            steps = self._decodes.steps_to_next_end
         elif chunked and len(chunks) == 1 and tokens + decodes >= self.profile.max_batch_tokens:
             # One prompt fills step after step.
             sequence = chunks[0][0]
             steps = (sequence.target - sequence.computed) // tokens
         if self._advances:
             most = self.cache.free_tokens // decodes
-            steps = max(1, min(steps, self._ends[0][0] - self._decode_steps, most))
+            steps = max(1, min(steps, self._decodes.steps_to_next_end, most))
         self._working = True
         macro.since = now
         macro.planned = steps
@@ -363,52 +318,30 @@ class SimulatedEngine:
 
     # Sequences
 
-    def _may_enter(self, sequence: Sequence, budget: int, others: bool) -> bool:
+    def _may_enter(self, sequence: Sequence, budget: int) -> bool:
         """Whether limits other than memory let it in."""
         profile = self.profile
         running = self.running
         if running >= profile.max_batch:
             return False
-        claim = sequence.prompt.tokens + sequence.max_tokens
-        cap = profile.token_cap
-        if cap is not None and running and self._claimed_tokens + claim > cap:
+        claimed = self._holdings.claimed_tokens + self._holdings.claim(sequence)
+        if profile.token_cap is not None and running and claimed > profile.token_cap:
             return False
         # A prompt that is filled whole shares a step only if it fits.
-        return profile.chunked_prefill or not others or sequence.target <= budget
+        return profile.chunked_prefill or not self._chunks or sequence.target <= budget
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Take a sequence in, if its whole prompt finds room."""
-        cache = self.cache
-        size = cache.block_tokens
-        match = cache.match(sequence.prompt.parts if self.profile.prefix_caching else ())
-        while True:
-            # The last token is always computed: its logits are wanted.
-            here = min(match.device_blocks + match.host_blocks, (sequence.target - 1) // size)
-            private = sequence.target - here * size
-            pinned = size * sum(node.resident for node in match.nodes if not node.pins)
-            need = private + match.host_blocks * size
-            if need + pinned + len(self._ends) <= cache.free_tokens:
-                break
-            if self.running or not match.nodes:
-                return False
-            # Alone, and its own cached copy is in the way.
-            match = cache.match(())
-        for node in match.nodes:
-            cache.pin(node, sequence.application)
-        cache.make_room(need)
-        cache.private_tokens += private
-        sequence.nodes = match.nodes
-        sequence.cursor = max(0, len(match.nodes) - 1)
-        sequence.private = private
-        sequence.computed = here * size
-        self._claimed_tokens += sequence.prompt.tokens + sequence.max_tokens
+        match = self._holdings.take(sequence, len(self._decodes), alone=not self.running)
+        if match is None:
+            return False
         if sequence.admitted_at < 0:
             sequence.admitted_at = now
-            sequence.cached = min(here * size, sequence.prompt.tokens)
+            sequence.cached = min(sequence.computed, sequence.prompt.tokens)
         if match.host_blocks:
-            cache.load(match)
-            tokens = match.host_blocks * size
-            self._reloaded += tokens
+            self.cache.load(match)
+            tokens = match.host_blocks * self.cache.block_tokens
+            self.counts.reloaded_tokens += tokens
             self._link_free_at = max(now, self._link_free_at) + tokens * self.profile.reload_token_s
             sequence.state = "loading"
             self._loading[sequence] = None
@@ -418,43 +351,20 @@ class SimulatedEngine:
             self._filling[sequence] = None
         return True
 
-    def _take_chunk(
-        self, sequence: Sequence, budget: int, chunks: list[tuple[Sequence, int]]
-    ) -> int:
+    def _take_chunk(self, sequence: Sequence, budget: StepBudget) -> None:
         """Let a sequence fill some of its prompt in the next step."""
         tokens = sequence.target - sequence.computed
         if self.profile.chunked_prefill:
-            tokens = min(tokens, budget)
-        chunks.append((sequence, tokens))
-        self._publish(sequence, sequence.computed + tokens)
-        return tokens
-
-    def _publish(self, sequence: Sequence, computed: int) -> None:
-        """Let others find what a sequence has filled of its prompt."""
-        if not self.profile.prefix_caching:
-            return
-        cache = self.cache
-        parts = sequence.prompt.parts
-        nodes = sequence.nodes
-        end = computed // cache.block_tokens
-        index = sequence.cursor
-        while index < len(parts) and parts[index].first_block < end:
-            part = parts[index]
-            if index == len(nodes):
-                parent = nodes[-1] if nodes else None
-                nodes.append(cache.node_of(part, parent, sequence.application))
-            blocks = min(part.blocks, end - part.first_block)
-            sequence.private -= cache.store(nodes[index], blocks)
-            if blocks < part.blocks:
-                break
-            index += 1
-        sequence.cursor = index
+            tokens = min(tokens, budget.left_for(sequence))
+        budget.spend(sequence, tokens)
+        self._chunks.append((sequence, tokens))
+        self._holdings.publish(sequence, sequence.computed + tokens)
 
     def _finish_prompt(self, sequence: Sequence, now: float) -> None:
         """All is filled, and its first (or next) token is there."""
         if sequence.output_tokens > 0:
             sequence.generated += 1
-            self._generated += 1
+            self.counts.generated_tokens += 1
             if sequence.first_token_at < 0:
                 sequence.first_token_at = now
         self._listener.filled(self, sequence, now)
@@ -463,20 +373,7 @@ class SimulatedEngine:
             return
         del self._filling[sequence]
         sequence.state = "decoding"
-        priority = sequence.key[0]
-        self._urgencies[priority] = self._urgencies.get(priority, 0) + 1
-        sequence.join_step = self._decode_steps
-        sequence.finish_step = self._decode_steps + sequence.output_tokens - sequence.generated
-        heappush(self._ends, (sequence.finish_step, sequence.key, sequence))
-        own = sequence.prompt.tokens + sequence.generated
-        if self.profile.shared_attention:
-            own = sequence.private + 1
-            for node in sequence.nodes:
-                if node.readers == 0:
-                    self._context += node.resident * self.cache.block_tokens
-                node.readers += 1
-        sequence.own_context = own
-        self._context += own
+        self._decodes.join(sequence)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """It has generated all that it wanted; its output stays to be found."""
@@ -487,69 +384,27 @@ class SimulatedEngine:
 
     def _leave(self, sequence: Sequence, now: float, *, done: bool = False) -> None:
         """Take a running sequence out of the batch, and let go of its KV."""
-        cache = self.cache
         if sequence.state == "decoding":
-            priority = sequence.key[0]
-            self._urgencies[priority] -= 1
-            if not self._urgencies[priority]:
-                del self._urgencies[priority]
-            grown = self._decode_steps - sequence.join_step
-            sequence.private += grown
-            self._context -= sequence.own_context + grown
-            entry = (sequence.finish_step, sequence.key, sequence)
-            if self._ends[0] == entry:
-                heappop(self._ends)
-            else:
-                self._ends.remove(entry)
-                heapify(self._ends)
-            if self.profile.shared_attention:
-                for node in sequence.nodes:
-                    node.readers -= 1
-                    if node.readers == 0:
-                        self._context -= node.resident * cache.block_tokens
+            sequence.private += self._decodes.grown(sequence)
+            self._decodes.leave(sequence)
         elif sequence.state == "filling":
             del self._filling[sequence]
         else:
             del self._loading[sequence]
         if done:
-            self._publish_output(sequence)
-        self._claimed_tokens -= sequence.prompt.tokens + sequence.max_tokens
-        cache.private_tokens -= sequence.private
-        cache.unpin(sequence.nodes, now, sequence.retention, sequence.application)
-        sequence.nodes = []
-        sequence.private = 0
-
-    def _publish_output(self, sequence: Sequence) -> None:
-        """Let those who continue a finished sequence find its output."""
-        part = sequence.output_part
-        if part is None or not self.profile.prefix_caching:
-            return
-        # The last token was never fed back, so it has no KV.
-        tokens = sequence.prompt.tokens + sequence.generated - 1
-        blocks = tokens // self.cache.block_tokens - part.first_block
-        if blocks > 0:
-            nodes = sequence.nodes
-            parent = nodes[-1] if nodes else None
-            nodes.append(self.cache.node_of(part, parent, sequence.application))
-            sequence.private -= self.cache.store(nodes[-1], blocks)
+            self._holdings.publish_output(sequence)
+        self._holdings.release(sequence, now)
 
     def _preempt(self, now: float) -> None:
         """Send the running sequence that came last back to the queue; its KV is let go."""
-        running = [*self._filling, *(entry[2] for entry in self._ends)]
-        victim = max(running, key=lambda s: s.key)
+        victim = max((*self._filling, *self._decodes), key=lambda s: s.key)
         if victim.state == "decoding":
-            victim.generated += self._decode_steps - victim.join_step
+            victim.generated += self._decodes.grown(victim)
             # The tokens that it has are filled like a prompt when it comes back.
             victim.target = victim.prompt.tokens + victim.generated
         self._leave(victim, now)
         victim.state = "waiting"
         victim.computed = 0
         victim.preemptions += 1
-        self._preemptions += 1
-        self._num_waiting += 1
-        heappush(self._waiting, (victim.key, victim))
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    """Smaller is filled earlier."""
-    return sequence.key
+        self.counts.preemptions += 1
+        self._waiting.push(victim, victim.key)

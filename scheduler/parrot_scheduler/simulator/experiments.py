@@ -20,7 +20,7 @@ from math import exp
 from statistics import NormalDist
 from typing import Any, Literal, TypeAlias
 
-from parrot_scheduler.simulator.client import Network
+from parrot_scheduler.simulator.network import Network
 from parrot_scheduler.simulator.plan import ClientMode
 
 #: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over

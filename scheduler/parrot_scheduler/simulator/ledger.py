@@ -1,10 +1,9 @@
-"""What a simulation writes down of its calls, applications and engines, for `Results`."""
+"""What a simulation writes down of its calls and applications, for `Results`."""
 
 from __future__ import annotations
 
-from parrot_scheduler.simulator.client import Call, Run
-from parrot_scheduler.simulator.engine import SimulatedEngine
-from parrot_scheduler.simulator.metrics import CallTimes, EngineUse, Measures, group_of
+from parrot_scheduler.simulator.metrics import CallTimes, Measures, group_of
+from parrot_scheduler.simulator.running import Call, Run
 from parrot_scheduler.simulator.sequence import Sequence
 
 
@@ -67,22 +66,3 @@ class Ledger:
     def _measures_of(self, run: Run) -> tuple[Measures, Measures]:
         plan = run.plan
         return group_of(self.kinds, plan.kind), group_of(self.tenants, plan.tenant)
-
-
-def use_of(engine: SimulatedEngine) -> EngineUse:
-    """What an engine did until now."""
-    counts = engine.counts
-    busy = counts.busy_s or 1.0
-    return EngineUse(
-        id=engine.id,
-        busy_s=counts.busy_s,
-        steps=counts.steps,
-        prefilled_tokens=counts.prefilled_tokens,
-        generated_tokens=counts.generated_tokens,
-        preemptions=counts.preemptions,
-        reloaded_tokens=counts.reloaded_tokens,
-        evicted_tokens=engine.cache.evicted_tokens,
-        mean_batch=counts.batch_seconds / busy,
-        mean_kv_tokens=counts.kv_seconds / busy,
-        capacity_tokens=engine.profile.capacity_tokens,
-    )
