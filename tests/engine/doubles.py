@@ -90,7 +90,7 @@ def reference_logits(tokens: Sequence[int]) -> Tensor:
 
 
 class ScriptedRunner:
-    """Implements `parrot_engine.builtin.engine.Runner` with `fake_logits`."""
+    """Implements `parrot_engine.builtin.batch.Runner` with `fake_logits`."""
 
     def __init__(
         self,

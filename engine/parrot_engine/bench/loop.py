@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from parrot_engine.builtin.batch import RowOutcome, SampledToken, StepBatch
-from parrot_engine.builtin.engine import BuiltinEngine, Runner
+from parrot_engine.builtin.batch import RowOutcome, Runner, SampledToken, StepBatch
+from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.protocol import Fill, Generate, SamplingParams

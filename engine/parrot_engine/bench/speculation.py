@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from parrot_engine.builtin.batch import RowOutcome, SampledToken
+from parrot_engine.builtin.batch import RowOutcome, Runner, SampledToken
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context
-from parrot_engine.builtin.engine import BuiltinEngine, Runner
+from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.speculation import Speculation
 from parrot_engine.builtin.step_plan import PlannedRow

@@ -237,7 +237,7 @@ def kind_line(kind: dict[str, Any]) -> str:
 
 
 class _LoggedRunner:
-    """Implements `parrot_engine.builtin.engine.Runner`."""
+    """Implements `parrot_engine.builtin.batch.Runner`."""
 
     def __init__(self, runner: ModelRunner, log: StepLog) -> None:
         self._runner = runner

@@ -10,7 +10,7 @@ can then ask for a token that only the device knows, see `BatchRow.pending`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -182,4 +182,39 @@ class Launch(Protocol):
         Raises:
             Exception: whatever went wrong on the device.
         """
+        ...
+
+
+class Runner(Protocol):
+    """What executes steps: `parrot_engine.builtin.runner.ModelRunner`, or a double in tests."""
+
+    vocab_size: int
+    eos_token_ids: list[int]
+    #: Longest context in tokens.
+    max_position: int
+    architecture: str
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    default_sampling: dict[str, float]
+
+    def launch(self, batch: StepBatch) -> Launch:
+        """Start a step; it runs after all that were launched before, and sees what they wrote.
+
+        Raises:
+            ShardError: a process that takes part was lost; nothing can be launched any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what else takes part; called once nothing is launched any more."""
+        ...
+
+    def check(self) -> None:
+        """Raise `ShardError` when a process that takes part was lost."""
+        ...
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when one is."""
         ...

@@ -129,14 +129,3 @@ class Batcher:
     def finish(self, plan: StepPlan) -> None:
         """The step was launched, or failed to be: what runs later may use its sources again."""
         self._pool.release_table(plan.held)
-
-    # The parts of a step that a subclass may want to change
-
-    def must_copy(self, block: int, num_held: int) -> bool:
-        """Whether a block has to be copied before its owner writes into it.
-
-        Args:
-            block: the block.
-            num_held: references that only keep it from reuse until the step is launched.
-        """
-        return self._pool.references(block) - num_held > 1

@@ -1,8 +1,8 @@
 """The builtin engine: takes primitives, runs steps, gives events.
 
 Brings the parts together and holds no decision of its own: the store knows the contexts, the
-batcher chooses what runs, the runner computes and samples. A step is: take what was submitted,
-plan, launch, wait for the outcome, apply it.
+batcher chooses what runs, the runner computes and samples, `outcomes` lets count what came out. A
+step is: take what was submitted, plan, launch, wait for the outcome, apply it.
 
 On a device that computes by itself the outcome waited for is that of the step before (`overlap`):
 while a step is computed the host plans and launches the next, and applies the one before. At most
@@ -22,18 +22,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import torch
-
-from parrot_engine.builtin.batch import Launch, RowOutcome, SampledToken, StepBatch
+from parrot_engine.builtin.batch import Launch, RowOutcome, Runner
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.blocks import BlockPool
-from parrot_engine.builtin.contexts import PendingGenerate
 from parrot_engine.builtin.grammar import GrammarCompiler
 from parrot_engine.builtin.held import HeldGenerations
 from parrot_engine.builtin.host_copies import BlockCopies
 from parrot_engine.builtin.host_tier import HostTier
+from parrot_engine.builtin.outcomes import Outcomes
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.step_plan import PlannedRow, StepPlan
 from parrot_engine.builtin.store import ContextStore
@@ -51,9 +49,6 @@ from parrot_engine.protocol import (
 )
 
 _log = logging.getLogger(__name__)
-
-#: In place of a token behind scores that are not finite.
-_UNSOUND = SampledToken(None, None)
 
 
 class _InFlight(NamedTuple):
@@ -76,41 +71,6 @@ class _FailedLaunch:
     def outcome(self) -> list[RowOutcome]:
         """Raise what went wrong."""
         raise self._error
-
-
-class Runner(Protocol):
-    """What executes batches: `parrot_engine.builtin.runner.ModelRunner`, or a double in tests."""
-
-    vocab_size: int
-    eos_token_ids: list[int]
-    #: Longest context in tokens.
-    max_position: int
-    architecture: str
-    dtype: str
-    device: str
-    num_blocks: int
-    block_size: int
-    default_sampling: dict[str, float]
-
-    def launch(self, batch: StepBatch) -> Launch:
-        """Start a step; it runs after all that were launched before, and sees what they wrote.
-
-        Raises:
-            ShardError: a process that takes part was lost; nothing can be launched any more.
-        """
-        ...
-
-    def close(self) -> None:
-        """End what else takes part; called once nothing is launched any more."""
-        ...
-
-    def check(self) -> None:
-        """Raise `ShardError` when a process that takes part was lost."""
-        ...
-
-    def on_loss(self, callback: Callable[[], None]) -> None:
-        """Call this, from any thread, when one is."""
-        ...
 
 
 class BuiltinEngine:
@@ -164,6 +124,7 @@ class BuiltinEngine:
             max_contexts=settings.max_contexts,
         )
         self._batcher = self._make_batcher(settings)
+        self._outcomes = Outcomes(self._store, self._batcher)
         self._host: HostTier | None = None
         if copies is not None:
             self._host = self._batcher.host = HostTier(
@@ -262,7 +223,7 @@ class BuiltinEngine:
         ):
             # What comes next depends on the guesses; or the device waits for us, and a plan that
             # knows the tokens costs nothing more.
-            self._land(before)
+            self._outcomes.land(before.plan, before.launch)
             before = None
         if self._host is not None:
             self._host.collect()
@@ -272,11 +233,11 @@ class BuiltinEngine:
             if plan.rows:
                 launched = self._launch(plan)
         if before is not None:
-            self._land(before)
+            self._outcomes.land(before.plan, before.launch)
         elif launched is None and not self._store.events:
             self._wait()
         if launched is not None and not self._may_wait(launched):
-            self._land(launched)
+            self._outcomes.land(launched.plan, launched.launch)
             launched = None
         self._in_flight = launched
         states = self._store.states
@@ -414,92 +375,6 @@ class BuiltinEngine:
         is_all_there_is = states.num_waiting == 0 and len(states.running) == len(rows)
         return not (is_all_there_is and all(map(_is_first_token, rows)))
 
-    def _land(self, step: _InFlight) -> None:
-        """Wait for the outcome of a step, and let it count."""
-        plan = step.plan
-        try:
-            outcomes = step.launch.outcome()
-        except ShardError:
-            # The other ranks hold parts of every context.
-            raise
-        except torch.cuda.OutOfMemoryError:
-            _log.exception("No memory for a step of %d tokens", plan.batch.num_tokens)
-            self._fail(
-                plan,
-                f"the device has no memory left for a step of {plan.batch.num_tokens} tokens; "
-                "a smaller max_batch_tokens or KV cache leaves more",
-            )
-        except Exception:
-            _log.exception("A step of %d contexts failed", len(plan.rows))
-            self._fail(
-                plan, "the engine failed while computing this context; its log has the details"
-            )
-        else:
-            for planned, outcome in zip(plan.rows, outcomes, strict=True):
-                if planned.row.num_guesses == 0:
-                    self._apply(planned, outcome)
-                    continue
-                if planned.context.in_flight is planned:
-                    planned.context.in_flight = None
-                for part in self._batcher.check_guesses(planned, outcome):
-                    self._apply(*part)
-
-    def _fail(self, plan: StepPlan, problem: str) -> None:
-        """Give up what a step was to compute, except for rows that are of no use any more."""
-        for planned in plan.rows:
-            context = planned.context
-            if context.state != "gone" and planned.epoch == context.epoch:
-                self._store.fail(context, "engine_error", problem)
-
-    def _apply(self, planned: PlannedRow, outcome: RowOutcome) -> None:
-        """Let the outcome of a row count, as far as it still matters.
-
-        Meanwhile the context may have been freed or have failed; it may have lost its KV: then only
-        its token counts; and its generation may be over.
-        """
-        context, token, generate = planned.context, outcome.token, planned.generate
-        if context.in_flight is planned:
-            context.in_flight = None
-        if context.state == "gone":
-            return
-        if planned.epoch == context.epoch:
-            if outcome.is_sound:
-                self._count_computed(planned, outcome)
-            else:
-                token = _UNSOUND
-        elif not context.is_at(generate):
-            return
-        if token is not None and token.token_id is None and _grammar_problem(generate):
-            self._store.fail(context, "invalid_request", _grammar_problem(generate))
-            return
-        if token is not None and token.token_id is None:
-            self._store.fail(
-                context,
-                "numerical_error",
-                "the model's logits are not finite for this context",
-                distrust=True,
-            )
-            return
-        goes_on = False
-        if generate is not None and token is not None and context.is_at(generate):
-            goes_on = self._store.add_token(context, generate, token)
-            if not goes_on and context.in_flight is not None:
-                context.abandon_flight()
-                self._batcher.trim(context, context.num_computed)
-        if not goes_on or context.state != "running":
-            self._store.settle(context)
-
-    def _count_computed(self, planned: PlannedRow, outcome: RowOutcome) -> None:
-        context = planned.context
-        fill = context.fill
-        self._batcher.computed(planned)
-        if fill is not None:
-            fill.reached = max(fill.reached, planned.end)
-            fill.scores.extend(outcome.scores)
-            self._store.complete_fill(context)
-            # Forks in front of a Generate are of the context without its tokens, or its failure.
-            self._store.bear_forks(context)
-
 
 def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | None:
     """Grammars for a model; None, with a warning, where its tokenizer does not lend itself."""
@@ -510,13 +385,6 @@ def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | Non
     except SettingsError as error:
         _log.warning("No structured output with this model: %s", error)
         return None
-
-
-def _grammar_problem(generate: PendingGenerate | None) -> str:
-    """Why the generation's grammar allows nothing any more; empty if that is not so."""
-    row = None if generate is None else generate.row
-    matcher = None if row is None else row.matcher
-    return "" if matcher is None else matcher.problem or ""
 
 
 def _is_first_token(planned: PlannedRow) -> bool:

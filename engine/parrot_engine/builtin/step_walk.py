@@ -379,10 +379,11 @@ class StepWalk:
         return min(wanted, len(table) * size - start)
 
     def _must_copy(self, table: BlockTable, tail: int) -> bool:
+        """Whether others share the block that is to be written; `held` ones only keep theirs."""
         if tail >= len(table):
             return False
         block = table.ids[tail]
-        return self._batcher.must_copy(block, self.held.count(block))
+        return self._pool.references(block) - self.held.count(block) > 1
 
     def _reclaim(self, wanted: int, context: Context, *, preempt: bool) -> None:
         """Take KV from others until `wanted` blocks are free, or nobody is left to take from."""
