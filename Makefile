@@ -3,7 +3,7 @@
 #
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
 # ARGS="--port 8123"  arguments for `parrot-gateway serve`
-# PIP_ARGS="…"        arguments for pip, e.g. the index of PyTorch's CPU builds
+# PIP_ARGS="…"        arguments for pip, e.g. --extra-index-url with PyTorch's CPU builds
 # PYTEST_ARGS="-x"    arguments for pytest, instead of all tests on up to four cores
 
 PYTHON ?= python3
@@ -42,8 +42,9 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
+# Not quiet: a first start may download for minutes, and pip's lines are all there is to see of it.
 $(VENV)/.serve-stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[engine]'
+	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[engine]'
 	@touch $@
 
 $(VENV)/.test-stamp: pyproject.toml | $(BIN)/python
