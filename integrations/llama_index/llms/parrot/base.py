@@ -1,13 +1,13 @@
 """`Parrot`: a LlamaIndex model on Parrot Gateway.
 
-The class alone; the wire form is in `_messages`, what LlamaIndex's spans say of a call in
-`linking`, structured output in `_structured`, the model's window in `_window`.
+The class alone; calls over the wire are in `_calls`, what LlamaIndex's spans say of a call in
+`linking`, tools in `_tools`, structured output in `_structured`, the model's window in `_window`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.generic_utils import (
@@ -30,28 +30,19 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
-    ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.utils import get_tokenizer
 from llama_index.llms.parrot import linking
+from llama_index.llms.parrot._calls import Calls
 from llama_index.llms.parrot._client import Clients, Connection, connection
-from llama_index.llms.parrot._deferred import resolvable, resolved
 from llama_index.llms.parrot._errors import explained
 from llama_index.llms.parrot._fields import merge_linked, take_fields
-from llama_index.llms.parrot._messages import (
-    ChatAssembly,
-    CompletionAssembly,
-    chat_response,
-    completion_response,
-    place_of,
-    to_wire,
-)
-from llama_index.llms.parrot._structured import StructuredOutput, closed
+from llama_index.llms.parrot._structured import StructuredOutput
+from llama_index.llms.parrot._tools import keep_one_call, selections, tool_fields
 from llama_index.llms.parrot._window import Window, ask_window, reference_counter
 from pydantic import AliasChoices
 
@@ -211,27 +202,11 @@ class Parrot(StructuredOutput):
             openai.APIError: a call failed, expired or took too long; the message says what to do.
             TypeError: a streaming response, which has to be read first.
         """
-        body = resolvable(value)
-        if body is None:
-            return value
-        where = self._connection()
-        with explained(where.base_url):
-            answer = self._clients.sync_client(where).post(
-                "/resolve", cast_to=object, **_resolve_arguments(body, timeout)
-            )
-        return resolved(value, answer)
+        return self._calls().resolve(value, timeout)
 
     async def aresolve(self, value: T, timeout: float | None = None) -> T:
         """See `resolve`."""
-        body = resolvable(value)
-        if body is None:
-            return value
-        where = self._connection()
-        with explained(where.base_url):
-            answer = await self._clients.async_client(where).post(
-                "/resolve", cast_to=object, **_resolve_arguments(body, timeout)
-            )
-        return resolved(value, answer)
+        return await self._calls().aresolve(value, timeout)
 
     # -- the methods of a model ---------------------------------------------------------------
 
@@ -344,17 +319,14 @@ class Parrot(StructuredOutput):
                 user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
             messages.append(user_msg)
         arguments: dict[str, Any] = {"messages": messages, **kwargs}
-        if not tools:
-            return arguments
-        arguments["tools"] = [
-            _tool_spec(tool, self.strict if strict is None else strict) for tool in tools
-        ]
-        if tool_choice is None:
-            tool_choice = "required" if tool_required else "auto"
-        elif isinstance(tool_choice, str) and tool_choice not in ("none", "auto", "required"):
-            tool_choice = {"type": "function", "function": {"name": tool_choice}}
-        arguments["tool_choice"] = tool_choice
-        arguments["parallel_tool_calls"] = allow_parallel_tool_calls
+        if tools:
+            arguments |= tool_fields(
+                tools,
+                strict=self.strict if strict is None else strict,
+                required=tool_required,
+                choice=tool_choice,
+                parallel=allow_parallel_tool_calls,
+            )
         return arguments
 
     def _validate_chat_with_tools_response(
@@ -366,9 +338,7 @@ class Parrot(StructuredOutput):
     ) -> ChatResponse:
         """Where one call was asked for, keep the first: not every model can be told to."""
         if not allow_parallel_tool_calls:
-            blocks = response.message.blocks
-            calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
-            response.message.blocks = [block for block in blocks if block not in calls[1:]]
+            keep_one_call(response)
         return response
 
     def get_tool_calls_from_response(
@@ -379,21 +349,7 @@ class Parrot(StructuredOutput):
         Raises:
             ValueError: there are none, and `error_on_no_tool_call`.
         """
-        blocks = response.message.blocks
-        calls = [block for block in blocks if isinstance(block, ToolCallBlock)]
-        if not calls and error_on_no_tool_call:
-            raise ValueError(
-                "The model called no tool. tool_required=True makes it; it said: "
-                f"{(response.message.content or '')[:200]!r}"
-            )
-        return [
-            ToolSelection(
-                tool_id=call.tool_call_id or "",
-                tool_name=call.tool_name,
-                tool_kwargs=_arguments_of(call),
-            )
-            for call in calls
-        ]
+        return selections(response, must_call=error_on_no_tool_call)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -401,6 +357,9 @@ class Parrot(StructuredOutput):
         return connection(
             self.base_url, self.api_key, self.timeout, self.max_retries, self.default_headers
         )
+
+    def _calls(self) -> Calls:
+        return Calls(self._clients, self._connection())
 
     def _window(self) -> Window:
         where = self._connection()
@@ -469,104 +428,34 @@ class Parrot(StructuredOutput):
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request = self._request(kwargs, self._linked(), stream=False)
-        where = self._connection()
-        with explained(where.base_url):
-            create = self._clients.sync_client(where).chat.completions.with_raw_response.create
-            raw = create(messages=to_wire(messages), **request)
-            return chat_response(raw.parse(), place_of(raw.headers))
+        return self._calls().chat(messages, request)
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request = self._request(kwargs, await self._alinked(), stream=False)
-        where = self._connection()
-        with explained(where.base_url):
-            create = self._clients.async_client(where).chat.completions.with_raw_response.create
-            raw = await create(messages=to_wire(messages), **request)
-            return chat_response(raw.parse(), place_of(raw.headers))
+        return await self._calls().achat(messages, request)
 
     def _complete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
         request = self._request(kwargs, self._linked(), stream=False)
-        where = self._connection()
-        with explained(where.base_url):
-            create = self._clients.sync_client(where).completions.with_raw_response.create
-            raw = create(prompt=prompt, **request)
-            return completion_response(raw.parse(), place_of(raw.headers))
+        return self._calls().complete(prompt, request)
 
     async def _acomplete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
         request = self._request(kwargs, await self._alinked(), stream=False)
-        where = self._connection()
-        with explained(where.base_url):
-            create = self._clients.async_client(where).completions.with_raw_response.create
-            raw = await create(prompt=prompt, **request)
-            return completion_response(raw.parse(), place_of(raw.headers))
+        return await self._calls().acomplete(prompt, request)
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         request = self._request(kwargs, self._linked(), stream=True)
-        create = self._clients.sync_client(self._connection()).chat.completions
-        return self._chunks(create, {"messages": to_wire(messages), **request}, ChatAssembly())
+        return self._calls().stream_chat(messages, request)
 
     def _stream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseGen:
         request = self._request(kwargs, self._linked(), stream=True)
-        create = self._clients.sync_client(self._connection()).completions
-        return self._chunks(create, {"prompt": prompt, **request}, CompletionAssembly())
+        return self._calls().stream_complete(prompt, request)
 
     async def _astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         request = self._request(kwargs, await self._alinked(), stream=True)
-        create = self._clients.async_client(self._connection()).chat.completions
-        return self._achunks(create, {"messages": to_wire(messages), **request}, ChatAssembly())
+        return self._calls().astream_chat(messages, request)
 
     async def _astream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseAsyncGen:
         request = self._request(kwargs, await self._alinked(), stream=True)
-        create = self._clients.async_client(self._connection()).completions
-        return self._achunks(create, {"prompt": prompt, **request}, CompletionAssembly())
-
-    def _chunks(
-        self, resource: Any, request: dict[str, Any], assembly: ChatAssembly | CompletionAssembly
-    ) -> Generator[Any, None, None]:
-        # NOTE: the request is made when the first piece is asked for, but what the spans say of
-        # it was read before: by then the program may be in another one.
-        with explained(self._connection().base_url):
-            raw = resource.with_raw_response.create(**request)
-            place = place_of(raw.headers)
-            with raw.parse() as stream:
-                for chunk in stream:
-                    yield assembly.add(chunk, place)
-
-    async def _achunks(
-        self, resource: Any, request: dict[str, Any], assembly: ChatAssembly | CompletionAssembly
-    ) -> AsyncGenerator[Any, None]:
-        with explained(self._connection().base_url):
-            raw = await resource.with_raw_response.create(**request)
-            place = place_of(raw.headers)
-            async with raw.parse() as stream:
-                async for chunk in stream:
-                    yield assembly.add(chunk, place)
-
-
-def _resolve_arguments(body: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-    # Not repeated: what failed stays failed, and the gateway has waited already.
-    options: dict[str, Any] = {"max_retries": 0}
-    if timeout is not None:
-        body = {**body, "timeout": timeout}
-        options["timeout"] = timeout + 5.0
-    return {"body": body, "options": options}
-
-
-def _tool_spec(tool: BaseTool, strict: bool) -> dict[str, Any]:
-    spec: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
-    if strict:
-        function = spec["function"]
-        function["strict"] = True
-        function["parameters"] = closed(function["parameters"])
-    return spec
-
-
-def _arguments_of(call: ToolCallBlock) -> dict[str, Any]:
-    if not isinstance(call.tool_kwargs, str):
-        return call.tool_kwargs
-    try:
-        arguments = parse_partial_json(call.tool_kwargs)
-    except ValueError:
-        return {}
-    return arguments if isinstance(arguments, dict) else {}
+        return self._calls().astream_complete(prompt, request)
