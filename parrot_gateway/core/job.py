@@ -23,7 +23,7 @@ CutTokens = Callable[[str, int], str]
 
 
 class Job:
-    """One call or transform. Made by `SemanticService.submit` and `submit_transform`.
+    """One call or transform. Made by `job_maker`.
 
     Args:
         node: its place in the session's graph.

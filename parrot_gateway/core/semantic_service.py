@@ -6,10 +6,10 @@ The shape, for those who build on it:
     service.bind(session, source)        what a placeholder stands for -> Binding
     service.submit(session, CallSpec)    -> Job; runs it once its inputs are there
     service.submit_transform(session, …) -> Job; the same of a text function between variables
-    service.wait(variable, …)            returns when it is final, or time is up
-    service.value(variable, …)           -> its text, or raises why there is none
     service.set_value(variable, text)    the user writes it
-    service.resolve(tenant, template)    -> the values that a template needs
+    service.readers.wait(variable, …)    returns when it is final, or time is up
+    service.readers.value(variable, …)   -> its text, or raises why there is none
+    service.resolve(tenant, template)    -> the template with the values that it needs
     service.cancel_call(tenant, id)      and what depends on it
     service.close_session(session)       cancels, frees, forgets
 
@@ -25,15 +25,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from parrot_gateway.core.call_spec import CallSpec
-from parrot_gateway.core.contexts import enter, free_all_contexts
+from parrot_gateway.core.contexts import free_all_contexts
 from parrot_gateway.core.executor import CallRunner, Executor
 from parrot_gateway.core.fill_ahead import FillAhead
-from parrot_gateway.core.graph import CallNode, ForeignInput, TransformNode
+from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.job import Job
-from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
+from parrot_gateway.core.job_maker import job_of_call, job_of_transform
+from parrot_gateway.core.objective import LATENCY
+from parrot_gateway.core.readers import Readers
 from parrot_gateway.core.reference import find_references, is_variable_id, mint_variable_id
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.sessions import SessionStore
@@ -43,9 +43,7 @@ from parrot_gateway.core.transform import Transform
 from parrot_gateway.core.urgency import Urgency
 from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import (
-    DeadlineError,
     DoubleProducerError,
-    InvalidRequestError,
     NotFoundError,
     VariableNotFoundError,
 )
@@ -55,21 +53,9 @@ from parrot_gateway.settings import SessionSettings
 SWEEP_S = 30.0
 
 
-class _Head(msgspec.Struct):
-    model: str | None = None
-
-
-_head_decoder = msgspec.json.Decoder(_Head)
-
-
-def mint_session_id() -> str:
+def _mint_session_id() -> str:
     """An unguessable id."""
     return "s" + secrets.token_hex(16)
-
-
-def mint_call_id() -> str:
-    """An unguessable id."""
-    return "call_" + secrets.token_hex(12)
 
 
 class SemanticService:
@@ -93,7 +79,7 @@ class SemanticService:
         self.clock = clock
         self.sessions = SessionStore(
             limits,
-            mint_session_id=mint_session_id,
+            mint_session_id=_mint_session_id,
             mint_variable_id=mint_variable_id,
             on_close=self._session_closed,
         )
@@ -103,6 +89,7 @@ class SemanticService:
         self.on_call_changed: Callable[[str], None] = lambda call_id: None
         #: What calls are run for.
         self.urgency = Urgency(self.sessions.owner_of, lambda call: self.on_call_changed(call))
+        self.readers = Readers(self.sessions, self.urgency, timeout_s=call_timeout_s)
         self.executor = Executor(
             limits,
             run_timeout_s=call_timeout_s,
@@ -113,7 +100,6 @@ class SemanticService:
         )
         #: Fills the beginnings of waiting calls; set by whoever can read prompts.
         self.fill_ahead: FillAhead | None = None
-        self._readers = 0
         self._sweeper: asyncio.Task[None] | None = None
 
     # -- lifetime ---------------------------------------------------------------------------
@@ -217,95 +203,15 @@ class SemanticService:
             )
         variable.set(value, "its user")
 
-    async def wait(
-        self,
-        variable: Variable,
-        timeout_s: float,
-        *,
-        objective: Objective | None = LATENCY,
-        after: int | None = None,
-    ) -> bool:
-        """Wait until a variable is final; tells deduction that it is waited for.
-
-        Args:
-            variable: of any session.
-            timeout_s: return False after this time.
-            objective: what it is waited for; None leaves deduction alone.
-            after: return also when it has more text than so many characters.
-        """
-        if variable.is_final or (after is not None and variable.text_after(after)):
-            return True
-        told = asyncio.get_running_loop().create_future()
-
-        def changed(_: Variable) -> None:
-            if not told.done():
-                told.set_result(None)
-
-        unsubscribe = variable.subscribe(changed, last_only=after is None)
-        session = self.sessions.owner_of(variable)
-        if session is not None:
-            session.pin()
-        self._readers += 1
-        if objective is not None:
-            self.urgency.begin_wait(variable, objective)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await told
-        except TimeoutError:
-            return False
-        finally:
-            self._readers -= 1
-            if objective is not None:
-                self.urgency.end_wait(variable)
-            if session is not None:
-                session.unpin()
-            unsubscribe()
-        return True
-
-    async def value(
-        self, variable: Variable, timeout_s: float | None = None, objective: Objective = LATENCY
-    ) -> str:
-        """The text of a variable, once it is there.
-
-        Raises:
-            DependencyFailedError: it failed or was cancelled.
-            DeadlineError: it was not there in time.
-        """
-        limit_s = self.call_timeout_s if timeout_s is None else timeout_s
-        if not await self.wait(variable, limit_s, objective=objective):
-            raise DeadlineError(
-                f"Variable '{variable.name}' had no value within {limit_s:g} s; it goes on.",
-                param="variable",
-            )
-        if variable.failure is not None:
-            raise variable.failure.to_error(variable.name)
-        return variable.value or ""
-
-    def variables_of(self, tenant: str, template: BodyTemplate) -> dict[str, Variable]:
-        """The variables that a template needs, in the order of their first place.
-
-        Raises:
-            VariableNotFoundError: one is unknown, expired or foreign.
-        """
-        now = self.clock()
-        return {
-            variable_id: self.sessions.variable(tenant, variable_id, now)
-            for variable_id in template.variables
-        }
-
     async def resolve(self, tenant: str, template: BodyTemplate, timeout_s: float) -> bytes:
         """The template with the values that it needs, once all are there.
 
         Raises:
-            VariableNotFoundError, DependencyFailedError, DeadlineError: as `value`.
+            VariableNotFoundError: one is unknown, expired or foreign.
+            DependencyFailedError, DeadlineError: as `Readers.value`.
         """
-        variables = self.variables_of(tenant, template)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        values = {}
-        for variable_id, variable in variables.items():
-            values[variable_id] = await self.value(variable, max(0.0, deadline - loop.time()))
-        return template.render(values)
+        variables = self.sessions.variables(tenant, template.variables, self.clock())
+        return template.render(await self.readers.values(variables, timeout_s))
 
     # -- calls ------------------------------------------------------------------------------
 
@@ -324,62 +230,17 @@ class SemanticService:
             OverloadedError: too many calls wait already.
             GatewayError: it cannot go on from its context, see `contexts.enter`.
         """
-        template = BodyTemplate.of(
-            spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
-        )
-        if not spec.verbatim:
-            check_placeholders(template)
-        inputs = self.variables_of(session.tenant, template)
-        foreign = {
-            variable_id: owner
-            for variable_id, variable in inputs.items()
-            if variable.session_id != session.id
-            and (owner := self.sessions.owner_of(variable)) is not None
-        }
-        output = None if spec.output is None else session.lookup(spec.output, "output")
-        node = CallNode(
-            id=mint_call_id(),
-            session_id=session.id,
-            inputs=tuple(v for v in inputs if v not in foreign),
-            foreign=tuple(
-                ForeignInput(variable_id, inputs[variable_id].name, owner.name)
-                for variable_id, owner in foreign.items()
-            ),
-            output=spec.output,
-            name=spec.name or (output.name if output is not None else ""),
-            submitted=self.clock(),
-            model=_head_decoder.decode(spec.body).model or "",
-            given_objective=spec.objective,
-            objective=spec.objective or THROUGHPUT,
-            priority=spec.priority,
-            run=spec.run,
-            parent=spec.parent,
-            group=spec.group,
-        )
-        context = None
-        if spec.context is not None:
-            context = enter(session, spec.context, spec.path, spec.body)
-        job = Job(
-            node,
-            session,
-            spec,
-            template,
-            inputs=inputs,
-            foreign=foreign,
-            output=output,
-            attended=attended,
-            context=context,
-        )
+        job = job_of_call(spec, session, self.sessions, self.clock(), attended=attended)
         try:
             self.executor.submit(job)
         except BaseException:
-            if context is not None:
-                context.leave()
+            if job.context is not None:
+                job.context.leave()
             raise
-        self.urgency.regroup(session, node.group)
+        self.urgency.regroup(session, job.call.group)
         if attended or spec.objective is not None:
-            self.urgency.want_call(session, node, spec.objective or LATENCY)
-        self.urgency.inherit(session, output)
+            self.urgency.want_call(session, job.call, spec.objective or LATENCY)
+        self.urgency.inherit(session, job.output)
         return job
 
     def submit_transform(
@@ -399,25 +260,7 @@ class SemanticService:
             VariableNotFoundError: one of them is not in the session.
             CycleError, DoubleProducerError, SessionFullError, OverloadedError: as `submit`.
         """
-        node = TransformNode(
-            id=mint_call_id(),
-            session_id=session.id,
-            inputs=(source.id,),
-            output=output.id,
-            name=name or output.name,
-            submitted=self.clock(),
-            pipeline=transform.text,
-        )
-        job = Job(
-            node,
-            session,
-            CallSpec(path="", body=b"", output=output.id, transform=transform, dedupe=False),
-            None,
-            inputs={source.id: source},
-            foreign={},
-            output=output,
-            attended=False,
-        )
+        job = job_of_transform(source, transform, output, session, self.clock(), name)
         self.executor.submit(job)
         self.urgency.inherit(session, output)
         return job
@@ -472,28 +315,5 @@ class SemanticService:
             "sessions": self.sessions.statistics()._asdict(),
             "calls": self.executor.statistics()._asdict(),
             "fill_ahead": {} if self.fill_ahead is None else self.fill_ahead.statistics()._asdict(),
-            "readers": self._readers,
+            "readers": self.readers.count,
         }
-
-
-def check_placeholders(template: BodyTemplate) -> None:
-    """Every placeholder is declared, and every declared one occurs.
-
-    Raises:
-        InvalidRequestError: naming those that are not.
-    """
-    if template.undeclared:
-        names = ", ".join(f"'{name}'" for name in sorted(template.undeclared))
-        raise InvalidRequestError(
-            f"The prompt has placeholders that 'inputs' does not declare: {names}. "
-            "Declare them, or write the prompt without double braces.",
-            param="inputs",
-            code="undeclared_placeholder",
-        )
-    if template.unused:
-        names = ", ".join(f"'{name}'" for name in sorted(template.unused))
-        raise InvalidRequestError(
-            f"'inputs' declares what stands nowhere in the prompt: {names}.",
-            param="inputs",
-            code="unused_input",
-        )

@@ -7,7 +7,7 @@ foreign cannot be told apart, in text or in time. One tenant makes room at its o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from parrot_gateway.core.session import Session, check_name
@@ -141,6 +141,16 @@ class SessionStore:
         if now is not None:
             self.touch(held.sessions[found.session_id], now)
         return found
+
+    def variables(
+        self, tenant: str, variable_ids: Iterable[str], now: float
+    ) -> dict[str, Variable]:
+        """The tenant's variables of those ids, in their order; used now.
+
+        Raises:
+            VariableNotFoundError: one is unknown, expired or foreign.
+        """
+        return {each: self.variable(tenant, each, now) for each in variable_ids}
 
     def owner_of(self, variable: Variable) -> Session | None:
         """The session of a variable that the caller holds; None when it was closed meanwhile.

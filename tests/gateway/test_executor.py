@@ -137,7 +137,7 @@ async def test_a_chain_runs_without_anybody_waiting() -> None:
         last = submit(service, session, "v0", "start")
         for number in range(1, 5):
             last = submit(service, session, f"v{number}", f"{number} {reference_of(last.id)}")
-        assert await service.value(last) == "(4 (3 (2 (1 (start)))))"
+        assert await service.readers.value(last) == "(4 (3 (2 (1 (start)))))"
         states = [node.state for node in session.graph]
         assert states == ["done"] * 5
         assert all(node.started and node.finished for node in session.graph)
@@ -151,7 +151,7 @@ async def test_readers_may_come_before_producers() -> None:
         await asyncio.sleep(0)
         assert gauges(service)["waiting"] == 1
         submit(service, session, "late", "p")
-        assert await service.value(reader) == "(<(p)>)"
+        assert await service.readers.value(reader) == "(<(p)>)"
 
 
 async def test_users_write_inputs_too() -> None:
@@ -160,7 +160,7 @@ async def test_users_write_inputs_too() -> None:
         given_ = session.variable("x")
         reader = submit(service, session, "r", reference_of(given_.id) * 2)
         service.set_value(given_, "v")
-        assert await service.value(reader) == "(vv)"
+        assert await service.readers.value(reader) == "(vv)"
         with pytest.raises(VariableStateError):
             service.set_value(given_, "again")
 
@@ -172,7 +172,7 @@ async def test_nobody_writes_what_a_call_will() -> None:
         with pytest.raises(DoubleProducerError):
             service.set_value(output, "mine")
         service.set_value(session.variable("x"), "")
-        assert await service.value(output) == "()"
+        assert await service.readers.value(output) == "()"
 
 
 async def test_calls_of_one_level_run_side_by_side() -> None:
@@ -182,7 +182,9 @@ async def test_calls_of_one_level_run_side_by_side() -> None:
         parts = [submit(service, session, f"p{i}", f"{i}") for i in range(10)]
         prompt = "".join(reference_of(part.id) for part in parts)
         total = submit(service, session, "total", prompt)
-        assert await service.value(total) == "(" + "".join(f"({i})" for i in range(10)) + ")"
+        assert (
+            await service.readers.value(total) == "(" + "".join(f"({i})" for i in range(10)) + ")"
+        )
         assert runner.most_running == 10
 
 
@@ -195,7 +197,7 @@ async def test_the_line_is_bounded_and_keeps_priorities() -> None:
             for i in range(9)
         ]
         for output in outputs:
-            await service.value(output)
+            await service.readers.value(output)
         assert runner.most_running == 2
         prompts = [json.loads(body)["prompt"] for body in runner.bodies]
         assert prompts == ["2", "5", "8", "1", "4", "7", "0", "3", "6"]
@@ -210,7 +212,7 @@ async def test_too_many_waiting_are_refused() -> None:
         with pytest.raises(OverloadedError, match="max_waiting_calls"):
             submit(service, session, "c", "free")
         service.set_value(x, "go")
-        await service.value(session.variable("b"))
+        await service.readers.value(session.variable("b"))
         submit(service, session, "d", "free")
 
 
@@ -236,7 +238,7 @@ async def test_cycles_are_refused_within_a_session_and_across() -> None:
         with pytest.raises(CycleError):
             service.submit(other, spec(reference_of(c.id), b))
         service.set_value(b, "b")
-        assert await service.value(c) == "((b))"
+        assert await service.readers.value(c) == "((b))"
 
 
 async def test_another_tenants_variable_is_unknown() -> None:
@@ -258,7 +260,7 @@ async def test_variables_of_other_sessions_of_the_tenant_can_be_read() -> None:
         service.submit(other, spec(reference_of(source.id), output))
         assert not one.is_idle, "a session that others wait for was given free"
         service.set_value(source, "v")
-        assert await service.value(output) == "(v)"
+        assert await service.readers.value(output) == "(v)"
         assert one.is_idle
         assert other.is_idle
 
@@ -293,7 +295,7 @@ async def test_failures_travel_with_their_cause() -> None:
         for number in range(3000):
             last = submit(service, session, f"v{number}", reference_of(last.id))
         with pytest.raises(DependencyFailedError) as caught:
-            await service.value(last)
+            await service.readers.value(last)
         assert "too long by far" in caught.value.message
         assert "'bad'" in caught.value.message
         assert last.failure is not None
@@ -314,11 +316,11 @@ async def test_a_reader_of_something_that_failed_before_fails_too() -> None:
     async with service_of(runner) as service:
         session = service.session("t", "s")
         first = submit(service, session, "a", "x")
-        await service.wait(first, 5)
+        await service.readers.wait(first, 5)
         second = submit(service, session, "b", reference_of(first.id))
         assert second.state == "empty", "it failed before its submitter could know its name"
         with pytest.raises(DependencyFailedError):
-            await service.value(second)
+            await service.readers.value(second)
 
 
 async def test_a_call_that_failed_listens_no_more() -> None:
@@ -334,7 +336,7 @@ async def test_a_call_that_failed_listens_no_more() -> None:
         prompt = reference_of(submit(service, session, "a", "x").id) + reference_of(never.id)
         output = submit(service, session, "b", prompt)
         assert never.num_listeners == 1
-        await service.wait(output, 5)
+        await service.readers.wait(output, 5)
         assert output.state == "failed"
         assert never.num_listeners == 0
 
@@ -349,7 +351,7 @@ async def test_what_breaks_in_a_runner_is_told_without_details() -> None:
     async with service_of(runner) as service:
         output = submit(service, service.session("t", "s"), "a", "x")
         with pytest.raises(DependencyFailedError) as caught:
-            await service.value(output)
+            await service.readers.value(output)
         assert "secret" not in caught.value.message
 
 
@@ -365,7 +367,7 @@ async def test_engines_that_are_away_for_a_moment_are_waited_for() -> None:
     runner.act = act
     async with service_of(runner) as service:
         output = submit(service, service.session("t", "s"), "a", "x")
-        assert await service.value(output) == "(x)"
+        assert await service.readers.value(output) == "(x)"
         assert service.executor.statistics().retries == 2
 
 
@@ -376,7 +378,7 @@ async def test_calls_that_run_too_long_end() -> None:
         session = service.session("t", "s")
         output = submit(service, session, "a", "x")
         reader = submit(service, session, "b", reference_of(output.id))
-        await service.wait(reader, 5)
+        await service.readers.wait(reader, 5)
         assert reader.failure is not None
         assert reader.failure.origin.code == "timeout"
 
@@ -385,12 +387,12 @@ async def test_waits_for_what_never_comes_end() -> None:
     async with service_of(ScriptedRunner(), ttl_s=0.05) as service:
         session = service.session("t", "s")
         output = submit(service, session, "a", reference_of(session.variable("never").id))
-        await service.wait(output, 5)
+        await service.readers.wait(output, 5)
         assert output.failure is not None
         assert output.failure.code == "timeout"
         assert "'never'" in output.failure.message
         with pytest.raises(DeadlineError):
-            await service.value(session.variable("never"), 0.01)
+            await service.readers.value(session.variable("never"), 0.01)
 
 
 async def test_values_that_grow_too_large_fail_the_call() -> None:
@@ -398,7 +400,7 @@ async def test_values_that_grow_too_large_fail_the_call() -> None:
         session = service.session("t", "s")
         for number, transform in enumerate((None, parse_transform("lower"))):
             output = submit(service, session, f"v{number}", "x" * 20, transform=transform)
-            await service.wait(output, 5)
+            await service.readers.wait(output, 5)
             assert output.failure is not None
             assert output.failure.code == "value_too_large"
 
@@ -416,7 +418,7 @@ async def test_cancelling_a_call_stops_it_and_fails_its_readers() -> None:
         await until(lambda: runner.running == 1)
         assert output.producer is not None
         service.cancel_call("t", output.producer)
-        await service.wait(reader, 5)
+        await service.readers.wait(reader, 5)
         assert (output.state, reader.state) == ("cancelled", "failed")
         await until(lambda: runner.running == 0)
 
@@ -428,7 +430,7 @@ async def test_closing_a_session_stops_everything_in_it() -> None:
         session = service.session("t", "s")
         outputs = [submit(service, session, f"v{i}", f"{i}") for i in range(5)]
         submit(service, session, "w", reference_of(session.variable("never").id))
-        waiting = asyncio.create_task(service.value(outputs[0]))
+        waiting = asyncio.create_task(service.readers.value(outputs[0]))
         await until(lambda: runner.running == 5)
         service.close_session(session)
         with pytest.raises(DependencyFailedError, match="session was closed"):
@@ -456,7 +458,7 @@ async def test_closing_the_gateway_stops_everything() -> None:
 async def test_a_cancelled_reader_leaves_no_listener() -> None:
     async with service_of(ScriptedRunner()) as service:
         variable = service.session("t", "s").variable("x")
-        task = asyncio.create_task(service.value(variable))
+        task = asyncio.create_task(service.readers.value(variable))
         await until(lambda: variable.num_listeners == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -479,7 +481,7 @@ async def test_identical_deterministic_calls_run_once() -> None:
             for i, prompt in enumerate(prompts)
         ]
         for output in outputs:
-            assert await service.value(output) == "((in))"
+            assert await service.readers.value(output) == "((in))"
         assert len(runner.bodies) == 2
         assert service.executor.statistics().deduplicated == 2
 
@@ -498,8 +500,8 @@ async def test_others_run_each(first: dict[str, object], second: dict[str, objec
     runner = ScriptedRunner()
     async with service_of(runner) as service:
         session = service.session("t", "s")
-        await service.value(submit(service, session, "a", "x", **first))
-        await service.value(submit(service, session, "b", "x", **second))
+        await service.readers.value(submit(service, session, "a", "x", **first))
+        await service.readers.value(submit(service, session, "b", "x", **second))
         assert len(runner.bodies) == 2
 
 
@@ -508,7 +510,7 @@ async def test_other_sessions_do_not_share() -> None:
     async with service_of(runner) as service:
         for name in ("one", "other"):
             session = service.session("t", name)
-            await service.value(submit(service, session, "a", "x", body=SEEDED))
+            await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
         assert len(runner.bodies) == 2
 
 
@@ -523,7 +525,7 @@ async def test_the_twin_of_a_cancelled_call_runs_itself() -> None:
         runner.act = runner.echo
         assert first.producer is not None
         service.cancel_call("t", first.producer)
-        assert await service.value(second) == "(x)"
+        assert await service.readers.value(second) == "(x)"
 
 
 async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
@@ -536,9 +538,9 @@ async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
         session = service.session("t", "s")
         runner.act = act
         first = submit(service, session, "a", "x", body=SEEDED)
-        await service.wait(first, 5)
+        await service.readers.wait(first, 5)
         runner.act = runner.echo
-        assert await service.value(submit(service, session, "b", "x", body=SEEDED)) == "(x)"
+        assert await service.readers.value(submit(service, session, "b", "x", body=SEEDED)) == "(x)"
 
 
 # -- transforms -----------------------------------------------------------------------------
@@ -554,8 +556,8 @@ async def test_outputs_are_transformed_and_grow_only_when_they_are_not() -> None
             variable.subscribe(lambda v: seen[v.name].append(v.text))
             transform = parse_transform("upper") if name == "upper" else None
             submit(service, session, name, "abc", transform=transform)
-        assert await service.value(session.variable("upper")) == "(ABC)"
-        assert await service.value(session.variable("plain")) == "(abc)"
+        assert await service.readers.value(session.variable("upper")) == "(ABC)"
+        assert await service.readers.value(session.variable("plain")) == "(abc)"
     assert seen["upper"] == ["", "(ABC)"]
     assert seen["plain"] == ["", "(", "(abc", "(abc)", "(abc)"]
 
@@ -564,7 +566,7 @@ async def test_a_transform_that_does_not_fit_fails_the_call() -> None:
     async with service_of(ScriptedRunner()) as service:
         session = service.session("t", "s")
         output = submit(service, session, "a", "x", transform=parse_transform("json(/a)"))
-        await service.wait(output, 5)
+        await service.readers.wait(output, 5)
         assert output.failure is not None
         assert output.failure.code == "transform_failed"
 
@@ -576,7 +578,7 @@ async def test_transforms_stand_between_variables_as_nodes() -> None:
         service.submit_transform(session, source, parse_transform("upper"), middle)
         last = submit(service, session, "c", reference_of(middle.id))
         submit(service, session, "a", "x")
-        assert await service.value(last) == "((X))"
+        assert await service.readers.value(last) == "((X))"
         kinds = {node.kind for node in session.graph}
         assert kinds == {"call", "transform"}
 
@@ -598,7 +600,7 @@ async def test_who_waits_decides_what_a_call_is_for() -> None:
         submit(service, session, "aside", "y")
         await until(lambda: runner.running == 2)
         assert set(objectives(session).values()) == {THROUGHPUT}
-        waiting = asyncio.create_task(service.value(last))
+        waiting = asyncio.create_task(service.readers.value(last))
         await until(lambda: objectives(session)["b"] == LATENCY)
         assert objectives(session) == {"a": LATENCY, "b": LATENCY, "aside": THROUGHPUT}
         waiting.cancel()
@@ -611,7 +613,7 @@ async def test_a_producer_that_comes_late_inherits_the_wait() -> None:
     async with service_of(runner) as service:
         session = service.session("t", "s")
         reader = submit(service, session, "r", reference_of(session.variable("x").id))
-        waiting = asyncio.create_task(service.value(reader))
+        waiting = asyncio.create_task(service.readers.value(reader))
         await until(lambda: objectives(session)["r"] == LATENCY)
         submit(service, session, "x", "late")
         await until(lambda: objectives(session)["x"] == LATENCY)
@@ -680,7 +682,7 @@ async def run_graph(
             service.cancel_call("t", producer)
             await asyncio.sleep(0)
         for node in graph:
-            await service.wait(outputs[node], 10)
+            await service.readers.wait(outputs[node], 10)
         check_outcome(graph, outputs, failing, cancelled)
         await service.drain(5)
         check_quiet(service)

@@ -234,7 +234,7 @@ class ParrotRoutes:
         body = request.body(GetVariableBody)
         objective = objective_of(body.criteria, "criteria")
         session = self._session_of_body(request, body)
-        content = await self._service.value(
+        content = await self._service.readers.value(
             session.lookup(request.name, "var_id"),
             self._settings.get_timeout_s,
             LATENCY if objective is None else objective,

@@ -114,12 +114,12 @@ class VariableRoutes:
             return
         if timeout_s is None:
             try:
-                await self._service.value(variable, objective=objective)
+                await self._service.readers.value(variable, objective=objective)
             except GatewayError as error:
                 await _respond_failure(exchange, variable, error)
                 return
         else:
-            await self._service.wait(variable, timeout_s, objective=objective)
+            await self._service.readers.wait(variable, timeout_s, objective=objective)
             if variable.failure is not None:
                 failed = variable.failure.to_error(variable.name)
                 await _respond_failure(exchange, variable, failed)
@@ -202,7 +202,7 @@ class VariableRoutes:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
-            if not await service.wait(variable, min(keep_alive_s, left_s), after=seen):
+            if not await service.readers.wait(variable, min(keep_alive_s, left_s), after=seen):
                 await exchange.write(KEEP_ALIVE)
         last: dict[str, Any] = describe_variable(variable, with_value=False)
         if variable.failure is not None:
