@@ -122,7 +122,7 @@ class Gateway:
 
     def _purpose_now(self, purpose: Purpose) -> Purpose:
         """What is known now of a session's call; what was known before, once it has ended."""
-        job = self.semantic.executor.find(purpose.call)
+        job = self.semantic.executor.unfinished.find(purpose.call)
         return purpose if job is None else purpose_of(job, self.semantic.urgency, purpose.tenant)
 
     def _session_closed(self, session_id: str) -> None:

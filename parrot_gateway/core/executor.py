@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol
 
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.memo import Memo
+from parrot_gateway.core.unfinished import UnfinishedJobs
 from parrot_gateway.core.variable import Failure
 from parrot_gateway.exceptions import (
-    CycleError,
     DeadlineError,
     GatewayError,
     OverloadedError,
@@ -101,12 +101,7 @@ class Executor:
         self._on_end = on_end
         #: Answers deferred calls; set before the first is submitted.
         self.runner: CallRunner | None = None
-        #: Unfinished calls by id.
-        self._jobs: dict[str, Job] = {}
-        self._by_session: dict[str, set[Job]] = {}
-        #: By variable, the unfinished calls that read it.
-        self._readers: dict[str, set[Job]] = {}
-        self._foreign = 0
+        self.unfinished = UnfinishedJobs(limits)
         self._memo = Memo()
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
@@ -114,7 +109,6 @@ class Executor:
         self._line: list[tuple[int, int, Job]] = []
         self._numbers = itertools.count()
         self._running = 0
-        self._held_bytes = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing: Failure | None = None
@@ -133,19 +127,12 @@ class Executor:
             CycleError, DoubleProducerError, SessionFullError: as `Graph.add`.
             OverloadedError: too many calls wait already.
         """
-        self._check_room(job)
-        self._check_cycle(job)
-        self._check_line(job)
+        if self._closing is not None:
+            raise OverloadedError(self._closing.message, code=self._closing.code)
+        self.unfinished.check(job)
         job.session.graph.add(job.node)
         self._submitted += 1
-        self._jobs[job.id] = job
-        self._by_session.setdefault(job.session.id, set()).add(job)
-        self._held_bytes += job.held_bytes
-        self._foreign += len(job.foreign)
-        for session in job.foreign.values():
-            session.pin()
-        for variable_id in job.inputs:
-            self._readers.setdefault(variable_id, set()).add(job)
+        self.unfinished.add(job)
         try:
             for variable in job.inputs.values():
                 if not variable.is_final:
@@ -162,51 +149,6 @@ class Executor:
         patience_s = self._run_timeout_s if job.attended else self._limits.ttl_s
         job.timer = asyncio.get_running_loop().call_later(patience_s, self._out_of_time, job)
         self._wake(job)
-
-    def _check_room(self, job: Job) -> None:
-        if self._closing is not None:
-            raise OverloadedError(self._closing.message, code=self._closing.code)
-        if len(self._jobs) >= self._limits.max_waiting_calls:
-            raise OverloadedError(
-                f"{len(self._jobs)} calls of sessions wait or run, which is this gateway's limit "
-                "(setting sessions.max_waiting_calls)."
-            )
-        if self._held_bytes + job.held_bytes > self._limits.max_waiting_bytes:
-            raise OverloadedError(
-                "The waiting calls of all sessions hold as much text as this gateway keeps "
-                "(setting sessions.max_waiting_bytes)."
-            )
-
-    def _check_cycle(self, job: Job) -> None:
-        """Ways round that lead through several sessions, which no session's graph sees."""
-        output = job.output
-        if output is None or not (self._foreign or job.foreign):
-            return
-        stack, seen = [output.id], {output.id}
-        while stack:
-            variable_id = stack.pop()
-            if variable_id in job.inputs:
-                raise CycleError([job.node.name or job.id, job.inputs[variable_id].name])
-            for reader in self._readers.get(variable_id, ()):
-                if reader.output is not None and reader.output.id not in seen:
-                    seen.add(reader.output.id)
-                    stack.append(reader.output.id)
-
-    def _check_line(self, job: Job) -> None:
-        """Ways round through a context: a call before it in line waits for what it would write."""
-        output, context = job.output, job.context
-        if output is None or context is None:
-            return
-        stack, seen = [output], {output.id}
-        while stack:
-            variable = stack.pop()
-            for reader in self._readers.get(variable.id, ()):
-                if reader.context is not None and reader.context.context is context.context:
-                    names = (job.node.name, variable.name, reader.node.name)
-                    raise CycleError([*names, f"context {context.context.name}"])
-                if reader.output is not None and reader.output.id not in seen:
-                    seen.add(reader.output.id)
-                    stack.append(reader.output)
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -353,7 +295,7 @@ class Executor:
 
     def fail(self, job: Job, failure: Failure) -> None:
         """The call has failed, and whatever depends on it fails too. Safe after its end."""
-        if job.id not in self._jobs:
+        if job not in self.unfinished:
             return
         if job.output is not None and not job.output.is_final:
             job.output.fail(failure)
@@ -362,7 +304,7 @@ class Executor:
 
     def cancel(self, job: Job, why: str = "it was cancelled") -> None:
         """Nobody wants the call any more: its work on an engine ends. Safe after its end."""
-        if job.id not in self._jobs:
+        if job not in self.unfinished:
             return
         failure = Failure("cancelled", why, job.output_name, job.id)
         if job.output is not None and not job.output.is_final:
@@ -371,20 +313,14 @@ class Executor:
         self._end(job, "cancelled", failure)
         job.stop_running()
 
-    def cancel_session(self, session_id: str, why: str) -> int:
-        """Cancel all calls of a session; how many there were."""
-        found = list(self._by_session.get(session_id, ()))
-        for job in found:
+    def cancel_session(self, session_id: str, why: str) -> None:
+        """Cancel all calls of a session."""
+        for job in self.unfinished.of_session(session_id):
             self.cancel(job, why)
-        return len(found)
 
     def forget_session(self, session_id: str) -> None:
         """The session is gone."""
         self._memo.forget(session_id)
-
-    def find(self, call_id: str) -> Job | None:
-        """An unfinished call."""
-        return self._jobs.get(call_id)
 
     def _out_of_time(self, job: Job) -> None:
         if job.node.state == "waiting":
@@ -395,14 +331,7 @@ class Executor:
             self.fail(job, job.failure_of(job.error))
 
     def _end(self, job: Job, state: str, failure: Failure | None) -> None:
-        del self._jobs[job.id]
-        _discard(self._by_session, job.session.id, job)
-        self._held_bytes -= job.held_bytes
-        self._foreign -= len(job.foreign)
-        for session in job.foreign.values():
-            session.unpin()
-        for variable_id in job.inputs:
-            _discard(self._readers, variable_id, job)
+        self.unfinished.remove(job)
         job.stop_watching()
         job.stop_timer()
         job.failure = failure
@@ -439,20 +368,20 @@ class Executor:
     async def close(self) -> None:
         """Cancel everything; returns when nothing runs any more."""
         self._closing = Failure("shutting_down", "This gateway is shutting down.")
-        for job in list(self._jobs.values()):
+        for job in self.unfinished:
             self.cancel(job, "the gateway was shut down")
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def statistics(self) -> ExecutorStatistics:
         """Gauges and counters."""
-        states = [job.node.state for job in self._jobs.values()]
-        in_line = sum(job.is_ready and job.node.state == "waiting" for job in self._jobs.values())
+        states = [job.node.state for job in self.unfinished]
+        in_line = sum(job.is_ready and job.node.state == "waiting" for job in self.unfinished)
         return ExecutorStatistics(
             waiting=states.count("waiting") - in_line,
             in_line=in_line,
             running=states.count("running"),
-            held_bytes=self._held_bytes,
+            held_bytes=self.unfinished.held_bytes,
             tasks=len(self._tasks),
             submitted=self._submitted,
             done=self._done,
@@ -461,11 +390,3 @@ class Executor:
             deduplicated=self._deduplicated,
             retries=self._retries,
         )
-
-
-def _discard(index: dict[str, set[Job]], key: str, job: Job) -> None:
-    jobs = index.get(key)
-    if jobs is not None:
-        jobs.discard(job)
-        if not jobs:
-            del index[key]

@@ -272,7 +272,7 @@ class SemanticService:
             NotFoundError: it is not there any more, or another tenant's.
         """
         self.call(tenant, call_id)
-        job = self.executor.find(call_id)
+        job = self.executor.unfinished.find(call_id)
         if job is not None:
             self.executor.cancel(job)
 

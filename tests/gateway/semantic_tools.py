@@ -79,7 +79,7 @@ class Http(httpx.AsyncClient):
     async def settled(self) -> None:
         """Until nothing is in work any more; the gauges must say so."""
         semantic = self.service.gateway.semantic
-        await until(lambda: not semantic.executor._jobs and not semantic.executor._tasks)
+        await until(lambda: semantic.executor.unfinished.is_empty and not semantic.executor._tasks)
         await until(lambda: self.service.gate.running == 0)
         gauges = await self.gauges()
         assert set(gauges.values()) == {0}, gauges

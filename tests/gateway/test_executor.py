@@ -77,11 +77,7 @@ def gauges(service: SemanticService) -> dict[str, int]:
 def check_quiet(service: SemanticService) -> None:
     """Nothing is left over."""
     assert set(gauges(service).values()) == {0}, gauges(service)
-    executor = service.executor
-    assert not executor._jobs
-    assert not executor._by_session
-    assert not executor._readers
-    assert not executor._foreign
+    assert service.executor.unfinished.is_empty
     assert service.urgency.num_waited == 0
     for session in service.sessions.of_tenant("t"):
         session.graph.check_integrity()
