@@ -89,10 +89,10 @@ def serve(
         Path | None, typer.Option(help="YAML file with settings.", show_default=False)
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")
+        str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 0 takes a free one.  [default: 8000]")
+        int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")
     ] = None,
     api_key: Annotated[
         str | None,
@@ -107,12 +107,12 @@ def serve(
         str | None,
         typer.Option(
             help="How calls are placed on engines: parrot, or a simple policy to compare with: "
-            "round-robin, least-loaded, session-affinity, prefix-linear, lmetric, paper.  "
-            "[default: parrot]"
+            "round-robin, least-loaded, session-affinity, prefix-linear, lmetric, paper.",
+            show_default="parrot",
         ),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error.  [default: info]")
+        str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
 ) -> None:
     """Start the gateway; without a model or an upstream it runs the demo model."""

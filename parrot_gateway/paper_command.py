@@ -14,9 +14,8 @@ def paper_command(
         list[str] | None,
         typer.Option(
             help="Figure of the paper (10 to 18), `fleet …`, or `paper`, `fleet` for all of a "
-            "kind; repeatable. `fleet goodput` looks for the highest load that each arm bears."
-            "  [default: all]",
-            show_default=False,
+            "kind; repeatable. `fleet goodput` looks for the highest load that each arm bears.",
+            show_default="all",
         ),
     ] = None,
     quick: Annotated[
@@ -25,7 +24,7 @@ def paper_command(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Repetitions.  [default: 3; of goodput 1]", show_default=False),
+        typer.Option(min=1, help="Repetitions.", show_default="3; of goodput 1"),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
@@ -99,7 +98,7 @@ def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
 def ablation_command(
     workload: Annotated[
         list[str] | None,
-        typer.Option(help="One of the cases; repeatable.  [default: all]", show_default=False),
+        typer.Option(help="One of the cases; repeatable.", show_default="all"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
     json: Annotated[

@@ -28,6 +28,7 @@ from pydantic_settings import (
     EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from parrot_gateway.config_file import ConfigError, ConfigFile
@@ -401,8 +402,13 @@ def load_settings(flags: dict[str, Any] | None = None, config: Path | None = Non
     environment = EnvSettingsSource(Settings)
     try:
         from_environment = environment()
-    except ValueError as error:
-        raise ConfigError(f"A PARROT_* environment variable cannot be read: {error}") from None
+    except SettingsError as error:
+        field = re.search(r'field "(\w+)"', str(error))
+        name = f"PARROT_{field[1].upper()}" if field else "A PARROT_* environment variable"
+        raise ConfigError(
+            f"{name} cannot be read ({error.__cause__ or error}). Lists and mappings are given as "
+            "JSON there."
+        ) from None
     merged = _merge(_merge(file.data, from_environment), flags or {})
     try:
         settings = Settings(**merged)
@@ -455,23 +461,26 @@ def _explain(
     lines = []
     for fault in error.errors(include_url=False):
         location = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
-        dotted = ".".join(str(part) for part in location) or "settings"
+        dotted = ".".join(str(part) for part in location)
         if _holds(flags, location):
             origin = "command line"
         elif _holds(environment, location):
-            variable = "_".join(str(part) for part in location[:2]).upper()
+            variable = "_".join(part for part in location[:2] if isinstance(part, str)).upper()
             origin = f"environment variable PARROT_{variable}"
         else:
             origin = file.locate(location)
         message = str(fault["msg"]).removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             message = "unknown setting"
-        lines.append(f"{origin}: {dotted}: {message}")
+        lines.append(f"{origin}: {dotted}: {message}" if dotted else f"{origin}: {message}")
     return "\n".join(lines)
 
 
 def _holds(values: Any, location: tuple[Any, ...]) -> bool:
     for part in location[:2]:
+        if isinstance(values, list):
+            # Lists are not merged: what is in this one was set here.
+            return True
         if not isinstance(values, dict) or part not in values:
             return False
         values = values[part]

@@ -81,6 +81,19 @@ def test_an_environment_variable_that_is_wrong() -> None:
     check_refused(run, "PARROT_SERVER_PORT")
 
 
+def test_a_variable_that_holds_a_list_but_no_json() -> None:
+    run = run_cli("serve", environment={"PARROT_MODELS": "parrot-demo"})
+    check_refused(run, "PARROT_MODELS", "JSON")
+
+
+def test_a_bad_item_of_a_list_is_told_from_where_it_came() -> None:
+    bad = ("--upstream", "x=localhost:9", "--port", "0")
+    check_refused(run_cli("serve", *bad), "command line: upstreams.0.url", "http://")
+    models = '[{"model": "m", "engines": 0}]'
+    run = run_cli("serve", environment={"PARROT_MODELS": models})
+    check_refused(run, "environment variable PARROT_MODELS: models.0.engines")
+
+
 @pytest.mark.parametrize("option", [("--upstream", "x"), ("--alias", "a="), ("--frobnicate",)])
 def test_options_of_the_wrong_form(option: tuple[str, ...]) -> None:
     check_refused(run_cli("serve", *option), option[0])
@@ -99,7 +112,12 @@ def test_help_and_version() -> None:
     assert "parrot-gateway" in run_cli("--version").stdout
     text = run_cli("--help").stdout
     assert all(command in text for command in ("serve", "engine", "doctor", "bench"))
-    assert "--upstream" in run_cli("serve", "--help").stdout
+    wide = {"COLUMNS": "120"}
+    serve = run_cli("serve", "--help", environment=wide).stdout
+    assert "--upstream" in serve
+    for default in ("127.0.0.1", "8000", "parrot", "info"):
+        assert f"[default: ({default})]" in serve
+    assert "[default: (all)]" in run_cli("simulate", "ablation", "--help", environment=wide).stdout
 
 
 def test_the_doctor_finds_this_machine_fit() -> None:
