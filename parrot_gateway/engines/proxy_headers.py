@@ -13,6 +13,7 @@ gateway's in every answer, so that one id finds a call in its log; the upstream'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from multidict import CIMultiDict
@@ -42,6 +43,7 @@ _RESPONSE_DROPPED = HOP_BY_HOP | {
     b"set-cookie",
     b"strict-transport-security",
 }
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _RENAMED = {
     b"x-request-id": b"x-upstream-request-id",
     b"openai-processing-ms": b"x-upstream-processing-ms",
@@ -88,6 +90,15 @@ class RequestHeaders:
         if self._authorization is not None:
             result["authorization"] = self._authorization
         return result
+
+
+def can_be_passed_on(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether an answer with this head can be sent to a client at all.
+
+    Some clients' libraries, the one that asks upstreams included, let more pass than a server may
+    send: statuses that no HTTP knows, one that switches protocols, control characters in headers.
+    """
+    return 200 <= status <= 599 and not any(_CONTROL.search(value) for _, value in headers)
 
 
 def response_headers(

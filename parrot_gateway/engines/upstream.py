@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
@@ -22,7 +23,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from parrot_gateway.engines.breaker import CircuitBreaker, Permit
-from parrot_gateway.engines.proxy_headers import RequestHeaders
+from parrot_gateway.engines.proxy_headers import RequestHeaders, can_be_passed_on
 from parrot_gateway.engines.retry import RetryPolicy
 from parrot_gateway.engines.slots import QueueFullError, Slots
 from parrot_gateway.engines.upstream_errors import Broken, explain
@@ -30,6 +31,7 @@ from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import UsageTotals
 from parrot_gateway.exceptions import (
     GatewayError,
+    InvalidRequestError,
     OverloadedError,
     UpstreamError,
 )
@@ -205,6 +207,7 @@ class Upstream:
             readable: ask for an uncompressed answer.
 
         Raises:
+            InvalidRequestError: the path leads elsewhere.
             OverloadedError: too many calls wait already, or the breaker is open.
             UpstreamError: it could not be reached or broke off, after all retries.
             UpstreamTimeoutError: it was silent for `read_timeout_s`.
@@ -295,6 +298,9 @@ class Upstream:
             )
         except (aiohttp.ClientError, OSError, ValueError) as cause:
             raise explain(self.settings, cause, "closed the connection without an answer") from None
+        if not can_be_passed_on(inner.status, inner.raw_headers):
+            inner.close()
+            raise explain(self.settings, ValueError("status or headers"), "") from None
         response = UpstreamResponse(self, inner)
         try:
             await response.read_first()
@@ -342,9 +348,9 @@ class Upstream:
         if url is None:
             if len(self._urls) >= _MAX_CACHED_URLS:
                 self._urls.clear()
-            rest = path.removeprefix(b"/v1").decode("latin-1")
             suffix = f"?{query.decode('latin-1')}" if query else ""
-            url = self._urls[key] = URL(f"{self.settings.url}{rest}{suffix}", encoded=True)
+            url = URL(f"{self.settings.url}{_below_v1(path)}{suffix}", encoded=True)
+            self._urls[key] = url
         return url
 
     # -- discovery --------------------------------------------------------------------------
@@ -384,7 +390,7 @@ class Upstream:
             )
         try:
             return [model.id for model in _model_list_decoder.decode(response.first).data]
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise UpstreamError("GET /models did not answer with a list of models.") from None
 
     def _list(self, names: Iterable[str]) -> None:
@@ -401,6 +407,26 @@ class _ModelList(msgspec.Struct):
 
 
 _model_list_decoder = msgspec.json.Decoder(_ModelList)
+
+
+def _below_v1(path: bytes) -> str:
+    """What follows `/v1` in a path as the client sent it.
+
+    NOTE: it is appended to the upstream's URL as it is. An encoded slash in the place of the first
+    one would make the upstream's host the user name of another host, and `..` would lead out of
+    the routes that the URL stands for.
+
+    Raises:
+        InvalidRequestError: it does not begin with a plain `/v1/`, or goes up.
+    """
+    text = path.decode("latin-1")
+    segments = unquote(text, "latin-1").replace("\\", "/").split("/")
+    if not text.startswith("/v1/") or "." in segments or ".." in segments:
+        raise InvalidRequestError(
+            "A path that goes to an upstream begins with '/v1/' and has no '.' or '..' in it.",
+            code="invalid_path",
+        )
+    return text.removeprefix("/v1")
 
 
 def _proxy_for(url: URL) -> str | None:

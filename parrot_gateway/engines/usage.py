@@ -71,7 +71,7 @@ def usage_of_body(body: bytes) -> Usage | None:
         return usage_of_tail(body[-TAIL_BYTES:])
     try:
         return _usage(_body_decoder.decode(body).usage)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -85,7 +85,7 @@ def usage_of_tail(tail: bytes) -> Usage | None:
         text = tail[match.end() :].decode("utf-8", "replace")
         try:
             value, _ = _decoder.raw_decode(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         usage = _usage(value)
         if usage is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers, Message, Scope
+from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.catalog import EngineTarget
@@ -89,8 +90,12 @@ class InternalRunner:
 
 
 def _as_stream(body: bytes) -> bytes:
-    """The body of a call whose text is to come as an upstream writes it."""
-    head = _choices_decoder.decode(body)
+    """The body of a call whose text is to come as an upstream writes it.
+
+    Raises:
+        InvalidRequestError: its `best_of` is no integer.
+    """
+    head = decode(body, _choices_decoder)
     if head.best_of is not None and head.best_of > 1:
         # Which candidate is best is only known in the end.
         return body

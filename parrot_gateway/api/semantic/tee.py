@@ -140,7 +140,7 @@ class AnswerTee:
         collected = bytes(self._collected or b"")
         try:
             fields = msgspec.json.decode(collected, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             fields = {}
         if "error" not in fields:
             error = GatewayError("The model's server did not answer with a stream.")

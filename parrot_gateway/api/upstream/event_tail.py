@@ -35,7 +35,7 @@ _END_MARKS: dict[Dialect, re.Pattern[bytes]] = {
     ),
     "messages": re.compile(rb'"type"\s*:\s*"(?:message_stop|error)"'),
 }
-_SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d+)')
+_SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})(?!\d)')
 
 
 def dialect_of(path: str) -> Dialect:

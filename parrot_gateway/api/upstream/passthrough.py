@@ -20,6 +20,7 @@ import msgspec
 
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
+from parrot_gateway.api.upstream.form import form_field
 from parrot_gateway.engines.hints import HINTED_PATHS, with_hints
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
@@ -40,11 +41,6 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: How long `[DONE]` is held back for the end of the upstream's stream, which servers write by
 #: itself right behind it: so that both go on in one piece.
 _END_PATIENCE_S = 0.01
-_MULTIPART_MODEL = re.compile(
-    rb'content-disposition: *form-data; *name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n'
-    rb"([^\r\n]{1,256})\r\n",
-    re.IGNORECASE,
-)
 #: The field of a body that is meant for the gateway.
 _OURS = re.compile(rb'"parrot"')
 
@@ -150,9 +146,7 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"The body is not valid JSON: {error}") from None
     if lowered.startswith(b"multipart/form-data"):
-        match = _MULTIPART_MODEL.search(body)
-        if match is not None:
-            return match[1].decode("utf-8", "replace").strip()
+        return form_field(content_type, body, b"model")
     return None
 
 

@@ -1,0 +1,47 @@
+"""Asking an upstream for its models goes on, whatever it answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.settings import UpstreamSettings
+
+GOOD = b'{"data":[{"id":"m"}]}'
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b'{"data":[{"id":"x","y":' + b"[" * 50_000 + b"]" * 50_000 + b"}]}",
+        b'{"data":[{"id":"\\ud800"}]}',
+        b'{"data":[{"id":' + b"9" * 5000 + b"}]}",
+        b"\xff",
+        b"",
+    ],
+    ids=["deep", "half a character", "long number", "no utf-8", "nothing"],
+)
+async def test_garbage_is_not_the_end_of_it(garbage: bytes) -> None:
+    answers = [garbage]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = answers.pop() if answers else GOOD
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream(UpstreamSettings(name="u", url=f"http://127.0.0.1:{port}/v1"))
+    await upstream.start()
+    try:
+        async with asyncio.timeout(10):
+            await upstream.wait_ready()
+        assert not answers
+        assert upstream.models() == ("m",)
+    finally:
+        await upstream.close()
+        server.close()
