@@ -16,7 +16,7 @@ from types import FrameType
 
 import uvicorn
 
-from parrot_gateway.api.corked import CorkedHttpProtocol
+from parrot_gateway.api.corked import patient_protocol
 from parrot_gateway.app import create_app
 from parrot_gateway.config_file import ConfigError
 from parrot_gateway.gateway import Gateway
@@ -105,7 +105,7 @@ def run_server(
         app,
         log_config=None,
         access_log=False,
-        http=CorkedHttpProtocol,
+        http=patient_protocol(settings.server.client_timeout_s),
         ws="websockets-sansio",
         ws_max_size=64 * 1024 * 1024,
         ws_per_message_deflate=False,

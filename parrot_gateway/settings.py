@@ -84,6 +84,9 @@ class ServerSettings(_Section):
     max_running_calls: int = Field(default=8192, gt=0)
     #: A call that takes longer is ended with a 504.
     call_timeout_s: Seconds = 600.0
+    #: How long a client may keep the gateway waiting: for the end of a request's head, for every
+    #: 256 KiB of its body (a 408 follows), and while 64 KiB of an answer wait for it to read.
+    client_timeout_s: Seconds = 60.0
     #: How long running calls may take to finish after Ctrl-C.
     drain_timeout_s: Seconds = 30.0
     #: A comment is sent into a stream that has been silent for this long.

@@ -8,13 +8,17 @@ call for each. Here everything written within one turn of the loop leaves in one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from parrot_gateway.api.http import new_request_id
+from parrot_gateway.api.patience import Patience
 from parrot_gateway.exceptions import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of a request's line and headers; more than any client sends.
 MAX_HEAD_BYTES = 256 * 1024
@@ -40,6 +44,8 @@ class CorkedTransport(asyncio.Transport):
         self._held: list[_Data] = []
         self._held_bytes = 0
         self._scheduled = False
+        #: Told when the connection was closed and the client has not taken everything.
+        self.on_lingering: Callable[[], None] = lambda: None
 
     def write(self, data: _Data) -> None:
         """Write at the end of this turn of the loop, or at once when there is much."""
@@ -81,6 +87,8 @@ class CorkedTransport(asyncio.Transport):
         """Close after what has been written."""
         self._flush()
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self.on_lingering()
 
     def abort(self) -> None:
         """Close at once."""
@@ -130,18 +138,42 @@ class CorkedTransport(asyncio.Transport):
 
 
 class CorkedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 on corked connections; pass it to `uvicorn.Config` as `http`.
+    """uvicorn's HTTP/1.1 on corked connections; pass it to `uvicorn.Config` as `http`, or what
+    `patient_protocol` gives.
 
     Also bounds what uvicorn does not (the size of a request's head, of trailers and of chunk
-    extensions), and refuses malformed requests in OpenAI's shape.
+    extensions; the time that a client takes to send a request or to read an answer), and refuses
+    malformed requests in OpenAI's shape.
     """
+
+    #: How long clients may keep the gateway waiting; see `Patience`.
+    client_timeout_s = 60.0
 
     #: Bytes received since the parser last had something to hand on.
     _unparsed = 0
+    #: A request has begun, and its end has not come.
+    _in_request = False
+    _in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol.connection_made`."""
-        super().connection_made(CorkedTransport(transport, self.loop))
+        corked = CorkedTransport(transport, self.loop)
+        super().connection_made(corked)
+        self._patience = Patience(
+            self.loop,
+            self.client_timeout_s,
+            is_held_up=self._holds_up,
+            unsent_bytes=corked.get_write_buffer_size,
+            on_late_request=self._refuse_late,
+            on_late_reader=self._give_up_reader,
+        )
+        corked.on_lingering = self._patience.await_reader
+        self._patience.await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol.connection_lost`."""
+        self._patience.close()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol.data_received`."""
@@ -151,21 +183,74 @@ class CorkedHttpProtocol(HttpToolsProtocol):
             self._refuse(
                 431, f"The request's head is larger than {MAX_HEAD_BYTES} bytes.", "head_too_large"
             )
+        if self._in_request or self._unparsed:
+            self._patience.await_request()
+        else:
+            self._patience.end_request()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol.pause_writing`."""
+        super().pause_writing()
+        self._patience.await_reader()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol.resume_writing`."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._patience.end_reader()
+
+    def handle_websocket_upgrade(self) -> None:
+        """See `HttpToolsProtocol`: from now on the connection is another protocol's."""
+        self._in_request = self._in_body = False
+        self._unparsed = 0
+        self._patience.close()
+        super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
         self._unparsed = 0
+        self._in_request = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         self._unparsed = 0
+        self._in_body = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """See `HttpToolsProtocol`."""
         self._unparsed = 0
+        self._patience.note_body(len(body))
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        self._in_request = self._in_body = False
+        super().on_message_complete()
+
+    def _holds_up(self) -> bool:
+        """Whether a request is not read further, or another one before it is still answered."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        return self.flow.read_paused or (is_answering and not self._in_body)
+
+    def _refuse_late(self) -> None:
+        is_answered = self._in_body and self.cycle.response_complete
+        if is_answered or not self._in_request or self.transport.is_closing():
+            # Nobody waits for an answer.
+            self.transport.close()
+            return
+        self._refuse(
+            408,
+            f"The rest of the request did not come within {self.client_timeout_s:g} s "
+            "(setting server.client_timeout_s).",
+            "request_timeout",
+        )
+
+    def _give_up_reader(self) -> None:
+        logger.debug("a client did not read its answer; its connection is cut")
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
@@ -181,3 +266,8 @@ class CorkedHttpProtocol(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
+
+
+def patient_protocol(client_timeout_s: float) -> type[CorkedHttpProtocol]:
+    """`CorkedHttpProtocol` with another limit for slow clients."""
+    return type("Protocol", (CorkedHttpProtocol,), {"client_timeout_s": client_timeout_s})

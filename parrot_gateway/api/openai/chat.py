@@ -34,6 +34,7 @@ from parrot_gateway.api.openai.validation import (
     check_sampling,
     decode,
     may_be_too_long,
+    nested_too_deeply,
     refuse,
     sampling_of,
 )
@@ -163,7 +164,11 @@ def _check(request: ChatBody, served: ServedModel) -> _Wish:
             param="metadata",
             code="object_above_max_properties",
         )
-    return _wish(request, served)
+    try:
+        return _wish(request, served)
+    except RecursionError:
+        # A schema that could be decoded, and not be written into a grammar.
+        raise nested_too_deeply("tools") from None
 
 
 def _wish(request: ChatBody, served: ServedModel) -> _Wish:

@@ -10,7 +10,11 @@ import msgspec
 from parrot_engine.text import ChatTemplateError, Tokenizer
 
 from parrot_gateway.api.openai.shapes import ChatBody, Message, TokenizeBody
-from parrot_gateway.api.openai.validation import check_choice, missing_parameter
+from parrot_gateway.api.openai.validation import (
+    check_choice,
+    missing_parameter,
+    nested_too_deeply,
+)
 from parrot_gateway.core.tools import Tool, knows_tools, told_in_words
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 
@@ -83,11 +87,11 @@ def render_chat(
             code="invalid_value",
         )
     told = None
-    if tools and knows_tools(tokenizer):
-        told = [tool.to_dict() for tool in tools]
-    elif tools:
-        messages = told_in_words(messages, tools)
     try:
+        if tools and knows_tools(tokenizer):
+            told = [tool.to_dict() for tool in tools]
+        elif tools:
+            messages = told_in_words(messages, tools)
         return tokenizer.render_chat(
             messages,
             tools=told,
@@ -97,6 +101,9 @@ def render_chat(
         )
     except ChatTemplateError as error:
         raise InvalidRequestError(str(error)[:1000], param="messages") from None
+    except RecursionError:
+        # NOTE: whatever works on a document in Python stops at fewer levels than its decoder.
+        raise nested_too_deeply() from None
 
 
 def template_messages(messages: list[Message] | None) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar
 
 from parrot_gateway.api.openai.shapes import SamplingFields
+from parrot_gateway.api.openai.validation import nested_too_deeply
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 
 #: Bytes of a grammar, as in the engine.
@@ -122,7 +123,10 @@ def schema_grammar(schema: Any, param: str) -> Grammar:
         raise InvalidRequestError(
             f"Invalid type for '{param}': expected an object.", param=param, code="invalid_type"
         )
-    text = msgspec.json.encode(schema).decode()
+    try:
+        text = msgspec.json.encode(schema).decode()
+    except RecursionError:
+        raise nested_too_deeply(param) from None
     check_size(text, param)
     return Grammar("json_schema", text)
 

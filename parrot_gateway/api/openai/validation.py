@@ -52,12 +52,18 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except RecursionError:
-        raise InvalidRequestError("The JSON body of your request is nested too deeply.") from None
+        raise nested_too_deeply() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = "it is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise InvalidRequestError(
             f"We could not parse the JSON body of your request: {reason}."
         ) from None
+
+
+def nested_too_deeply(name: str | None = None) -> InvalidRequestError:
+    """The error for JSON with more levels than can be worked on; `name`: of a field."""
+    what = "The JSON body of your request" if name is None else f"Invalid '{name}': it"
+    return InvalidRequestError(f"{what} is nested too deeply.", param=name)
 
 
 def _explain(message: str) -> InvalidRequestError:
