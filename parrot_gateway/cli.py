@@ -221,13 +221,17 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     variable = reference.removeprefix("env:")
     key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
     body = f'{{"model": "{first or "MODEL"}", "prompt": "Once upon a time", "max_tokens": 60}}'
+    lost = set(gateway.catalog.dangling())
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
         "",
         "models:",
         *(f"  {name}" for name in names[:20]),
         *([f"  … and {len(names) - 20} more"] if len(names) > 20 else []),
-        *(f"  {name} -> {to}" for name, to in gateway.settings.aliases.items()),
+        *(
+            f"  {name} -> {to}" + ("  (not served so far)" if name in lost else "")
+            for name, to in gateway.settings.aliases.items()
+        ),
         *(f"  {name}: {reason}" for name, reason in gateway.failures().items()),
         "",
         "try:",

@@ -93,8 +93,9 @@ class Catalog:
 
         Raises:
             ModelNotFoundError: nobody does.
-            ModelLoadingError: nobody does so far, but an upstream has not told its models yet.
-            InvalidRequestError: an upstream's name alone, while it lists several models.
+            ModelLoadingError: nobody does so far, but an upstream has not told its models yet; or
+                this is the name of such an upstream.
+            InvalidRequestError: an upstream's name alone, while it lists none or several models.
         """
         target = self._direct(self._exact.get(name, name))
         if target is not None:
@@ -110,9 +111,17 @@ class Catalog:
                 f"The model '{name}' is not known yet: the upstream '{silent[0]}' has not told "
                 "its models so far."
             )
-        raise ModelNotFoundError(
-            f"The model '{name}' does not exist. {self._known()}", param="model"
-        )
+        what = f"The model '{name}' does not exist."
+        if name in self._exact:
+            what = f"'{name}' is an alias of '{self._exact[name]}', which nothing serves."
+        raise ModelNotFoundError(f"{what} {self._known()}", param="model")
+
+    def dangling(self) -> list[str]:
+        """Aliases and patterns of names that nothing serves, as far as that is known by now."""
+        if not all(upstream.ready for upstream in self._upstreams.values()):
+            return []
+        pairs = [*self._exact.items(), *self._patterns]
+        return [alias for alias, name in pairs if not self._leads_somewhere(name)]
 
     def aliases(self) -> list[str]:
         """The exact aliases, which `/v1/models` lists too."""
@@ -133,10 +142,18 @@ class Catalog:
                 return UpstreamTarget(upstream.name, name)
         return None
 
+    def _leads_somewhere(self, name: str) -> bool:
+        try:
+            return self._direct(name) is not None
+        except (InvalidRequestError, ModelLoadingError):
+            return False
+
     def _known(self) -> str:
-        names = [*self._engine_models(), *self._exact]
+        served = [alias for alias, name in self._exact.items() if self._leads_somewhere(name)]
+        names = [*self._engine_models(), *served]
         for upstream in self._upstreams.values():
             names += upstream.models()
+        names = list(dict.fromkeys(names))
         if not names:
             return "No model is being served yet."
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
@@ -147,6 +164,11 @@ def _only_model(upstream: UpstreamModels) -> str:
     models = upstream.models()
     if len(models) == 1:
         return models[0]
+    if not upstream.ready:
+        raise ModelLoadingError(
+            f"The upstream '{upstream.name}' has not told its models so far, and '{upstream.name}' "
+            f"alone stands for the only one. Name it as '{upstream.name}/MODEL', or try again."
+        )
     raise InvalidRequestError(
         f"The upstream '{upstream.name}' serves {len(models)} models; name one as "
         f"'{upstream.name}/MODEL'.",

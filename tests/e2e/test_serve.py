@@ -50,18 +50,19 @@ def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:
     model = upstream.script_listed(document(completion_document("from upstream")))
     with GatewayProcess(
         "--upstream", f"up={upstream.base_url}", "--alias", f"gpt-4o={model}",
-        "--api-key", "env:SOME_KEY", "--log-level", "warning",
+        "--alias", "typo=scripted-lsited", "--api-key", "env:SOME_KEY", "--log-level", "warning",
         environment={"SOME_KEY": "from the environment", "UP_API_KEY": "sk-upstream"},
     ) as gateway:  # fmt: skip
         gateway.api_key = "from the environment"
         shown = gateway.stdout()
         assert f"{LISTED_MODEL}  (upstream up)" in shown
-        assert "gpt-4o -> scripted-listed" in shown
+        assert "gpt-4o -> scripted-listed\n" in shown
+        assert "typo -> scripted-lsited  (not served so far)" in shown
         assert f"OPENAI_BASE_URL={gateway.base_url}" in shown
         assert "from the environment" not in shown + gateway.stderr()
         assert "sk-upstream" not in shown + gateway.stderr()
         listed = {item["id"] for item in gateway.get("/v1/models")["data"]}
-        assert listed == {LISTED_MODEL, "gpt-4o"}
+        assert listed == {LISTED_MODEL, "gpt-4o", "typo"}
         status, _, answer = gateway.post("/v1/completions", {"model": "gpt-4o", "prompt": "x"})
         assert status == 200
         assert answer["choices"][0]["text"] == "from upstream"

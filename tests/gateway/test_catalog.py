@@ -100,3 +100,29 @@ def test_while_an_upstream_is_silent_a_name_may_still_turn_up() -> None:
     with pytest.raises(ModelLoadingError) as caught:
         found.resolve("nope")
     assert caught.value.retry_after_s is not None
+
+
+def test_an_upstream_alone_that_is_silent_is_waited_for() -> None:
+    """Its name stands for its only model, which is not known before it has told its models."""
+    silent = catalog(Listed("vllm", [], ready=False), aliases={"*": "vllm", "gpt-4o": "vllm"})
+    for name in ("vllm", "gpt-4o", "anything"):
+        with pytest.raises(ModelLoadingError, match="'vllm/MODEL'"):
+            silent.resolve(name)
+    assert silent.resolve("vllm/m") == UpstreamTarget("vllm", "m")
+
+
+def test_an_alias_of_what_nothing_serves_is_told_as_that() -> None:
+    found = catalog(
+        Listed("up", ["x", "demo"]),
+        engines=["demo"],
+        aliases={"gpt-4o": "dem", "good": "demo", "*": "nope", "up-*": "up"},
+    )
+    with pytest.raises(ModelNotFoundError) as caught:
+        found.resolve("gpt-4o")
+    assert "'gpt-4o' is an alias of 'dem', which nothing serves" in caught.value.message
+    assert caught.value.message.endswith("Served here: demo, good, x.")
+    assert found.dangling() == ["gpt-4o", "up-*", "*"]
+
+
+def test_no_alias_is_called_lost_while_an_upstream_may_still_serve_it() -> None:
+    assert catalog(Listed("up", [], ready=False), aliases={"a": "b"}).dangling() == []
