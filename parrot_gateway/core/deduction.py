@@ -26,16 +26,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parrot_gateway.core.graph import CallNode, Graph
+from parrot_gateway.core.graph import Graph
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.objective import (
     LATENCY,
     THROUGHPUT,
     Objective,
-    parse_objective,
     stronger,
 )
-
-__all__ = ["LATENCY", "THROUGHPUT", "Deduction", "Objective", "deduce", "parse_objective"]
 
 #: Calls visited in one deduction, over all waits; weaker waits beyond it do not travel.
 MAX_STEPS = 200_000

@@ -1,19 +1,17 @@
 """The graph of a session: which call writes and which calls read each variable.
 
 Bipartite and acyclic: calls and transforms (nodes) on one side, variables on the other. It grows
-call by call, in any order: a reader may be there before its producer. It says what is ready to
-run; running it is the executor's business, the objectives are `deduction`'s, and the variables
-belong to the session, from whom they are borrowed.
+call by call, in any order: a reader may be there before its producer. What is ready to run is the
+executor's business, the objectives are `deduction`'s, and the variables belong to the session, from
+whom they are borrowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
-from parrot_gateway.core.objective import THROUGHPUT, Objective
-from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
+from parrot_gateway.core.node import NODE_TRANSITIONS, CallNode, Node, NodeState
 from parrot_gateway.core.variable import Failure, Variable
 from parrot_gateway.exceptions import (
     CycleError,
@@ -21,89 +19,6 @@ from parrot_gateway.exceptions import (
     SessionFullError,
     VariableNotFoundError,
 )
-
-NodeState: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
-
-#: From a state to those that may follow it. From waiting to done: an identical call was run.
-NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
-    "waiting": frozenset({"running", "done", "failed", "cancelled"}),
-    "running": frozenset({"done", "failed", "cancelled"}),
-    "done": frozenset(),
-    "failed": frozenset(),
-    "cancelled": frozenset(),
-}
-
-
-class ForeignInput(NamedTuple):
-    """A variable of another session that a node reads; shown, and no part of the graph."""
-
-    id: str
-    name: str
-    #: Name of that session.
-    session: str
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Node:
-    """What calls and transforms have in common."""
-
-    id: str
-    session_id: str
-    #: Ids of the variables it reads, in any order; the same one twice counts once.
-    inputs: tuple[str, ...] = ()
-    #: What it reads of other sessions.
-    foreign: tuple[ForeignInput, ...] = ()
-    #: Id of the variable it writes; None when its text goes to the client only.
-    output: str | None = None
-    #: What pictures call it; the id when empty.
-    name: str = ""
-    kind: str = "call"
-    #: Changed by the graph's `start` and `finish` only.
-    state: NodeState = "waiting"
-    failure: Failure | None = None
-    #: Times of the clock that the graph's caller uses.
-    submitted: float = 0.0
-    started: float | None = None
-    finished: float | None = None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing will change any more."""
-        return not NODE_TRANSITIONS[self.state]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class CallNode(Node):
-    """A call to a model."""
-
-    model: str = ""
-    #: What the caller asked for; None leaves it to deduction.
-    given_objective: Objective | None = None
-    #: What its own client waits for; throughput while none does.
-    wanted: Objective = THROUGHPUT
-    #: What it is run for: written by whoever applies a deduction.
-    objective: Objective = THROUGHPUT
-    priority: int = 0
-    #: The client's own ids of it, and of the step that it is part of.
-    run: str | None = None
-    parent: str | None = None
-    #: The task group that the client says it is in.
-    group: str | None = None
-    first_token: float | None = None
-    #: Tokens generated so far.
-    tokens: int = 0
-    engine: str | None = None
-    #: In a few words, why it ran on that engine.
-    placement: str = ""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class TransformNode(Node):
-    """A declared text function between variables; takes no engine and no time worth counting."""
-
-    kind: str = "transform"
-    #: The pipeline as it was written.
-    pipeline: str = ""
 
 
 class Graph:
@@ -125,8 +40,8 @@ class Graph:
         max_unfinished: int,
         max_finished: int,
     ) -> None:
-        self._session = session
-        self._variables = variables
+        self.session = session
+        self.variables = variables
         self._max_unfinished = max_unfinished
         self._max_finished = max_finished
         #: Unfinished in order of submission, finished in order of finishing.
@@ -181,23 +96,23 @@ class Graph:
         if node.id in self or node.state != "waiting":
             raise ValueError(f"node {node.id} is there already or {node.state}")
         for variable_id in (*node.inputs, *([] if node.output is None else [node.output])):
-            if variable_id not in self._variables:
+            if variable_id not in self.variables:
                 raise VariableNotFoundError(variable_id)
         if node.output is not None:
             self._check_output(node.output)
             self._check_cycle(node, node.output)
         if len(self._unfinished) >= self._max_unfinished:
             raise SessionFullError(
-                self._session, f"{len(self._unfinished)} waiting or running calls", "max_calls"
+                self.session, f"{len(self._unfinished)} waiting or running calls", "max_calls"
             )
         self._unfinished[node.id] = node
         self._stages = None
         if isinstance(node, CallNode) and node.group is not None:
             self._groups.setdefault(node.group, {})[node.id] = node
         for variable_id in node.inputs:
-            self._variables[variable_id].consumers.add(node.id)
+            self.variables[variable_id].consumers.add(node.id)
         if node.output is not None:
-            self._variables[node.output].producer = node.id
+            self.variables[node.output].producer = node.id
 
     def start(self, node_id: str, now: float) -> None:
         """The node runs."""
@@ -220,7 +135,7 @@ class Graph:
             ValueError: it is not, or the node cannot end so.
         """
         node = self._unfinished[node_id]
-        if node.output is not None and not self._variables[node.output].is_final:
+        if node.output is not None and not self.variables[node.output].is_final:
             raise ValueError(f"node {node_id} cannot be {state}: set or fail its output before")
         self._move(node, state)
         node.finished = now
@@ -234,27 +149,14 @@ class Graph:
                 del self._groups[node.group]
         self._prune()
 
-    def is_ready(self, node_id: str) -> bool:
-        """Whether a waiting node has all its inputs."""
-        node = self._unfinished.get(node_id)
-        return (
-            node is not None
-            and node.state == "waiting"
-            and all(self._variables[v].state == "ready" for v in node.inputs)
-        )
-
-    def ready(self) -> list[Node]:
-        """Waiting nodes that have all their inputs, in order of submission."""
-        return [node for node in self._unfinished.values() if self.is_ready(node.id)]
-
     def producer_of(self, variable_id: str) -> Node | None:
         """The kept node that writes a variable."""
-        variable = self._variables.get(variable_id)
+        variable = self.variables.get(variable_id)
         return self.get(variable.producer) if variable and variable.producer else None
 
     def consumers_of(self, variable_id: str) -> list[Node]:
         """The kept nodes that read a variable, by id."""
-        variable = self._variables.get(variable_id)
+        variable = self.variables.get(variable_id)
         if variable is None:
             return []
         return [node for node in map(self.get, sorted(variable.consumers)) if node is not None]
@@ -276,18 +178,11 @@ class Graph:
         """The unfinished calls that their client says are in a group, by id, oldest first."""
         return self._groups.get(group, {})
 
-    def stage(self, node_id: str) -> int:
-        """Length of the longest path that leads to a kept node: 0 without kept producers.
+    def stages(self) -> Mapping[str, int]:
+        """The length of the longest path to every kept node: 0 without kept producers.
 
         Linear in the graph after each change of it, else immediate.
-
-        Raises:
-            KeyError: it is not kept.
         """
-        return self.stages()[node_id]
-
-    def stages(self) -> Mapping[str, int]:
-        """The stage of every kept node."""
         if self._stages is None:
             self._stages = self._compute_stages()
         return self._stages
@@ -298,7 +193,7 @@ class Graph:
         Returns:
             whether none is left; False, and nothing changed, when one of them is unfinished.
         """
-        variable = self._variables[variable_id]
+        variable = self.variables[variable_id]
         around = [variable.producer, *variable.consumers]
         if any(node_id in self._unfinished for node_id in around):
             return False
@@ -314,55 +209,24 @@ class Graph:
         self._finished.clear()
         self._stages = {}
 
-    def snapshot(
-        self,
-        now: float,
-        session_id: str = "",
-        find_foreign: Callable[[str], Variable | None] = lambda variable_id: None,
-    ) -> GraphSnapshot:
-        """All kept nodes and the variables around them, as plain data without values.
-
-        Args:
-            now: the time.
-            session_id: the session's.
-            find_foreign: a variable of another session, if it is still there.
-        """
-        stages = self.stages()
-        nodes = sorted(self, key=lambda node: (node.submitted, node.id))
-        ids = dict.fromkeys(
-            v for n in nodes for v in (*n.inputs, *([n.output] if n.output is not None else []))
-        )
-        foreign = {each.id: each for node in nodes for each in node.foreign}
-        return GraphSnapshot(
-            session_id=session_id,
-            session_name=self._session,
-            taken_at=now,
-            nodes=tuple(self._view(node, stages[node.id]) for node in nodes),
-            variables=(
-                *(self._view_variable(self._variables[v]) for v in ids),
-                *(_view_foreign(each, find_foreign(each.id), nodes) for each in foreign.values()),
-            ),
-            pruned=self._pruned,
-        )
-
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls of this class; for tests and idle times."""
         assert len(self._unfinished) <= self._max_unfinished
         assert len(self._finished) <= self._max_finished
         for node in self:
             assert node.is_finished == (node.id in self._finished)
-            assert all(node.id in self._variables[v].consumers for v in node.inputs)
-            assert node.output is None or self._variables[node.output].producer == node.id
+            assert all(node.id in self.variables[v].consumers for v in node.inputs)
+            assert node.output is None or self.variables[node.output].producer == node.id
         grouped = {n.id for n in self._unfinished.values() if isinstance(n, CallNode) and n.group}
         assert grouped == {n for members in self._groups.values() for n in members}
         assert all(self._groups.values())
-        for variable in self._variables.values():
+        for variable in self.variables.values():
             for consumer in map(self.get, variable.consumers):
                 assert consumer is not None
                 assert variable.id in consumer.inputs
 
     def _check_output(self, variable_id: str) -> None:
-        variable = self._variables[variable_id]
+        variable = self.variables[variable_id]
         if variable.producer is not None:
             producer = self.get(variable.producer)
             name = (producer.name if producer is not None else "") or variable.producer
@@ -388,11 +252,11 @@ class Graph:
     def _cycle_path(
         self, node: Node, output: str, last: str, came_from: Mapping[str, tuple[str, str]]
     ) -> list[str]:
-        path = [self._variables[last].name]
+        path = [self.variables[last].name]
         while last != output:
             last, reader_id = came_from[last]
             reader = self.get(reader_id)
-            path += [(reader.name if reader else "") or reader_id, self._variables[last].name]
+            path += [(reader.name if reader else "") or reader_id, self.variables[last].name]
         return [node.name or node.id, *reversed(path)]
 
     def _move(self, node: Node, to: NodeState) -> None:
@@ -407,7 +271,7 @@ class Graph:
     def _let_go(self, node_id: str) -> None:
         node = self._finished.pop(node_id)
         for variable_id in node.inputs:
-            self._variables[variable_id].consumers.discard(node_id)
+            self.variables[variable_id].consumers.discard(node_id)
         self._pruned += 1
         self._stages = None
 
@@ -425,54 +289,3 @@ class Graph:
                 if missing[reader.id] == 0:
                     order.append(reader.id)
         return stages
-
-    def _view(self, node: Node, stage: int) -> NodeView:
-        call = node if isinstance(node, CallNode) else None
-        return NodeView(
-            id=node.id,
-            name=node.name or node.id,
-            kind=node.kind,
-            state=node.state,
-            stage=stage,
-            inputs=(*dict.fromkeys(node.inputs), *(each.id for each in node.foreign)),
-            output=node.output,
-            detail=node.pipeline if isinstance(node, TransformNode) else "",
-            model=call.model if call else "",
-            objective=str(call.objective) if call else "",
-            priority=call.priority if call else 0,
-            tokens=call.tokens if call else 0,
-            engine=call.engine if call else None,
-            placement=call.placement if call else "",
-            run=call.run if call else None,
-            parent=call.parent if call else None,
-            group=call.group if call else None,
-            submitted=node.submitted,
-            started=node.started,
-            first_token=call.first_token if call else None,
-            finished=node.finished,
-            failure=node.failure.message if node.failure else None,
-        )
-
-    def _view_variable(self, variable: Variable) -> VariableView:
-        return VariableView(
-            id=variable.id,
-            name=variable.name,
-            state=variable.state,
-            producer=variable.producer if variable.producer in self else None,
-            consumers=tuple(node.id for node in self.consumers_of(variable.id)),
-            size_bytes=variable.size_bytes,
-        )
-
-
-def _view_foreign(
-    each: ForeignInput, variable: Variable | None, nodes: Sequence[Node]
-) -> VariableView:
-    return VariableView(
-        id=each.id,
-        name=each.name,
-        # NOTE: what is not there any more was forgotten with its session.
-        state="cancelled" if variable is None else variable.state,
-        consumers=tuple(node.id for node in nodes if each in node.foreign),
-        size_bytes=0 if variable is None else variable.size_bytes,
-        session=each.session,
-    )

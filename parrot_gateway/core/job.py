@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import ContextUse
-from parrot_gateway.core.graph import CallNode, TransformNode
+from parrot_gateway.core.node import CallNode, TransformNode
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.template import BodyTemplate
 from parrot_gateway.core.variable import Failure, Variable, size_of

@@ -8,8 +8,8 @@ import msgspec
 
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import enter
-from parrot_gateway.core.graph import CallNode, ForeignInput, TransformNode
 from parrot_gateway.core.job import Job
+from parrot_gateway.core.node import CallNode, ForeignInput, TransformNode
 from parrot_gateway.core.objective import THROUGHPUT
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.sessions import SessionStore

@@ -29,9 +29,9 @@ from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import free_all_contexts
 from parrot_gateway.core.executor import CallRunner, Executor
 from parrot_gateway.core.fill_ahead import FillAhead
-from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.job_maker import job_of_call, job_of_transform
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.objective import LATENCY
 from parrot_gateway.core.readers import Readers
 from parrot_gateway.core.reference import find_references, is_variable_id, mint_variable_id

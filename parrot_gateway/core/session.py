@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping
 
 from parrot_gateway.core.graph import Graph
+from parrot_gateway.core.graph_snapshot import snapshot_of
 from parrot_gateway.core.snapshot import GraphSnapshot
 from parrot_gateway.core.variable import Failure, Variable
 from parrot_gateway.exceptions import (
@@ -211,8 +212,8 @@ class Session:
     def snapshot(
         self, now: float, find_foreign: Callable[[str], Variable | None] = lambda variable_id: None
     ) -> GraphSnapshot:
-        """Its graph as plain data, without values; arguments as of `Graph.snapshot`."""
-        return self.graph.snapshot(now, self.id, find_foreign)
+        """Its graph as plain data, without values; arguments as of `snapshot_of`."""
+        return snapshot_of(self.graph, now, self.id, find_foreign)
 
     def close(self) -> None:
         """Free everything: unfinished variables are cancelled, and their readers told.

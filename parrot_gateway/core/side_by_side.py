@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from parrot_gateway.core.graph import CallNode, Graph, Node, TransformNode
+from parrot_gateway.core.graph import Graph
+from parrot_gateway.core.node import CallNode, Node, TransformNode
 
 #: Members that are looked at to find two that can run side by side.
 MAX_LOOKED_AT = 64

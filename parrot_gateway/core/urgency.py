@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parrot_gateway.core.deduction import Deduction, deduce, travels_as
-from parrot_gateway.core.graph import CallNode
 from parrot_gateway.core.job import Job
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective, stronger
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.side_by_side import runs_side_by_side

@@ -15,7 +15,7 @@ from serving import Service, serving, until
 from test_executor import ScriptedRunner, service_of, spec
 from test_scheduling import SYSTEM, fills, small_engine
 
-from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.objective import LATENCY, THROUGHPUT, parse_objective
 from parrot_gateway.core.purpose import purpose_of
 from parrot_gateway.core.semantic_service import SemanticService

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from parrot_gateway.core import deduction as module
 from parrot_gateway.core.deduction import Deduction, deduce
-from parrot_gateway.core.graph import CallNode, Graph, TransformNode
+from parrot_gateway.core.graph import Graph
+from parrot_gateway.core.node import CallNode, TransformNode
 from parrot_gateway.core.objective import (
     KINDS,
     LATENCY,

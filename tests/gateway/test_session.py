@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.session import Session
 from parrot_gateway.core.sessions import SessionStore
 from parrot_gateway.core.variable import Variable

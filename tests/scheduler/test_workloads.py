@@ -18,7 +18,8 @@ from parrot_scheduler.simulator.workloads.graph import deduced
 from parrot_scheduler.task import LATENCY
 
 from parrot_gateway.core.deduction import deduce
-from parrot_gateway.core.graph import CallNode, Graph
+from parrot_gateway.core.graph import Graph
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.objective import LATENCY as GATEWAY_LATENCY
 from parrot_gateway.core.variable import Variable
 

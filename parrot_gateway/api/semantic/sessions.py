@@ -11,7 +11,7 @@ from parrot_gateway.api.route_table import Query, RouteTable
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.contexts import NamedContext, find_context, free_context
 from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg
-from parrot_gateway.core.graph import CallNode
+from parrot_gateway.core.node import CallNode
 from parrot_gateway.core.session import Session
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.gateway import Gateway
