@@ -207,7 +207,7 @@ def test_finished_calls_do_not_count() -> None:
     assert groups(deduce(graph, {"end": LATENCY})) == {"a b"}
     producer = graph.get("a")
     assert producer is not None
-    graph._variables["a"].set("text")
+    graph.variables["a"].set("text")
     graph.finish("a", "done", 1.0)
     found = deduce(graph, {"end": LATENCY, "a": LATENCY, "unknown": LATENCY})
     assert found.critical == {"b", "end"}
