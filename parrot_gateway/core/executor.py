@@ -23,11 +23,7 @@ from parrot_gateway.core.job import Job
 from parrot_gateway.core.memo import Memo
 from parrot_gateway.core.unfinished import UnfinishedJobs
 from parrot_gateway.core.variable import Failure
-from parrot_gateway.exceptions import (
-    DeadlineError,
-    GatewayError,
-    OverloadedError,
-)
+from parrot_gateway.exceptions import DeadlineError, GatewayError, OverloadedError
 from parrot_gateway.settings import SessionSettings
 
 logger = logging.getLogger(__name__)

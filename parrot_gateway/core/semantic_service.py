@@ -42,11 +42,7 @@ from parrot_gateway.core.template import Binding, BodyTemplate
 from parrot_gateway.core.transform import Transform
 from parrot_gateway.core.urgency import Urgency
 from parrot_gateway.core.variable import Variable
-from parrot_gateway.exceptions import (
-    DoubleProducerError,
-    NotFoundError,
-    VariableNotFoundError,
-)
+from parrot_gateway.exceptions import DoubleProducerError, NotFoundError, VariableNotFoundError
 from parrot_gateway.settings import SessionSettings
 
 #: How often idle sessions are looked for.

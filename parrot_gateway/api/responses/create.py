@@ -1,22 +1,20 @@
-"""`POST /v1/responses` and `POST /v1/responses/input_tokens` for models of our own engines.
+"""`POST /v1/responses` for models of our own engines.
 
 What was said before (`previous_response_id`, `conversation`) and the new input are rendered as one
 chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
-is kept afterwards is asked for by the routes of `stored_responses`.
+is kept afterwards is asked for by the routes of `stored`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
 from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.answers import chat_logprobs, encode
-from parrot_gateway.api.openai.messages import render_chat_aside
-from parrot_gateway.api.openai.shapes import ChatBody, Message
 from parrot_gateway.api.openai.sse import EventStream, run_stream
 from parrot_gateway.api.openai.validation import (
     check_context,
@@ -27,10 +25,7 @@ from parrot_gateway.api.openai.validation import (
 )
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
-    ConversationRef,
-    InputFields,
     ResponseBody,
-    check_input_fields,
     check_response,
     items_of,
     response_grammar,
@@ -42,17 +37,12 @@ from parrot_gateway.api.responses.events import (
     output_message,
     output_text,
 )
+from parrot_gateway.api.responses.history import History, find_history
+from parrot_gateway.api.responses.prompt import prompt_of
 from parrot_gateway.core.generation import Generation
 from parrot_gateway.core.line import wait_turn
 from parrot_gateway.core.placing import ModelSeats
-from parrot_gateway.core.prompts import prompts_of_texts
-from parrot_gateway.core.request import (
-    ChoiceDelta,
-    GenerationRequest,
-    Prompt,
-    PromptFilled,
-    Update,
-)
+from parrot_gateway.core.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
 from parrot_gateway.core.response_items import (
     Item,
     Part,
@@ -61,22 +51,11 @@ from parrot_gateway.core.response_items import (
     mint_item_id,
     mint_response_id,
 )
-from parrot_gateway.core.response_store import (
-    Conversation,
-    Cut,
-    ResponseStore,
-    StoredResponse,
-)
-from parrot_gateway.exceptions import (
-    ContextLengthError,
-    GatewayError,
-    InvalidRequestError,
-    NotFoundError,
-)
+from parrot_gateway.core.response_store import Cut, ResponseStore, StoredResponse
+from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.settings import ServerSettings
 
 _RESPONSE = msgspec.json.Decoder(ResponseBody)
-_INPUT = msgspec.json.Decoder(InputFields)
 
 
 async def handle_responses(
@@ -96,7 +75,8 @@ async def handle_responses(
     Args:
         store: what earlier calls left, and where this one's response goes.
         tenant: whose call it is.
-        others: as in `handle_completions`.
+
+    Others are as in `handle_completions`.
 
     Raises:
         GatewayError: nothing has been sent yet; a stream's later failures are told in band.
@@ -110,171 +90,22 @@ async def handle_responses(
         raise missing_parameter("input")
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
     deadline = exchange.started + server.call_timeout_s
+
+    async def answer() -> None:
+        call = _Call(exchange, seats, requested_model, request, store, tenant, history)
+        await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
+
     conversation = history.conversation
     if conversation is None:
-        call = _Call(exchange, seats, requested_model, request, store, tenant, history)
-        await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
+        await answer()
         return
-    ticket = conversation.line.join(f"conversation '{conversation.id}'")
+    who = f"conversation '{conversation.id}'"
+    ticket = conversation.line.join(who)
     try:
-        left_s = deadline - time.perf_counter()
-        await wait_turn(ticket, left_s, f"conversation '{conversation.id}'")
-        call = _Call(exchange, seats, requested_model, request, store, tenant, history)
-        await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
+        await wait_turn(ticket, deadline - time.perf_counter(), who)
+        await answer()
     finally:
         conversation.line.leave(ticket)
-
-
-async def handle_input_tokens(
-    exchange: Exchange,
-    seats: ModelSeats,
-    body: bytes,
-    *,
-    store: ResponseStore,
-    tenant: str,
-) -> None:
-    """Answer `{object, input_tokens}`: the length of the prompt that a response would have.
-
-    Raises:
-        GatewayError: as `handle_responses`.
-    """
-    request = decode(body, _INPUT)
-    check_input_fields(request)
-    items = items_of(request.input)
-    history = find_history(request, store, tenant)
-    if not items and history.is_empty:
-        raise missing_parameter("input")
-    whole = history_of(history.turn) + items
-    prompt = await prompt_of(request, seats, whole, len(body), room=1)
-    answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
-    await exchange.respond(200, encode(answer))
-
-
-class History(NamedTuple):
-    """What a call builds on."""
-
-    previous: StoredResponse | None
-    conversation: Conversation | None
-
-    @property
-    def turn(self) -> Turn | None:
-        """The last turn of it, as it is now."""
-        if self.conversation is not None:
-            return self.conversation.turn
-        return None if self.previous is None else self.previous.turn
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was said before."""
-        return self.turn is None
-
-
-def find_history(request: ResponseBody | InputFields, store: ResponseStore, tenant: str) -> History:
-    """Look up what a call builds on.
-
-    Raises:
-        NotFoundError: it is unknown, was forgotten, or is another tenant's.
-    """
-    now = time.time()
-    if request.previous_response_id is not None:
-        previous = store.response(tenant, request.previous_response_id, now)
-        if previous is None:
-            raise NotFoundError(
-                f"Previous response with id '{request.previous_response_id[:80]}' not found.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        return History(previous, None)
-    if request.conversation is not None:
-        named = request.conversation
-        conversation_id = named.id if isinstance(named, ConversationRef) else named
-        conversation = store.conversation(tenant, conversation_id, now)
-        if conversation is None:
-            raise NotFoundError(
-                f"Conversation with id '{conversation_id[:80]}' not found.",
-                param="conversation",
-                code="conversation_not_found",
-            )
-        return History(None, conversation)
-    return History(None, None)
-
-
-async def prompt_of(
-    request: ResponseBody | InputFields,
-    seats: ModelSeats,
-    items: list[Item],
-    num_bytes: int,
-    *,
-    room: int,
-) -> Prompt:
-    """The instructions and items as one prompt, rendered and tokenized whole.
-
-    With `truncation: auto`, items are left out from the beginning until it fits: up to a message of
-    the user's where there is one, and never the last one.
-
-    Args:
-        room: tokens that are to be generated.
-
-    Raises:
-        ContextLengthError: it does not fit even so.
-        InvalidRequestError: the model's template refuses it.
-    """
-    limit = seats.info.max_context_tokens
-    if request.truncation != "auto":
-        return await _prompt(request, seats, items, num_bytes)
-    starts = [0] + [n for n, item in enumerate(items) if n and item.role == "user"]
-    if starts[-1] != len(items) - 1 and len(items) > 1:
-        starts.append(len(items) - 1)
-    low, high = 0, len(starts) - 1
-    # The longest ending that fits: leaving out more never makes a prompt longer.
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            prompt = await _prompt(request, seats, items[starts[middle] :], num_bytes)
-        except ContextLengthError:
-            low = middle + 1
-            continue
-        if len(prompt.token_ids) + room > limit:
-            low = middle + 1
-        else:
-            high = middle
-    return await _prompt(request, seats, items[starts[low] :], num_bytes)
-
-
-async def _prompt(
-    request: ResponseBody | InputFields,
-    seats: ModelSeats,
-    items: list[Item],
-    num_bytes: int,
-) -> Prompt:
-    messages = [Message(item.role, item.text) for item in items]
-    if request.instructions:
-        messages.insert(0, Message("system", request.instructions))
-    chat = ChatBody(
-        messages=messages,
-        reasoning_effort=(request.reasoning or {}).get("effort"),
-        chat_template_kwargs=request.chat_template_kwargs,
-    )
-    size = num_bytes + sum(len(message.content or "") for message in messages)
-    try:
-        text = await render_chat_aside(seats.tokenizer, chat, size)
-    except InvalidRequestError as error:
-        if error.param is None or error.param.startswith("messages"):
-            raise type(error)(error.message, param="input", code=error.code) from None
-        raise
-    prompts = await prompts_of_texts(
-        seats.tokenizer,
-        seats.info,
-        [text],
-        add_special_tokens=False,
-        param="input",
-        noun="input",
-    )
-    if not prompts[0].token_ids:
-        raise InvalidRequestError(
-            "Invalid 'input': it makes an empty prompt.", param="input", code="invalid_value"
-        )
-    return prompts[0]
 
 
 class _Call:

@@ -114,7 +114,8 @@ class ResponseRoutes:
         if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
             return False
         self._refuse_semantics(exchange, body)
-        from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
+        from parrot_gateway.api.responses.create import handle_responses
+        from parrot_gateway.api.responses.input_tokens import handle_input_tokens
 
         seats = seats_for(exchange, self._gateway, model)
         store, tenant = self._gateway.responses, tenant_of(exchange)

@@ -1,0 +1,90 @@
+"""The prompt of a response: instructions and all that was said, as one chat, tokenized whole."""
+
+from __future__ import annotations
+
+from parrot_gateway.api.openai.messages import render_chat_aside
+from parrot_gateway.api.openai.shapes import ChatBody, Message
+from parrot_gateway.api.responses.bodies import InputFields, ResponseBody
+from parrot_gateway.core.placing import ModelSeats
+from parrot_gateway.core.prompts import prompts_of_texts
+from parrot_gateway.core.request import Prompt
+from parrot_gateway.core.response_items import Item
+from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError
+
+
+async def prompt_of(
+    request: ResponseBody | InputFields,
+    seats: ModelSeats,
+    items: list[Item],
+    num_bytes: int,
+    *,
+    room: int,
+) -> Prompt:
+    """The instructions and items as one prompt, rendered and tokenized whole.
+
+    With `truncation: auto`, items are left out from the beginning until it fits: up to a message of
+    the user's where there is one, and never the last one.
+
+    Args:
+        room: tokens that are to be generated.
+
+    Raises:
+        ContextLengthError: it does not fit even so.
+        InvalidRequestError: the model's template refuses it.
+    """
+    limit = seats.info.max_context_tokens
+    if request.truncation != "auto":
+        return await _prompt(request, seats, items, num_bytes)
+    starts = [0] + [n for n, item in enumerate(items) if n and item.role == "user"]
+    if starts[-1] != len(items) - 1 and len(items) > 1:
+        starts.append(len(items) - 1)
+    low, high = 0, len(starts) - 1
+    # The longest ending that fits: leaving out more never makes a prompt longer.
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            prompt = await _prompt(request, seats, items[starts[middle] :], num_bytes)
+        except ContextLengthError:
+            low = middle + 1
+            continue
+        if len(prompt.token_ids) + room > limit:
+            low = middle + 1
+        else:
+            high = middle
+    return await _prompt(request, seats, items[starts[low] :], num_bytes)
+
+
+async def _prompt(
+    request: ResponseBody | InputFields,
+    seats: ModelSeats,
+    items: list[Item],
+    num_bytes: int,
+) -> Prompt:
+    messages = [Message(item.role, item.text) for item in items]
+    if request.instructions:
+        messages.insert(0, Message("system", request.instructions))
+    chat = ChatBody(
+        messages=messages,
+        reasoning_effort=(request.reasoning or {}).get("effort"),
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    size = num_bytes + sum(len(message.content or "") for message in messages)
+    try:
+        text = await render_chat_aside(seats.tokenizer, chat, size)
+    except InvalidRequestError as error:
+        if error.param is None or error.param.startswith("messages"):
+            raise type(error)(error.message, param="input", code=error.code) from None
+        raise
+    prompts = await prompts_of_texts(
+        seats.tokenizer,
+        seats.info,
+        [text],
+        add_special_tokens=False,
+        param="input",
+        noun="input",
+    )
+    if not prompts[0].token_ids:
+        raise InvalidRequestError(
+            "Invalid 'input': it makes an empty prompt.", param="input", code="invalid_value"
+        )
+    return prompts[0]
