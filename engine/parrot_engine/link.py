@@ -131,7 +131,8 @@ class EngineLink:
             except (OSError, WebSocketException, WireError) as error:
                 if not (isinstance(error, ConnectionClosed) and _ended_in_order(websocket)):
                     # TimeoutError is an OSError.
-                    _log.log(level, "no link to %s: %s", self._url, error or type(error).__name__)
+                    reason = str(error) or type(error).__name__
+                    _log.log(level, "no link to %s: %s; trying again", self._url, reason)
             if self._stop.is_set():
                 return
             if _ended_in_order(websocket):

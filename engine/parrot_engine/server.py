@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
@@ -188,15 +189,15 @@ class _Server(uvicorn.Server):
 
 
 def run_server(
-    engine: Engine, text: TextAssets, *, host: str, port: int, key: str | None = None
+    engine: Engine, text: TextAssets, *, listener: socket.socket, key: str | None = None
 ) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status."""
+    """Serve on a bound socket until SIGINT or SIGTERM; returns the exit status."""
     config = uvicorn.Config(
-        create_app(engine, text, key), host=host, port=port, access_log=False,
-        log_level="warning", timeout_graceful_shutdown=10,
+        create_app(engine, text, key), access_log=False, log_level="warning",
+        timeout_graceful_shutdown=10,
     )  # fmt: skip
     server = _Server(config)
-    server.run()
+    server.run(sockets=[listener])
     return 0 if server.started else 1
 
 

@@ -16,6 +16,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -50,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     try:
         options = _options(parsed)
-        if parsed.join is not None and not os.environ.get(JOIN_KEY_VARIABLE):
-            say(f"error: set {JOIN_KEY_VARIABLE} to the gateway's join key")
-            return EXIT_CONFIG
-        address = None if parsed.listen is None else _listen_address(parsed.listen)
+        if parsed.join is not None:
+            _check_join(parsed.join)
+        # Before the model is loaded, which may take minutes.
+        listener = None if parsed.listen is None else _bind(*_listen_address(parsed.listen))
         loaded = _load(options)
-        if address is not None:
-            return _run_listening(loaded, address)
+        if listener is not None:
+            return _run_listening(loaded, listener)
         return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
     except ParrotEngineError as error:
         say(f"error: {error}")
@@ -135,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
         "--trust-remote-code", action="store_true", default=None, help="run the checkpoint's code"
     )
     parser.add_argument("--engine-name", help="how operators see this engine (default: host:pid)")
-    parser.add_argument("--log-level", default="info", help="debug, info, warning or error")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
     parser.add_argument(
         "--with-parent",
         action="store_true",
@@ -211,6 +214,18 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
     return EXIT_CRASH
 
 
+def _check_join(url: str) -> None:
+    """Refuse what could never join.
+
+    Raises:
+        SettingsError: no key in the environment, or not the address of a WebSocket.
+    """
+    if not os.environ.get(JOIN_KEY_VARIABLE):
+        raise SettingsError("--join", f"set {JOIN_KEY_VARIABLE} to the gateway's join key")
+    if not url.startswith(("ws://", "wss://")):
+        raise SettingsError("--join", f"{url}: ws://HOST:PORT/v1/engines/join is wanted, or wss://")
+
+
 def _listen_address(text: str) -> tuple[str, int]:
     """Host and port of `--listen`.
 
@@ -237,14 +252,37 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _run_listening(loaded: LoadedEngine, address: tuple[str, int]) -> int:
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket at an address; port 0 takes a free one.
+
+    Raises:
+        SettingsError: it cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            "--listen",
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Another program may have "
+            "this port: choose another",
+        ) from None
+    return listener
+
+
+def _run_listening(loaded: LoadedEngine, listener: socket.socket) -> int:
     try:
         from parrot_engine.server import run_server
     except ImportError as error:
         say(f"error: serving needs {error.name}: pip install parrot-gateway")
         return EXIT_CONFIG
     key = os.environ.get(ENGINE_KEY_VARIABLE) or None
-    return run_server(loaded.engine, loaded.text, host=address[0], port=address[1], key=key)
+    host, port = listener.getsockname()[:2]
+    say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+    return run_server(loaded.engine, loaded.text, listener=listener, key=key)
 
 
 def _end_with_parent() -> None:

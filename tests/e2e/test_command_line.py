@@ -131,3 +131,24 @@ def test_an_engine_without_a_join_key() -> None:
     assert run.returncode != 0
     assert "PARROT_JOIN_KEY" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_an_engine_that_could_never_join_or_listen_ends_before_it_loads() -> None:
+    """Loading a large model takes minutes; these are seen before."""
+    engine = ("engine", "--model", "parrot-demo")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        runs = {
+            address: run_cli(*engine, "--listen", address),
+            "ws://": run_cli(
+                *engine, "--join", "http://127.0.0.1:1", environment={"PARROT_JOIN_KEY": "key"}
+            ),
+            "--log-level": run_cli(*engine, "--listen", "127.0.0.1:0", "--log-level", "loud"),
+        }
+    for word, run in runs.items():
+        assert run.returncode not in (0, 1), run.stderr
+        assert word in run.stderr
+        assert "loading" not in run.stderr
+        assert "Traceback" not in run.stderr

@@ -134,6 +134,7 @@ def alone() -> Iterator[RawConnection]:
                 return None
 
         connection: RawConnection = wait_until(connect, "the engine listens", 60)
+        assert f"listening on http://127.0.0.1:{port}\n" in engine.stderr()
         yield connection
         connection.close()
         engine.signal(signal.SIGINT)
