@@ -117,7 +117,8 @@ def serve(
 ) -> None:
     """Start the gateway; without a model or an upstream it runs the demo model."""
     from parrot_gateway.config_file import ConfigError
-    from parrot_gateway.settings import DEMO_MODEL, load_settings
+    from parrot_gateway.settings import DEMO_MODEL
+    from parrot_gateway.settings_sources import load_settings
 
     flags: dict[str, Any] = {}
     server = {"host": host, "port": port, "api_key": api_key, "log_level": log_level}

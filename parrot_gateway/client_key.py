@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from parrot_gateway.config_file import ConfigError
-from parrot_gateway.settings import read_secret
+from parrot_gateway.secret_reference import read_secret
 
 
 def key_of_option(reference: str) -> str:

@@ -33,7 +33,8 @@ from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.renewal import Renewal
 from parrot_gateway.scheduling.seats import Seats
 from parrot_gateway.scheduling.shell import SchedulerShell
-from parrot_gateway.settings import SchedulerSettings, Settings, api_key_of, read_secret
+from parrot_gateway.secret_reference import read_secret
+from parrot_gateway.settings import SchedulerSettings, Settings, api_key_of
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,8 @@ from parrot_gateway.exceptions import (
     OverloadedError,
     UpstreamError,
 )
-from parrot_gateway.settings import UpstreamSettings, read_secret
+from parrot_gateway.secret_reference import read_secret
+from parrot_gateway.settings import UpstreamSettings
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from parrot_gateway.config_file import ConfigError
 from parrot_gateway.core.drawing.text import to_text
 from parrot_gateway.graph_command import read_graph
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
-from parrot_gateway.settings import SchedulerSettings, load_settings
+from parrot_gateway.settings import SchedulerSettings
+from parrot_gateway.settings_sources import load_settings
 
 #: Longer than a block of the engines here, so that it has a prefix.
 SYSTEM = "You answer in one word, and never in two. " * 4
