@@ -60,8 +60,15 @@ class DrainingServer(uvicorn.Server):
     async def _drain_and_exit(self) -> None:
         timeout_s = self._gateway.settings.server.drain_timeout_s
         running = self._gateway.gate.running
-        if running:
-            logger.info("waiting up to %g s for %d running calls", timeout_s, running)
+        deferred = self._gateway.semantic.executor.deferred
+        if running or deferred:
+            logger.info(
+                "waiting up to %g s for %d running calls and %d deferred ones; "
+                "a second signal (Ctrl-C) ends at once",
+                timeout_s,
+                running,
+                deferred,
+            )
         began = time.monotonic()
         if not await self._gateway.gate.drain(timeout_s):
             logger.warning("%d calls were cut off", self._gateway.gate.cut_off())

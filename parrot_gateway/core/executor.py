@@ -348,6 +348,11 @@ class Executor:
         else:
             self._quiet.clear()
 
+    @property
+    def deferred(self) -> int:
+        """Calls without a client that run or are in line: what `drain` waits for besides clients."""
+        return self._running + len(self._line)
+
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing runs; what waits for a client's value is not waited for.
 

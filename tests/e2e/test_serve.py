@@ -180,6 +180,22 @@ def test_the_drain_has_an_end(upstream: ScriptedUpstream, stream: bool) -> None:
         draining.close()
 
 
+def test_a_drain_that_waits_for_deferred_calls_alone_says_so(upstream: ScriptedUpstream) -> None:
+    gate = upstream.gate()
+    model = upstream.script(document(chat_document("Done."), before=gate))
+    with GatewayProcess(
+        config={"upstreams": [upstream_settings("scripted", upstream.base_url)]}
+    ) as gateway:
+        body = CHAT | {"model": model, "parrot": {"defer": True}}
+        assert gateway.post("/v1/chat/completions", body)[0] == 200
+        upstream.wait_for_calls(model)
+        gateway.signal(signal.SIGINT)
+        said = "0 running calls and 1 deferred ones; a second signal (Ctrl-C) ends at once"
+        wait_until(lambda: said in gateway.stderr(), said)
+        gate.open()
+        assert gateway.wait() == 0
+
+
 def test_an_idle_gateway_ends_at_once(upstream: ScriptedUpstream) -> None:
     with GatewayProcess(
         config={"upstreams": [upstream_settings("scripted", upstream.base_url)]}
