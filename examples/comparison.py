@@ -250,8 +250,16 @@ def _counters(base_url: str) -> _Counters:
     )
     began = time.monotonic()
     while True:
-        with urllib.request.urlopen(request, timeout=NEWS_TIMEOUT_S) as answer:  # noqa: S310
-            health: dict[str, Any] = json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=NEWS_TIMEOUT_S) as answer:  # noqa: S310
+                health: dict[str, Any] = json.load(answer)
+        except ValueError:
+            health = {}
+        if "scheduler" not in health:
+            sys.exit(
+                f"{base_url}: this is no Parrot Gateway, or it wants another key: set "
+                "PARROT_API_KEY to its key."
+            )
         waited = time.monotonic() - began
         engines = health.get("engines", [])
         if all(engine["stats_age_s"] < waited for engine in engines):

@@ -171,7 +171,7 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
             status, data = response.status, await response.read()
     except TimeoutError:
         raise GraphUnavailableError(f"{base_url} did not answer within {TIMEOUT_S:g} s.") from None
-    except (aiohttp.InvalidURL, ValueError):
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ValueError):
         raise GraphUnavailableError(
             f"--base-url {base_url!r} is not a URL; it looks like {DEFAULT_BASE_URL}."
         ) from None
@@ -193,8 +193,8 @@ def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
         detail = _ErrorDetail()
     if status in (401, 403):
         return (
-            f"{base_url} does not accept the key. Name the environment variable that holds the "
-            "right one: --api-key env:NAME."
+            f"{base_url} wants a key, or another one than it got: set PARROT_API_KEY, or name the "
+            "environment variable that holds the right one: --api-key env:NAME."
         )
     if status == 404 and detail.code == "session_not_found":
         return (

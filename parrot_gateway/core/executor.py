@@ -350,7 +350,7 @@ class Executor:
 
     @property
     def deferred(self) -> int:
-        """Calls without a client that run or are in line: what `drain` waits for besides clients."""
+        """Calls without a client that run or are in line, which `drain` waits for."""
         return self._running + len(self._line)
 
     async def drain(self, timeout_s: float) -> bool:

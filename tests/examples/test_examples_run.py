@@ -124,6 +124,22 @@ def test_a_gateway_that_is_not_there_is_told(demo: GatewayProcess) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_gateway_that_wants_a_key_is_told(demo: GatewayProcess) -> None:
+    command = f"{sys.executable} examples/gpts.py --base-url {demo.base_url}"
+    done = subprocess.run(
+        shlex.split(command),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env=clean_environment({"PYTHONPATH": str(ROOT)}),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "set PARROT_API_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(demo: GatewayProcess) -> None:
     printed = run(commands()["curl.sh"], demo)

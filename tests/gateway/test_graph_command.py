@@ -106,6 +106,11 @@ def test_a_wrong_key(demo: GatewayProcess) -> None:
     assert "sk-wrong" not in run.stderr
 
 
+def test_no_key(demo: GatewayProcess) -> None:
+    run = run_cli("graph", "x", "--base-url", demo.base_url)
+    check_refused(run, "wants a key", "PARROT_API_KEY", "--api-key env:NAME")
+
+
 def test_keys_are_named_not_given(demo: GatewayProcess) -> None:
     run = run_cli("graph", "x", "--base-url", demo.base_url, "--api-key", "sk-secret")
     check_refused(run, "env:NAME")
@@ -119,8 +124,9 @@ def test_no_gateway(url: str) -> None:
     check_refused(run_cli("graph", "x", "--base-url", url), url, "parrot-gateway serve")
 
 
-def test_not_a_url() -> None:
-    check_refused(run_cli("graph", "x", "--base-url", "gateway"), "--base-url", "http://")
+@pytest.mark.parametrize("url", ["gateway", "127.0.0.1:8000/v1"])
+def test_not_a_url(url: str) -> None:
+    check_refused(run_cli("graph", "x", "--base-url", url), f"--base-url '{url}'", "http://")
 
 
 def test_watching_a_file_makes_no_sense(demo: GatewayProcess) -> None:
