@@ -41,6 +41,7 @@ LONG = (
     "test_models_parity.py",
     "test_tensor_parallel.py",
     "test_speculation.py",
+    "test_speculation_models.py",
     "test_concurrency.py",
     "test_host_tier.py",
     "test_graph_command.py",

@@ -1,7 +1,7 @@
-"""Triton's interpreter for all tests of the engine, where there is no GPU.
+"""One thread for all tests of the engine, and Triton's interpreter where there is no GPU.
 
-Before anything imports triton: its own functions, like ours, are what they are from the first
-import on, and transformers imports it too.
+The latter before anything imports triton: its own functions, like ours, are what they are from the
+first import on, and transformers imports it too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+# Others run beside these tests.
+torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

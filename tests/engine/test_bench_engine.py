@@ -37,7 +37,6 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    torch.set_num_threads(1)
     assert command.main(arguments) == 0
     caught = capsys.readouterr()
     return caught.out, caught.err

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import CONFIGS, make_checkpoint
 from doubles import EOS, POISON, VOCAB_SIZE, Trace, prompt, reference_generate, scripted_engine
 from hypothesis import given, settings
@@ -39,11 +38,6 @@ from programs import check_program, random_program
 pytestmark = pytest.mark.usefixtures("overlap")
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 # Any program, any limits

@@ -30,11 +30,6 @@ HELD_OUT = (
 TOKENIZER = Tokenizer.from_file(str(ASSETS / "tokenizer.json"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def model() -> transformers.PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_pretrained(ASSETS, dtype=torch.float32).eval()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine import hub
 from parrot_engine.builtin.settings import BuiltinSettings
@@ -30,7 +29,6 @@ from parrot_engine.worker import EXIT_CONFIG
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from transformers import GPT2Config
 
-    torch.set_num_threads(1)
     gpt2 = GPT2Config(
         vocab_size=257, n_embd=32, n_layer=1, n_head=2, n_positions=128,
         bos_token_id=None, eos_token_id=256, pad_token_id=None,

@@ -367,7 +367,6 @@ def test_the_shortest_run_that_pays() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return make_checkpoint(tmp_path_factory.mktemp("host"), CONFIGS["qwen3"])
 
 

@@ -31,7 +31,6 @@ def gpt2_config() -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    torch.set_num_threads(1)
     configs = {**CONFIGS, "gpt2": gpt2_config()}
     root = tmp_path_factory.mktemp("checkpoints")
     return {name: make_checkpoint(root / name, configs[name]) for name in FAMILIES}

@@ -314,7 +314,6 @@ def test_a_failed_launch_does_not_fail_what_had_ended() -> None:
 
 
 def test_a_model_says_the_same_with_and_without(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     folder = make_checkpoint(tmp_path, CONFIGS["qwen3"])
     outputs = []
     for overlap in ("off", "on"):

@@ -3,206 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import CONFIGS, make_checkpoint
-from doubles import (
-    POISON,
-    VOCAB_SIZE,
-    ScriptedRunner,
-    Trace,
-    prompt,
-    reference_generate,
-    reference_logits,
-    scripted_engine,
-)
+from doubles import POISON, Trace, prompt, reference_generate, scripted_engine
+from guessing import GREEDY, OracleBatcher, OracleSpeculation, expected, guessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.bench.speculation import run_forced
 from parrot_engine.builtin.batch import BatchRow, RowOutcome
 from parrot_engine.builtin.batcher import Batcher
 from parrot_engine.builtin.contexts import Context
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.ngrams import MAX_PLACES, NgramIndex
-from parrot_engine.builtin.sampler import sample
 from parrot_engine.builtin.settings import MAX_SPECULATIVE_TOKENS, BuiltinSettings
 from parrot_engine.builtin.speculation import Guesser, Speculation
 from parrot_engine.builtin.step_plan import PlannedRow
 from parrot_engine.exceptions import EngineStateError, SettingsError
-from parrot_engine.llm import LLM
-from parrot_engine.models.loader import load_runner
-from parrot_engine.protocol import (
-    Failed,
-    Fill,
-    FreeContext,
-    Generate,
-    Generated,
-    SamplingParams,
-)
+from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, Generated, SamplingParams
 from programs import check_program, random_program
 from test_overlap import OverlapMachine
-
-GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-# Guesses from the text
-
-
-def naive_guess(tokens: Sequence[int], least: int, most: int, count: int) -> list[int]:
-    """What `NgramIndex.guess` says, found by looking everywhere."""
-    tail = tokens[len(tokens) - least :]
-    places = [
-        end
-        for end in range(len(tokens) - 1, least - 1, -1)
-        if list(tokens[end - least : end]) == list(tail)
-    ][:MAX_PLACES]
-
-    def agreement(end: int) -> int:
-        length = 0
-        while length < min(most, end) and tokens[end - 1 - length] == tokens[-1 - length]:
-            length += 1
-        return length
-
-    if not places:
-        return []
-    best = max(places, key=agreement)
-    text = list(tokens)
-    for place in range(best, best + count):
-        text.append(text[place])
-    return text[len(tokens) :]
-
-
-texts = st.lists(st.integers(0, 3), max_size=80) | st.lists(st.integers(0, 1), max_size=60)
-
-
-@given(
-    text=texts,
-    least=st.integers(1, 4),
-    more=st.integers(0, 4),
-    count=st.integers(1, 7),
-    pieces=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-)
-@settings(max_examples=400, deadline=None)
-def test_guesses_are_those_of_a_search_over_the_text(
-    text: list[int], least: int, more: int, count: int, pieces: list[int]
-) -> None:
-    index = NgramIndex(least, least + more)
-    grown: list[int] = []
-    while len(grown) < len(text):
-        piece = pieces[len(grown) % len(pieces)]
-        grown += text[len(grown) : len(grown) + piece]
-        assert index.extend(grown, 1000) > 0
-        assert index.guess(grown, count) == naive_guess(grown, least, least + more, count)
-
-
-def test_a_long_text_is_forgotten_from_its_beginning() -> None:
-    index = NgramIndex(2, 4, max_indexed=100)
-    text = [1000, 1001, 1002, *range(200), 1000, 1001]
-    grown: list[int] = []
-    for token in text:
-        grown.append(token)
-        index.extend(grown, 50)
-        assert index.num_tokens == len(grown)
-        assert len(index._earlier) <= 100
-    assert index.guess(grown, 3) == []
-    grown += [180, 181]
-    index.extend(grown, 50)
-    assert index.guess(grown, 3) == [182, 183, 184]
-
-
-def test_the_index_takes_a_long_prompt_in_pieces() -> None:
-    text = [5, 6, 7, 8, *range(100, 130), 5, 6, 7]
-    index = NgramIndex(3, 8)
-    taken = [index.extend(text, 10) for _ in range(5)]
-    assert taken == [10, 10, 10, 7, 0]
-    assert index.guess(text, 2) == [8, 100]
-
-
-def test_generations_whose_guesses_are_wrong_pause_longer_and_longer() -> None:
-    guesser = Guesser(3, 8)
-    generated, tries, pauses = 0, 0, []
-    while generated < 2000:
-        if generated < guesser.resumes_at:
-            pauses.append(guesser.resumes_at - generated)
-            generated = guesser.resumes_at
-        generated += 1
-        tries += 1
-        guesser.note(0, generated)
-    assert pauses[:4] == [16, 32, 64, 128]
-    assert max(pauses) == 512
-    assert tries < 20
-    generated = max(generated, guesser.resumes_at)
-    guesser.note(4, generated)
-    while guesser.resumes_at <= generated:
-        generated += 1
-        guesser.note(0, generated)
-    assert guesser.resumes_at - generated == 16, "what was right is not remembered"
-
-
-# Guesses that come out in all ways
-
-
-class OracleSpeculation(Speculation):
-    """Guesses what will come, with a share of errors."""
-
-    def __init__(self, values: BuiltinSettings) -> None:
-        super().__init__(values)
-        self.source = random.Random(1)
-        self.share_right = 0.8
-
-    def guess(self, context: Context, guesser: Guesser, count: int) -> list[int]:
-        generate = context.speculative_generate
-        assert generate is not None
-        assert generate.row is not None
-        tokens = list(context.token_ids)
-        row = replace(
-            generate.row,
-            generated_token_ids=list(generate.row.generated_token_ids),
-            num_pending=0,
-        )
-        guesses: list[int] = []
-        while len(guesses) < count:
-            token = sample(reference_logits(tokens), [row])[0].token_id
-            if token is None or self.source.random() > self.share_right:
-                token = self.source.randrange(VOCAB_SIZE)
-            guesses.append(token)
-            tokens.append(token)
-            row.generated_token_ids.append(token)
-        return guesses
-
-
-class OracleBatcher(Batcher):
-    """With these guesses."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.speculation = OracleSpeculation(arguments[2])
-
-
-def guessing(**options: Any) -> tuple[Trace, ScriptedRunner]:
-    """An engine whose guesses are mostly right."""
-    engine, runner = scripted_engine(
-        **{"batcher": OracleBatcher, "speculative_tokens": 4, "overlap": "on", **options}
-    )
-    return Trace(engine), runner
-
-
-def expected(tokens: list[int], params: SamplingParams = GREEDY) -> list[int]:
-    return reference_generate(tokens, params)[0]
 
 
 @given(
@@ -285,6 +108,8 @@ class SpeculationMachine(OverlapMachine):
 
 
 TestSpeculation = SpeculationMachine.TestCase
+
+
 TestSpeculation.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 
@@ -544,105 +369,6 @@ def test_a_failed_step_with_guesses_fails_its_rows() -> None:
     assert trace.tokens(2) == expected(prompt(5))
 
 
-# With models
-
-
-def _model_outputs(folder: Path, **options: Any) -> tuple[list[list[int]], int]:
-    values = BuiltinSettings(device="cpu", dtype="float32", **options)
-    engine = BuiltinEngine.load(folder, values, model="tiny")
-    trace = Trace(engine)
-    for index, params in enumerate(
-        [
-            replace(GREEDY, max_tokens=40),
-            replace(GREEDY, max_tokens=40, frequency_penalty=0.5),
-            SamplingParams(max_tokens=40, temperature=0.3, seed=3, ignore_eos=True),
-            SamplingParams(max_tokens=40, top_k=5, seed=4, min_tokens=5),
-            replace(GREEDY, max_tokens=33),
-        ]
-    ):
-        repeating = [7 + index, 8, 9, 10 + index, 11] * (4 + index)
-        trace.submit(Fill(index, repeating), Generate(index, params))
-        trace.submit(Generate(10 + index, params, parent_context_id=index))
-    trace.run()
-    accepted = engine.stats().accepted_tokens
-    said = [trace.tokens(index) for index in [*range(5), *range(10, 15)]]
-    engine.close()
-    return said, accepted
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_model_says_the_same_with_and_without(name: str, overlap: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, CONFIGS[name])
-    plain, none = _model_outputs(folder, num_blocks=200, overlap=overlap)
-    assert none == 0
-    for num_blocks in (200, 14):
-        said, accepted = _model_outputs(
-            folder,
-            num_blocks=num_blocks,
-            overlap=overlap,
-            speculative_tokens=5,
-            speculative_min_ngram=1,
-        )
-        assert said == plain
-        assert accepted > 0
-
-
-def test_the_kernels_say_the_same_with_and_without(tmp_path: Path) -> None:
-    """Triton's kernels, interpreted where there is no GPU."""
-    folder = make_checkpoint(tmp_path, CONFIGS["llama"])
-    outputs = []
-    for tokens in (0, 3):
-        values = BuiltinSettings(
-            device="cpu",
-            dtype="float32",
-            kernels="triton",
-            num_blocks=40,
-            speculative_tokens=tokens,
-            speculative_min_ngram=1,
-        )
-        engine = BuiltinEngine.load(folder, values, model="tiny")
-        trace = Trace(engine)
-        trace.submit(Fill(1, [5, 6, 7] * 5), Generate(1, replace(GREEDY, max_tokens=6))).run()
-        assert (engine.stats().proposed_tokens > 0) == (tokens > 0)
-        outputs.append(trace.tokens(1))
-        engine.close()
-    assert outputs[0] == outputs[1]
-
-
-def test_several_processes_say_what_one_does(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, CONFIGS["llama"])
-    options = {"num_blocks": 100, "speculative_tokens": 4, "speculative_min_ngram": 1}
-    (plain, _), (said, accepted) = (
-        _model_outputs(folder, tensor_parallel=size, **options) for size in (1, 2)
-    )
-    assert said == plain
-    assert accepted > 0
-
-
-def test_the_demo_model_repeats_and_is_guessed() -> None:
-    text = "The ship lay in the harbour, and the captain walked along the deck. "
-    params = SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
-    outputs = []
-    for tokens in (0, 7):
-        with LLM(device="cpu", dtype="float32", speculative_tokens=tokens) as llm:
-            said = llm.generate([text * 3, text], params)
-            outputs.append([each.outputs[0].token_ids for each in said])
-            stats = llm.stats()
-            # Ends in the middle of what a step brought, and of one of its tokens.
-            stop = said[0].outputs[0].text[20:24]
-            ended = llm.generate(text * 3, replace(params, stop=(stop,)))[0].outputs[0]
-            assert ended.text == said[0].outputs[0].text.partition(stop)[0]
-            with llm.context() as context:
-                context.fill(text * 3)
-                again = context.generate(replace(params, stop=(stop,)))
-                assert again.token_ids == ended.token_ids
-    assert outputs[0] == outputs[1]
-    assert 0 < stats.accepted_tokens <= stats.proposed_tokens
-    # Fewer steps than tokens of one sequence: some of them brought several.
-    assert stats.steps < 80
-
-
 # Settings and kernels
 
 
@@ -675,16 +401,3 @@ def test_attention_splits_the_keys_of_a_row_with_guesses() -> None:
         work = attention.lay_out([row]).lists[None]
         assert len(work.tiles) == 0
         assert len(work.narrow) >= start // 512
-
-
-# The benchmark
-
-
-def test_the_benchmark_forces_what_it_says(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, CONFIGS["qwen3"])
-    runner = load_runner(folder, BuiltinSettings(device="cpu", dtype="float32", num_blocks=1200))
-    entries = run_forced(runner, [2], [4], prompt_tokens=10, steps=4)
-    forced = [entry for entry in entries if entry["case"] == "forced"]
-    assert [entry["tokens_per_step"] for entry in forced] == [2.0, 2.0, 4.0, 6.0, 8.0, 10.0]
-    assert [entry["proposed_per_step"] for entry in forced] == [0.0, *[8.0] * 5]
-    assert all(entry["ms"] > 0 for entry in entries)

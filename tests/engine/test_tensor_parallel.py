@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine.builtin import followers, runner
 from parrot_engine.builtin.batch import RowOutcome
@@ -88,7 +87,6 @@ def conversation(engine: BuiltinEngine) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints: with KV heads that are divided, and with one that both ranks hold."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ranks")
     configs = {name: CONFIGS[name] for name in ("llama", "qwen2", "llama-biases-mha")}
     qwen3 = CONFIGS["qwen3"]

@@ -10,9 +10,9 @@ import pytest
 from parrot_scheduler.event_log import read_step, replay
 from parrot_scheduler.events import Event, TaskSubmitted, TaskUpdated
 from parrot_scheduler.task import Objective, Task
+from scripted_runner import ScriptedRunner, service_of, spec
 from semantic_tools import Http, echo
 from serving import Service, serving, until
-from test_executor import ScriptedRunner, service_of, spec
 from test_scheduling import SYSTEM, fills, small_engine
 
 from parrot_gateway.core.node import CallNode

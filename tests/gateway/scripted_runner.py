@@ -1,0 +1,101 @@
+"""Semantic services whose calls a scripted runner answers, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from parrot_gateway.core.call_spec import CallSpec
+from parrot_gateway.core.job import Job
+from parrot_gateway.core.semantic_service import SemanticService
+from parrot_gateway.core.session import Session
+from parrot_gateway.core.variable import Variable
+from parrot_gateway.settings import SessionSettings
+
+PATH = "/v1/completions"
+
+
+class ScriptedRunner:
+    """Answers with the prompt in brackets, word by word; or as a test says."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.running = 0
+        self.most_running = 0
+        self.act: Callable[[Job, str], Awaitable[None]] = self.echo
+
+    async def run(self, job: Job, body: bytes) -> None:
+        """See `CallRunner.run`."""
+        self.bodies.append(body)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self.act(job, json.loads(body)["prompt"])
+        finally:
+            self.running -= 1
+
+    async def echo(self, job: Job, prompt: str) -> None:
+        for part in ("(", prompt, ")"):
+            job.append(part, 0.0)
+            await asyncio.sleep(0)
+
+    async def hang(self, job: Job, prompt: str) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+def gauges(service: SemanticService) -> dict[str, int]:
+    """What must be zero when there is nothing to do."""
+    found = service.executor.statistics()._asdict()
+    names = ("waiting", "in_line", "running", "held_bytes", "tasks")
+    return {name: found[name] for name in names} | {"readers": service.describe()["readers"]}
+
+
+def check_quiet(service: SemanticService) -> None:
+    """Nothing is left over."""
+    assert set(gauges(service).values()) == {0}, gauges(service)
+    assert service.executor.unfinished.is_empty
+    assert service.urgency.num_waited == 0
+    for session in service.sessions.of_tenant("t"):
+        session.graph.check_integrity()
+        assert session.is_idle
+        assert all(variable.num_listeners == 0 for variable in session)
+
+
+@asynccontextmanager
+async def service_of(
+    runner: ScriptedRunner, *, call_timeout_s: float = 20.0, **limits: float
+) -> AsyncIterator[SemanticService]:
+    service = SemanticService(
+        SessionSettings(**limits),  # type: ignore[arg-type]
+        call_timeout_s=call_timeout_s,
+    )
+    service.connect(runner)
+    try:
+        yield service
+        async with asyncio.timeout(5):
+            await service.drain(5)
+    finally:
+        await service.close()
+    check_quiet(service)
+    assert runner.running == 0
+
+
+def spec(prompt: str, output: Variable | None = None, **fields: object) -> CallSpec:
+    body = {"model": "m", "prompt": prompt, **(fields.pop("body", None) or {})}  # type: ignore[dict-item]
+    return CallSpec(
+        path=PATH,
+        body=json.dumps(body).encode(),
+        output=None if output is None else output.id,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def submit(
+    service: SemanticService, session: Session, name: str, prompt: str, **fields: object
+) -> Variable:
+    """A deferred call; its output."""
+    output = session.variable(name)
+    service.submit(session, spec(prompt, output, **fields))
+    return output

@@ -1,0 +1,88 @@
+"""Identical calls of a session are run once, if they are deterministic."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_runner import ScriptedRunner, service_of, submit
+from serving import until
+
+from parrot_gateway.core.job import Job
+from parrot_gateway.core.reference import reference_of
+from parrot_gateway.core.transform import parse_transform
+from parrot_gateway.exceptions import InvalidRequestError
+
+
+SEEDED = {"temperature": 0}
+
+
+async def test_identical_deterministic_calls_run_once() -> None:
+    runner = ScriptedRunner()
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        source = submit(service, session, "src", "in")
+        prompts = [reference_of(source.id), reference_of(source.id), "(in)"]
+        outputs = [
+            submit(service, session, f"v{i}", prompt, body=SEEDED)
+            for i, prompt in enumerate(prompts)
+        ]
+        for output in outputs:
+            assert await service.readers.value(output) == "((in))"
+        assert len(runner.bodies) == 2
+        assert service.executor.statistics().deduplicated == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {}),
+        ({"body": SEEDED}, {"body": {"temperature": 0, "max_tokens": 3}}),
+        ({"body": SEEDED}, {"body": SEEDED, "dedupe": False}),
+        ({"body": SEEDED}, {"body": SEEDED, "transform": parse_transform("upper")}),
+        ({"body": {"seed": 1}}, {"body": {"seed": 2}}),
+    ],
+)
+async def test_others_run_each(first: dict[str, object], second: dict[str, object]) -> None:
+    runner = ScriptedRunner()
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        await service.readers.value(submit(service, session, "a", "x", **first))
+        await service.readers.value(submit(service, session, "b", "x", **second))
+        assert len(runner.bodies) == 2
+
+
+async def test_other_sessions_do_not_share() -> None:
+    runner = ScriptedRunner()
+    async with service_of(runner) as service:
+        for name in ("one", "other"):
+            session = service.session("t", name)
+            await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
+        assert len(runner.bodies) == 2
+
+
+async def test_the_twin_of_a_cancelled_call_runs_itself() -> None:
+    runner = ScriptedRunner()
+    runner.act = runner.hang
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        first = submit(service, session, "a", "x", body=SEEDED)
+        second = submit(service, session, "b", "x", body=SEEDED)
+        await until(lambda: second.state == "running" and runner.running == 1)
+        runner.act = runner.echo
+        assert first.producer is not None
+        service.cancel_call("t", first.producer)
+        assert await service.readers.value(second) == "(x)"
+
+
+async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
+    runner = ScriptedRunner()
+
+    async def act(job: Job, prompt: str) -> None:
+        raise InvalidRequestError("not now")
+
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        runner.act = act
+        first = submit(service, session, "a", "x", body=SEEDED)
+        await service.readers.wait(first, 5)
+        runner.act = runner.echo
+        assert await service.readers.value(submit(service, session, "b", "x", body=SEEDED)) == "(x)"

@@ -1,0 +1,47 @@
+"""What calls are for follows who waits, as readers and producers come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scripted_runner import ScriptedRunner, service_of, submit
+from serving import until
+
+from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
+from parrot_gateway.core.reference import reference_of
+from parrot_gateway.core.session import Session
+
+
+def objectives(session: Session) -> dict[str, Objective]:
+    return {node.name: node.objective for node in session.graph if node.kind == "call"}  # type: ignore[attr-defined]
+
+
+async def test_who_waits_decides_what_a_call_is_for() -> None:
+    runner = ScriptedRunner()
+    runner.act = runner.hang
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        first = submit(service, session, "a", "x")
+        last = submit(service, session, "b", reference_of(first.id))
+        submit(service, session, "aside", "y")
+        await until(lambda: runner.running == 2)
+        assert set(objectives(session).values()) == {THROUGHPUT}
+        waiting = asyncio.create_task(service.readers.value(last))
+        await until(lambda: objectives(session)["b"] == LATENCY)
+        assert objectives(session) == {"a": LATENCY, "b": LATENCY, "aside": THROUGHPUT}
+        waiting.cancel()
+        service.close_session(session)
+
+
+async def test_a_producer_that_comes_late_inherits_the_wait() -> None:
+    runner = ScriptedRunner()
+    runner.act = runner.hang
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        reader = submit(service, session, "r", reference_of(session.variable("x").id))
+        waiting = asyncio.create_task(service.readers.value(reader))
+        await until(lambda: objectives(session)["r"] == LATENCY)
+        submit(service, session, "x", "late")
+        await until(lambda: objectives(session)["x"] == LATENCY)
+        waiting.cancel()
+        service.close_session(session)
