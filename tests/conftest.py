@@ -48,7 +48,7 @@ LONG = (
     "test_disconnects.py",
     "test_schemathesis.py",
     "test_fixed_plans.py",
-    "test_deferred.py",
+    "test_semantic_many.py",
     "test_bench_engine.py",
     "test_sampler.py",
     "test_kernels_skinny.py",

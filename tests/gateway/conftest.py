@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 from scripted_remote import ScriptedRemoteEngine
+from semantic_tools import Http, http_of
 from serving import Service, serving
 
 
@@ -23,3 +24,10 @@ async def service(engine: ScriptedRemoteEngine) -> AsyncIterator[Service]:
     async with serving(engine) as service:
         yield service
         await engine.wait_for(lambda: service.gate.running == 0 or not engine.contexts)
+
+
+@pytest_asyncio.fixture
+async def http(engine: ScriptedRemoteEngine) -> AsyncIterator[Http]:
+    """A client of a served engine that echoes."""
+    async with http_of(engine) as client:
+        yield client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -48,6 +49,13 @@ def text_of(path: str, answer: dict[str, Any]) -> str:
     """The text of a whole answer."""
     choice = answer["choices"][0]
     return str(choice["message"]["content"] if path == CHAT else choice["text"])
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which must end properly."""
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(e.removeprefix("data: ")) for e in events if e.startswith("data: ")]
 
 
 class Http(httpx.AsyncClient):

@@ -11,7 +11,6 @@ from parrot_gateway.core.reference import reference_of
 from parrot_gateway.core.transform import parse_transform
 from parrot_gateway.exceptions import InvalidRequestError
 
-
 SEEDED = {"temperature": 0}
 
 

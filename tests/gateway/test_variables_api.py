@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import COMPLETIONS, Http, http_of
 from serving import until
@@ -18,13 +16,6 @@ from parrot_gateway.core.reference import reference_of
 
 #: Has the form of an id.
 UNKNOWN = "v" + "a" * 26
-
-
-@pytest_asyncio.fixture
-async def http(engine: ScriptedRemoteEngine) -> AsyncIterator[Http]:
-    """A client of a served engine that echoes."""
-    async with http_of(engine) as client:
-        yield client
 
 
 async def made(http: Http, **fields: Any) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""Calls that wait for their inputs while their client waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from scripted_remote import ScriptedRemoteEngine
+from semantic_tools import (
+    CHAT,
+    COMPLETIONS,
+    PATHS,
+    Http,
+    answer_to,
+    body_of,
+    events_of,
+    http_of,
+    text_of,
+)
+from serving import until
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_attended_calls_wait_for_their_inputs(http: Http, path: str, stream: bool) -> None:
+    late = (await http.post("/v1/variables", json={"session": "s", "name": "late"})).json()
+    task = asyncio.create_task(
+        http.call(path, "so: " + late["reference"], stream=stream, parrot={"output": "o"})
+    )
+    semantic = http.service.gateway.semantic
+    await until(lambda: semantic.executor.statistics().waiting == 1)
+    await http.put(f"/v1/variables/{late['id']}", json={"value": "v"})
+    response = await task
+    if stream:
+        choices = [event["choices"][0] for event in events_of(response)]
+        texts = [c["delta"].get("content") or "" if path == CHAT else c["text"] for c in choices]
+        assert "".join(texts) == answer_to(path, "so: v")
+    else:
+        assert text_of(path, response.json()) == answer_to(path, "so: v")
+        assert response.headers["x-parrot-cached-tokens"] == "0"
+    assert response.headers["x-parrot-engine"] == "scripted"
+    assert int(response.headers["x-parrot-queue-ms"]) >= 0
+    assert response.headers["x-parrot-session"] == late["session"]
+    variable = (await http.value(response.headers["x-parrot-variable"])).json()
+    assert (variable["name"], variable["value"]) == ("o", answer_to(path, "so: v"))
+
+
+async def test_streams_are_kept_alive_while_they_wait(engine: ScriptedRemoteEngine) -> None:
+    async with http_of(engine, keep_alive_s=0.02) as http:
+        late = (await http.post("/v1/variables", json={"session": "s"})).json()
+        body = body_of(COMPLETIONS, late["reference"], stream=True)
+        async with http.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            assert response.headers["x-parrot-call"]
+            await http.put(f"/v1/variables/{late['id']}", json={"value": "v"})
+            rest = [line async for line in lines]
+        texts = [json.loads(t[6:])["choices"][0]["text"] for t in rest if t.startswith("data: {")]
+        assert "".join(texts) == "<v>"
+        assert [line for line in rest if line][-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("fault", ["producer", "prompt"])
+async def test_failures_after_a_comment_go_in_band(
+    engine: ScriptedRemoteEngine, fault: str
+) -> None:
+    async with http_of(engine, keep_alive_s=0.02) as http:
+        late = (await http.post("/v1/variables", json={"session": "s"})).json()
+        body = body_of(COMPLETIONS, late["reference"], stream=True)
+        async with http.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            if fault == "producer":
+                await http.delete("/v1/sessions/s")
+            else:
+                await http.put(f"/v1/variables/{late['id']}", json={"value": "x" * 1000})
+            rest = [line for line in [line async for line in lines] if line.startswith("data")]
+        error = json.loads(rest[0][6:])["error"]
+        wanted = "call_cancelled" if fault == "producer" else "context_length_exceeded"
+        assert error["code"] == wanted
+        assert rest[1:] == ["data: [DONE]"]
+
+
+async def test_values_may_come_with_the_request(http: Http) -> None:
+    parrot = {"inputs": {"x": {"value": "{{y}} [[parrot:]]"}}}
+    response = await http.call(COMPLETIONS, "{{x}}!", parrot=parrot)
+    assert response.json()["choices"][0]["text"] == "<{{y}} [[parrot:]]!>"
+
+
+async def test_json_in_prompts_stays_json(http: Http, engine: ScriptedRemoteEngine) -> None:
+    value = 'he said "hi"\n'
+    source = (await http.post("/v1/variables", json={"session": "s", "value": value})).json()
+    prompt = json.dumps({"text": source["reference"]})
+    response = await http.call(COMPLETIONS, prompt)
+    said = response.json()["choices"][0]["text"][1:-1]
+    assert json.loads(said) == {"text": value}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_body_wins_over_headers(http: Http, path: str) -> None:
+    body = body_of(path, "x", parrot={"output": "from-body"})
+    headers = {"X-Parrot-Output": "from-header", "X-Parrot-Session": "s"}
+    await http.post(path, json=body, headers=headers)
+    listed = (await http.get("/v1/variables", params={"session": "s"})).json()["data"]
+    assert [variable["name"] for variable in listed] == ["from-body"]
+
+
+async def test_other_sources_name_the_session(http: Http) -> None:
+    for _ in range(2):
+        await http.post(
+            COMPLETIONS,
+            json=body_of(COMPLETIONS, "x"),
+            headers={"x-session-id": "abc", "X-Parrot-Priority": "3"},
+        )
+    sessions = (await http.get("/v1/sessions")).json()["data"]
+    assert [(s["name"], s["calls"]["finished"]) for s in sessions] == [("x-session-id:abc", 2)]
