@@ -22,7 +22,7 @@ from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attenti
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.skinny_matmul import add_splits, tile_product, vector_product
-from parrot_engine.kernels.skinny_tuning import Product, tuning_for
+from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -181,14 +181,20 @@ _PRODUCTS = [
     (True, True, 14336, 4096),
     (False, False, 4096, 14336),
     (False, False, 896, 4864),
+    # Takes a tile that was measured without the gate, and cannot be fetched by descriptor.
+    (True, True, 77, 130),
 ]
 
 
 def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
     """Products of few tokens, as the table has them for the device."""
-    for num_tokens, (norm, gated, out_size, in_size) in itertools.product((1, 16), _PRODUCTS):
+    for num_tokens, (norm, gated, out_size, in_size) in itertools.product(
+        (1, 16, 64, 128), _PRODUCTS
+    ):
+        norm = norm and num_tokens <= MAX_NORM_TOKENS
         case = Product(num_tokens, out_size, in_size, dtype, gated, norm)
-        tuning = tuning_for(case, SHARED_KIB[capability] * 1024)
+        shared_memory = SHARED_KIB[capability] * 1024
+        tuning = tuning_for(case, shared_memory, copy_engine=capability >= 90)
         if tuning is None:
             continue
         constants = {
@@ -209,6 +215,7 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
             yield Variant(name, vector_product, constants, dtype, options)
             continue
         constants |= {"SPLITS": tuning.splits, "DOT_IN_FLOAT32": False}
+        constants["DESCRIPTORS"] = tuning.descriptors
         yield Variant(name, tile_product, constants, dtype, options)
         if tuning.splits > 1:
             constants = {"HAS_BIAS": False, "HAS_RESIDUAL": True, "OUT": out_size}
@@ -234,7 +241,12 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         else:
             own = variant.cache if name in _CACHE else NAMES[variant.dtype]
             signature[name] = _SCALARS.get(name, f"*{own}")
-    if variant.constants.get("DESCRIPTORS"):
+    if variant.kernel is tile_product and variant.constants["DESCRIPTORS"]:
+        columns = variant.constants["BLOCK_IN"]
+        for name, rows in (("x_tiles", "TOKENS"), ("weight_tiles", "BLOCK_OUT")):
+            tile = f"{NAMES[variant.dtype]}[{variant.constants[rows]},{columns}]"
+            signature[name] = f"tensordesc<{tile}>"
+    elif variant.constants.get("DESCRIPTORS"):
         rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]
         columns //= 2 if variant.cache == "i16" else 1
         tile = f"tensordesc<{variant.cache}[{rows},{columns}]>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import interpreted  # noqa: F401 -- skips this module where it cannot run
@@ -26,6 +27,10 @@ BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
 #: Few large programs, which the interpreter is fastest with; loops still take several turns.
 VECTORS = {tokens: Tuning("vector", tokens, 32, 64, 4, 1) for tokens in (1, 2, 4)}
 TILES = {tokens: Tuning("tile", tokens, 32, 64, 4, 2) for tokens in (8, 16)}
+#: Where the copy engine fetches tiles, which may hang over the edges of what they are cut from.
+STREAMED = {
+    tokens: Tuning("tile", tokens, 32, 64, 4, 2, descriptors=True) for tokens in (16, 64, 128)
+}
 EPS = 1e-6
 FUSIONS = ["", "b", "r", "br", "n", "nb", "ng", "ngb", "nr", "g"]
 
@@ -39,7 +44,7 @@ def _poison() -> Iterator[None]:
 
 
 def _tuning(num_tokens: int, kind: str = "") -> Tuning:
-    known = VECTORS | TILES if kind != "tile" else TILES
+    known = {"": VECTORS | TILES, "tile": TILES, "streamed": STREAMED}[kind]
     return known[min(tokens for tokens in known if tokens >= num_tokens)]
 
 
@@ -61,6 +66,19 @@ def test_odd_sizes(num_tokens: int, sizes: tuple[int, int]) -> None:
         operands = draw(case)
         out = compute(case, operands, _tuning(num_tokens))
         assert relative_error(out, reference(case, operands)) < BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize("sizes", [(1, 8), (32, 64), (45, 104), (70, 200)])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 63, 64, 65, 128])
+def test_what_the_copy_engine_fetches(num_tokens: int, sizes: tuple[int, int]) -> None:
+    """Tiles beyond the last token, output and column; the norm is apart from 17 tokens on."""
+    for fused in ("br", "g", "gb", *(("n", "ng") if num_tokens <= 16 else ())):
+        for splits in (1,) if set(fused) & set("ng") else (1, 2, 4):
+            case = Case(num_tokens, *sizes, fused)
+            operands = draw(case)
+            tuning = _tuning(num_tokens, "streamed")._replace(splits=splits)
+            out = compute(case, operands, tuning)
+            assert relative_error(out, reference(case, operands)) < BOUNDS[torch.float32], fused
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -91,12 +109,14 @@ def test_columns_cut_among_programs(in_size: int, splits: int) -> None:
         assert relative_error(out, reference(case, operands)) < BOUNDS[torch.float32]
 
 
-@pytest.mark.parametrize(("num_tokens", "kind"), [(3, "vector"), (3, "tile"), (13, "tile")])
+@pytest.mark.parametrize(
+    ("num_tokens", "kind"), [(3, "vector"), (3, "tile"), (13, "tile"), (5, "streamed")]
+)
 def test_rows_know_nothing_of_each_other(num_tokens: int, kind: str) -> None:
     """The same bits whatever the other rows hold, be it NaN; a token alone in a tile as well."""
-    case = Case(num_tokens, 45, 100, "nb")
+    case = Case(num_tokens, 45, 104, "nb")
     operands = draw(case)
-    tuning = _tuning(num_tokens, kind)
+    tuning = _tuning(num_tokens, kind if kind != "vector" else "")
     out = compute(case, operands, tuning)
     others = operands._replace(x=operands.x.clone())
     others.x[1:] = float("nan")
@@ -107,27 +127,41 @@ def test_rows_know_nothing_of_each_other(num_tokens: int, kind: str) -> None:
     assert torch.equal(alone, out[:1])
 
 
-def test_the_table() -> None:
-    """Every class has a kernel that takes it, within the memory of a small GPU; else torch."""
-    kinds = set()
-    for num_tokens in range(1, MAX_TOKENS + 1):
-        for sizes in ((896, 4864), (6144, 4096), (14336, 4096), (151936, 896)):
-            for gated in (False, True):
-                case = Product(num_tokens, *sizes, torch.bfloat16, gated, norm=gated)
-                tuning = tuning_for(case, 99 * 1024)
+@pytest.mark.parametrize(
+    ("copy_engine", "shared_memory"), [(False, 99 * 1024), (False, 163 * 1024), (True, 227 * 1024)]
+)
+def test_the_table(shared_memory: int, *, copy_engine: bool) -> None:
+    """Every class has a kernel that takes it, within the memory of the GPU; else torch."""
+    found = set()
+    for num_tokens in range(1, MAX_TOKENS + 2):
+        for sizes in ((896, 4864), (6144, 4096), (14336, 4096), (151936, 896), (4864, 900)):
+            for gated, norm in itertools.product((False, True), repeat=2):
+                case = Product(num_tokens, *sizes, torch.bfloat16, gated, norm)
+                tuning = tuning_for(case, shared_memory, copy_engine=copy_engine)
                 if tuning is None:
                     continue
-                kinds.add(tuning.kind)
+                found.add((tuning.kind, tuning.descriptors))
                 assert tuning.tokens >= num_tokens
-                assert tuning.splits == 1 or not gated
+                assert tuning.splits == 1 or not (gated or norm)
+                assert num_tokens <= 16 or (tuning.descriptors and not norm)
+                assert not tuning.descriptors or sizes[1] % 8 == 0
                 rows = tuning.block_out * (2 if gated else 1) + tuning.tokens
-                tile = rows * tuning.block_in * 2 * (tuning.num_stages - 1)
-                assert tuning.kind == "vector" or tile <= 99 * 1024
-    assert kinds == {"vector", "tile"}
+                stages = tuning.num_stages - (0 if tuning.num_warps >= 4 else 1)
+                tile = rows * tuning.block_in * 2 * stages
+                assert tuning.kind == "vector" or tile <= shared_memory
+    kinds = {("vector", False), ("tile", False)}
+    assert found == (kinds | {("tile", True)} if copy_engine else kinds)
+
+
+def test_what_takes_torchs_product() -> None:
     wide = Product(8, 4096, 4096, torch.float32)
-    assert tuning_for(wide, 99 * 1024) is None
-    assert tuning_for(wide._replace(dtype=torch.float16, norm=True), 99 * 1024) is None
-    assert tuning_for(wide._replace(num_tokens=17, dtype=torch.bfloat16), 99 * 1024) is None
+    for case in (
+        wide,
+        wide._replace(dtype=torch.float16, norm=True),
+        wide._replace(num_tokens=17, dtype=torch.bfloat16, norm=True),
+        wide._replace(num_tokens=MAX_TOKENS + 1, dtype=torch.bfloat16),
+    ):
+        assert tuning_for(case, 227 * 1024, copy_engine=True) is None
 
 
 @pytest.mark.parametrize("size", MEASURED)
@@ -139,17 +173,24 @@ def test_a_measured_size_gets_its_own_row_and_so_does_one_near_it(
     for num_tokens, choice in zip(CLASSES, MEASURED[size], strict=True):
         for near in (0, 16):
             case = Product(num_tokens, out_size + near, in_size - near, torch.bfloat16, gated)
-            tuning = tuning_for(case, 227 * 1024)
+            tuning = tuning_for(case, 227 * 1024, copy_engine=True)
             assert (tuning is None) == (choice is None)
             if tuning is not None and choice is not None:
                 assert (tuning.block_out, tuning.num_warps) == (choice.block_out, choice.num_warps)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 16, 17])
+def _tune(case: Product, _: torch.device) -> Tuning | None:
+    """Up to 16 tokens everything is fused, then all but the norm, beyond 64 nothing."""
+    if case.num_tokens <= 16:
+        return _tuning(case.num_tokens)
+    return None if case.norm or case.num_tokens > 64 else _tuning(case.num_tokens, "streamed")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 16, 17, 65])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_operations_are_those_of_torch(num_tokens: int, activation: str) -> None:
-    """A layer's operations with the residual left open and not; 17 tokens take torch's product."""
-    ops, expected = TritonOps(lambda case, _: _tuning(case.num_tokens)), Ops()
+    """A layer's operations with the residual left open and not."""
+    ops, expected = TritonOps(_tune), Ops()
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
@@ -172,7 +213,7 @@ def test_operations_are_those_of_torch(num_tokens: int, activation: str) -> None
     inner = normal(num_tokens, 12)
     onto = ops.linear_onto(x, inner, down)
     torch.testing.assert_close(onto.total(), expected.linear_onto(x, inner, down).total())
-    assert (onto.delta is None) == (num_tokens <= MAX_TOKENS)
+    assert (onto.delta is None) == (num_tokens <= 64)
     logits = ops.logits(x, norm, head)
     given = torch.full_like(logits, float("nan"))
     assert ops.logits(x, norm, head, given).data_ptr() == given.data_ptr()

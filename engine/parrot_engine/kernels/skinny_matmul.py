@@ -1,8 +1,8 @@
-"""Products of few rows with a large weight: y = x W^T for 1 to 16 tokens.
+"""Products of few rows with a large weight: y = x W^T for 1 to 128 tokens.
 
 Such a product costs the reading of W once; both kernels are made for that. `vector_product` (few
 tokens) multiplies in float32 registers, `tile_product` feeds matrix instructions with a tile of
-tokens padded to 8 or 16. Fused into the reading of x: RMSNorm; into the writing of y: bias,
+tokens padded to a power of two. Fused into the reading of x: RMSNorm; into the writing of y: bias,
 gated activation, residual. RMSNorm needs no pass of its own: with g the norm's weight,
 
     (x / rms(x) * g) W^T = ((x * g) W^T) / rms(x)
@@ -16,10 +16,13 @@ numbers of tokens may take another kernel or tile (`skinny_tuning`), and with it
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.kernels.skinny_tuning import Tuning
 
@@ -170,6 +173,8 @@ def vector_product(
 def tile_product(
     x,
     weight,
+    x_tiles,
+    weight_tiles,
     norm_weight,
     bias,
     residual,
@@ -187,14 +192,17 @@ def tile_product(
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
     DOT_IN_FLOAT32: tl.constexpr,
 ):
     """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
 
     With `SPLITS` > 1 program (i, s) sums the s-th part of the columns, and `out` is float32
-    `[SPLITS, num_tokens, OUT]`, to be added up by `add_splits`; nothing may be fused then.
+    `[SPLITS, num_tokens, OUT]`, to be added up by `add_splits`; nothing may be fused then. With
+    `DESCRIPTORS` the copy engine fetches W, and x where it is not normalised.
     """
-    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    first = tl.program_id(0) * BLOCK_OUT
+    rows = first + tl.arange(0, BLOCK_OUT)
     present = tl.minimum(rows, OUT - 1)
     tokens = tl.arange(0, TOKENS)
     wanted = tokens < num_tokens
@@ -208,15 +216,17 @@ def tile_product(
     split = tl.program_id(1)
     for start in tl.range(split * PART, min(IN, (split + 1) * PART), BLOCK_IN, num_stages=STAGES):
         # A token that is not there is zero, not the product of whatever lies behind x.
-        if IN % BLOCK_IN == 0:
+        inside = (start + lanes < IN)[None, :]
+        if DESCRIPTORS:
+            w = weight_tiles.load([first, start])
+            if GATED:
+                v = weight_tiles.load([OUT + first, start])
+        elif IN % BLOCK_IN == 0:
             w = tl.load(source + start, eviction_policy="evict_first")
-            value = tl.load(values + start, mask=wanted[:, None], other=0.0)
             if GATED:
                 v = tl.load(source + start + OUT * IN, eviction_policy="evict_first")
         else:
-            inside = (start + lanes < IN)[None, :]
             w = tl.load(source + start, mask=inside, other=0.0, eviction_policy="evict_first")
-            value = tl.load(values + start, mask=wanted[:, None] & inside, other=0.0)
             if GATED:
                 v = tl.load(
                     source + start + OUT * IN,
@@ -224,6 +234,12 @@ def tile_product(
                     other=0.0,
                     eviction_policy="evict_first",
                 )
+        if DESCRIPTORS and not HAS_NORM:
+            value = x_tiles.load([0, start])
+        elif IN % BLOCK_IN == 0:
+            value = tl.load(values + start, mask=wanted[:, None], other=0.0)
+        else:
+            value = tl.load(values + start, mask=wanted[:, None] & inside, other=0.0)
         if HAS_NORM:
             exact = value.to(tl.float32)
             squares += exact * exact
@@ -302,7 +318,7 @@ def product(
     is summed in float32 and rounded once, to the dtype of `out` where it is given, else that of x.
 
     `tuning` must allow as many tokens as x has; columns can be cut (`splits`) only where neither
-    `norm` nor `gated` is asked for.
+    `norm` nor `gated` is asked for, and `descriptors` need rows of whole 16 bytes.
     """
     assert x.is_contiguous()
     assert weight.is_contiguous()
@@ -337,16 +353,27 @@ def product(
             x, weight, norm_weight, *operands, out, num_tokens, eps, **sizes, **fused
         )
         return out
-    sizes |= {"SPLITS": tuning.splits, "DOT_IN_FLOAT32": _DOT_IN_FLOAT32}
+    sizes |= {
+        "SPLITS": tuning.splits,
+        "DESCRIPTORS": tuning.descriptors,
+        "DOT_IN_FLOAT32": _DOT_IN_FLOAT32,
+    }
+    tiles: tuple[Any, Any] = (x, weight)
+    if tuning.descriptors:
+        tiles = (
+            TensorDescriptor.from_tensor(x, [tuning.tokens, tuning.block_in]),
+            TensorDescriptor.from_tensor(weight, [tuning.block_out, tuning.block_in]),
+        )
     if tuning.splits == 1:
         tile_product[(blocks, 1)](
-            x, weight, norm_weight, *operands, out, num_tokens, eps, **sizes, **fused
+            x, weight, *tiles, norm_weight, *operands, out, num_tokens, eps, **sizes, **fused
         )
         return out
     partial = torch.empty((tuning.splits, *shape), dtype=torch.float32, device=x.device)
     tile_product[(blocks, tuning.splits)](
         x,
         weight,
+        *tiles,
         norm_weight,
         x,
         x,

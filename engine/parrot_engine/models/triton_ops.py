@@ -11,10 +11,11 @@ from functools import cache
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parrot_engine.kernels import rowwise
-from parrot_engine.kernels.launch import device_limits
+from parrot_engine.kernels.launch import DeviceLimits, device_limits
 from parrot_engine.kernels.skinny_matmul import product
 from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.models.ops import Affine, Norm, Normed, Ops, Residual
@@ -24,13 +25,16 @@ Tune: TypeAlias = Callable[[Product, torch.device], Tuning | None]
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
-    return device_limits(device).shared_memory
+def _limits(device: torch.device) -> DeviceLimits:
+    return device_limits(device)
 
 
 def tune(case: Product, device: torch.device) -> Tuning | None:
     """The measured choice on a GPU; torch's product where the interpreter stands in for one."""
-    return tuning_for(case, _shared_memory(device)) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    limits = _limits(device)
+    return tuning_for(case, limits.shared_memory, copy_engine=limits.copy_engine)
 
 
 class TritonOps(Ops):
@@ -69,18 +73,27 @@ class TritonOps(Ops):
         """See `Ops`."""
         tuning = self._tuning(residual.hidden, linear, norm=True)
         if tuning is None:
-            return super().norm_linear(residual, norm, linear)
+            normed, hidden = self.add_rms_norm(residual, norm)
+            return Normed(self.linear(normed, linear), hidden)
         hidden = residual.total()
         out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias)
         return Normed(out, hidden)
 
     def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
         """See `Ops`."""
+        if activation != "silu":
+            out, hidden = self.norm_linear(residual, norm, linear)
+            return Normed(self.gated(out, activation), hidden)
         tuning = self._tuning(residual.hidden, linear, gated=True, norm=True)
-        if tuning is None or activation != "silu":
-            return super().norm_gated(residual, norm, linear, activation)
-        hidden = residual.total()
-        out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
+        if tuning is not None:
+            hidden = residual.total()
+            out = product(hidden, linear.weight, tuning, norm=norm, bias=linear.bias, gated=True)
+            return Normed(out, hidden)
+        normed, hidden = self.add_rms_norm(residual, norm)
+        tuning = self._tuning(normed, linear, gated=True)
+        if tuning is None:
+            return Normed(self.gated(self.linear(normed, linear), activation), hidden)
+        out = product(normed, linear.weight, tuning, bias=linear.bias, gated=True)
         return Normed(out, hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
@@ -99,16 +112,21 @@ class TritonOps(Ops):
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """See `Ops`."""
+        fused: Norm | None = norm
         tuning = self._tuning(hidden, head, norm=True)
         if tuning is None:
-            if head.bias is None and hidden.is_cuda and hidden.dtype is not torch.float32:
-                # In one pass, and not rounded to two bytes in between.
-                operands = self.rms_norm(hidden, norm), head.weight.t()
-                if out is None:
-                    return torch.mm(*operands, out_dtype=torch.float32)
-                return torch.mm(*operands, out_dtype=torch.float32, out=out)
-            return super().logits(hidden, norm, head, out)
-        if out is None:
-            shape = (len(hidden), len(head.weight))
-            out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-        return product(hidden, head.weight, tuning, norm=norm, bias=head.bias, out=out)
+            hidden, fused = self.rms_norm(hidden, norm), None
+            tuning = self._tuning(hidden, head)
+        if tuning is not None:
+            if out is None:
+                shape = (len(hidden), len(head.weight))
+                out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+            return product(hidden, head.weight, tuning, norm=fused, bias=head.bias, out=out)
+        if head.bias is None and hidden.is_cuda and hidden.dtype is not torch.float32:
+            # In one pass, and not rounded to two bytes in between.
+            weight = head.weight.t()
+            if out is None:
+                return torch.mm(hidden, weight, out_dtype=torch.float32)
+            return torch.mm(hidden, weight, out_dtype=torch.float32, out=out)
+        logits = F.linear(hidden, *head)
+        return logits.float() if out is None else out.copy_(logits)
