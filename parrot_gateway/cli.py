@@ -205,23 +205,27 @@ def _complain(text: str) -> None:
 
 
 def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
-    """Print the base URL, the models and two lines to paste."""
+    """Print the base URL, the models, those that cannot be served, and lines to paste."""
     from parrot_gateway.settings import api_key_of
 
-    names = [*gateway.engine_models()]
+    failures = gateway.failures()
+    served = [name for name in gateway.engine_models() if name not in failures]
+    names = [*served]
     for upstream in gateway.upstreams.values():
+        served += upstream.models()
         names += [f"{name}  (upstream {upstream.name})" for name in upstream.models()]
         if upstream.serves_any():
             names.append(f"any other name  (upstream {upstream.name})")
         elif not upstream.ready:
             names.append(f"(upstream {upstream.name} does not answer yet)")
-    first = next(iter(gateway.engine_models()), None)
-    for upstream in gateway.upstreams.values():
-        first = first or next(iter(upstream.models()), None)
+    if gateway.remote_join_key is not None and not names:
+        join_url = base_url.replace("http", "ws", 1) + "/engines/join"
+        names = [f"(none before an engine joins at {join_url})"]
+    first = served[0] if served else "MODEL"
     reference = gateway.settings.server.api_key or "env:PARROT_API_KEY"
     variable = reference.removeprefix("env:")
     key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
-    body = f'{{"model": "{first or "MODEL"}", "prompt": "Once upon a time", "max_tokens": 60}}'
+    body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
     lost = set(gateway.catalog.dangling())
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
@@ -233,10 +237,12 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
             f"  {name} -> {to}" + ("  (not served so far)" if name in lost else "")
             for name, to in gateway.settings.aliases.items()
         ),
-        *(f"  {name}: {reason}" for name, reason in gateway.failures().items()),
+        *(["", "not served:"] if failures else []),
+        *(f"  {name}: {reason}" for name, reason in failures.items()),
         "",
         "try:",
         f"  export OPENAI_BASE_URL={base_url}",
+        *([f'  export OPENAI_API_KEY="${variable}"'] if key else []),
         f"  curl {base_url}/completions{key} -H 'Content-Type: application/json' "
         f"-d {shlex.quote(body)}",
         "",

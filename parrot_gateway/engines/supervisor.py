@@ -195,8 +195,7 @@ class EngineSupervisor:
                 return
             process.state = "loading"
             if status == EXIT_CONFIG:
-                said = process.last_lines[-1] if process.last_lines else "it said nothing"
-                _give_up(process, said.removeprefix("error: "))
+                _give_up(process, _refusal(process.last_lines))
                 return
             if _worked_for_a_while(process):
                 process.deaths = 0
@@ -256,6 +255,14 @@ def _give_up(process: EngineProcess, reason: str) -> None:
     process.reason = reason
     process.settled.set()
     logger.error("engine %s failed: %s", process.name, reason)
+
+
+def _refusal(lines: Sequence[str]) -> str:
+    """Why a worker refused to start: what it said from its last `error: ` on, as one line."""
+    said = list(lines)
+    begins = [number for number, line in enumerate(said) if line.startswith("error: ")]
+    said = said[begins[-1] if begins else -1 :]
+    return " ".join(said).removeprefix("error: ") or "it said nothing"
 
 
 def _worked_for_a_while(process: EngineProcess) -> bool:

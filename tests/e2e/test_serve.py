@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.processes import GatewayProcess, upstream_settings, wait_until
+from harness.processes import DEMO_MODEL, GatewayProcess, upstream_settings, wait_until
 from harness.raw_http import RawConnection, check_error
 from harness.scripted_upstream import (
     LISTED_MODEL,
@@ -59,6 +59,7 @@ def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:
         assert "gpt-4o -> scripted-listed\n" in shown
         assert "typo -> scripted-lsited  (not served so far)" in shown
         assert f"OPENAI_BASE_URL={gateway.base_url}" in shown
+        assert 'OPENAI_API_KEY="$SOME_KEY"' in shown
         assert "from the environment" not in shown + gateway.stderr()
         assert "sk-upstream" not in shown + gateway.stderr()
         listed = {item["id"] for item in gateway.get("/v1/models")["data"]}
@@ -73,6 +74,25 @@ def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:
             check_error(stranger.ask("GET", "/v1/models"), 401, "invalid_api_key")
         printed = run_printed_curl(gateway, SOME_KEY="from the environment")
         assert '"from upstream"' in printed.stdout, printed
+
+
+def test_a_model_that_failed_is_not_listed_as_served() -> None:
+    with GatewayProcess("--model", "./no/such/folder", "--model", DEMO_MODEL) as gateway:
+        served, failed = gateway.stdout().partition("models:\n")[2].split("\nnot served:\n")
+        assert served == f"  {DEMO_MODEL}\n"
+        assert failed.startswith("  ./no/such/folder: There is no folder")
+        # What is printed to be pasted works.
+        assert run_printed_curl(gateway).returncode == 0
+        assert f'"model": "{DEMO_MODEL}"' in failed
+
+
+def test_a_gateway_that_waits_for_engines_says_where_they_join() -> None:
+    with GatewayProcess(
+        config={"engines": {"join_key": "env:PARROT_JOIN_KEY"}},
+        environment={"PARROT_JOIN_KEY": "key"},
+    ) as gateway:
+        url = gateway.base_url.replace("http://", "ws://") + "/engines/join"
+        assert f"models:\n  (none before an engine joins at {url})\n" in gateway.stdout()
 
 
 class Draining:

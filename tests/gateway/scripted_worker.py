@@ -1,6 +1,7 @@
 """An engine process without a model: what the supervisor starts in tests.
 
 Behaviour is chosen by the first argument: `serve` joins; `crash N` ends at once with status N;
+`refuse TEXT` ends as a worker does that another try would not help, saying TEXT;
 `deaf` neither joins nor listens to SIGTERM; `flaky PATH` crashes until PATH exists, which it makes;
 `tell PATH` writes its environment there and joins.
 """
@@ -60,6 +61,9 @@ def main() -> int:
     print("first line", "last line", sep="\n", file=sys.stderr, flush=True)
     if arguments.behaviour == "crash":
         return int(arguments.argument)
+    if arguments.behaviour == "refuse":
+        print(f"error: {arguments.argument}", file=sys.stderr, flush=True)
+        return 78
     if arguments.behaviour == "tell":
         Path(arguments.argument).write_text(json.dumps(dict(os.environ)), encoding="utf-8")
     if arguments.behaviour == "flaky":

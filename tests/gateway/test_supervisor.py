@@ -126,6 +126,15 @@ async def test_a_useless_try_is_not_repeated() -> None:
         assert supervisor.processes[0].restarts == 0
 
 
+async def test_a_refusal_of_several_lines_is_told_whole() -> None:
+    async with supervised("refuse", "no tokenizer in /m:\ninstall this\nor that") as (
+        supervisor,
+        _,
+    ):
+        await settled(supervisor)
+        assert supervisor.failure("scripted") == "no tokenizer in /m: install this or that"
+
+
 async def test_one_bad_start_is_forgiven(tmp_path: Path) -> None:
     async with supervised("flaky", str(tmp_path / "marker")) as (supervisor, _):
         await settled(supervisor)
