@@ -254,6 +254,9 @@ class SessionSettings(_Section):
     max_sessions_per_tenant: int = Field(default=5_000, gt=0)
     #: Variables of one session; those that nothing waits for make room, oldest first.
     max_variables: int = Field(default=10_000, gt=0)
+    #: Variables of all sessions, which take memory also while they are empty; idle sessions make
+    #: room.
+    max_total_variables: int = Field(default=1_000_000, gt=0)
     #: Calls of one session that are waiting or running.
     max_calls: int = Field(default=10_000, gt=0)
     #: Finished calls of one session that its graph still shows.

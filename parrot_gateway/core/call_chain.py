@@ -51,6 +51,7 @@ class ChainSpec:
     name: str = ""
     #: Passed on, see `CallSpec.origin`.
     origin: object = None
+    origin_bytes: int = 0
     #: What the prompts of all outputs may come to, before values are put in.
     max_characters: int
 
@@ -145,6 +146,7 @@ def _call(
         objective=spec.objective,
         name=f"{spec.name}.{step.output}" if spec.name else step.output,
         origin=spec.origin,
+        origin_bytes=spec.origin_bytes,
     )
 
 

@@ -48,3 +48,5 @@ class CallSpec:
     group: str | None = None
     #: Whatever the runner needs besides; the ordinary API's keeps the client's headers here.
     origin: object = None
+    #: What it takes to keep that.
+    origin_bytes: int = 0

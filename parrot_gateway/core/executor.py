@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 #: Tries of a deferred call while engines are overloaded or away, and the longest wait in between.
 MAX_TRIES = 8
 MAX_RETRY_S = 30.0
+#: Calls that may have ended in line before they are looked for.
+_MAX_ENDED_IN_LINE = 64
 
 
 class CallRunner(Protocol):
@@ -338,7 +340,14 @@ class Executor:
             graph.finish(job.id, state, self._clock(), failure)  # type: ignore[arg-type]
         job.tell()
         self._on_end(job)
+        self._forget_ended()
         self._note_quiet()
+
+    def _forget_ended(self) -> None:
+        """Let go of calls that ended while they stood in line: each of them is met once."""
+        if len(self._line) > 2 * len(self.unfinished) + _MAX_ENDED_IN_LINE:
+            self._line = [place for place in self._line if place[2] in self.unfinished]
+            heapq.heapify(self._line)
 
     # -- the whole --------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Job:
         self.output = output
         self.attended = attended
         self.context = context
-        self.held_bytes = len(spec.body)
+        self.held_bytes = len(spec.body) + spec.origin_bytes
         #: Its inputs are there.
         self.is_ready = False
         #: The model has written something.

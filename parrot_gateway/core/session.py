@@ -59,6 +59,7 @@ class Session:
         index: is kept equal to the variables of the session, among those of others; the store's.
         account: is told by how many bytes this session's values are about to grow (or shrank),
             and may refuse growth by raising.
+        count: the same of the number of its variables.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Session:
         mint_variable_id: Callable[[], str],
         index: MutableMapping[str, Variable] | None = None,
         account: Callable[[Session, int], None] = _no_account,
+        count: Callable[[Session, int], None] = _no_account,
     ) -> None:
         self.id = id
         self.name = name
@@ -87,6 +89,7 @@ class Session:
         self._mint = mint_variable_id
         self._index = index if index is not None else {}
         self._account_above = account
+        self._count_above = count
         self._by_id: dict[str, Variable] = {}
         self._by_name: dict[str, Variable] = {}
         self._pins = 0
@@ -247,6 +250,7 @@ class Session:
         variable_id = self._mint()
         if variable_id in self._index:
             raise ValueError("minted an id that is in use")
+        self._count_above(self, 1)
         variable = Variable(
             variable_id,
             name if name is not None else self._free_name(prefix, variable_id),
@@ -300,4 +304,5 @@ class Session:
         if self._by_id.pop(variable.id, None) is not None:
             self._by_name.pop(variable.name)
             self._index.pop(variable.id, None)
+            self._count_above(self, -1)
             variable.release()

@@ -73,6 +73,7 @@ class SessionStore:
         #: Every session by id, for those who hold a variable already.
         self._owners: dict[str, Session] = {}
         self._bytes = 0
+        self._variables = 0
         self._created = 0
         self._closed = 0
         self._evicted = 0
@@ -106,6 +107,7 @@ class SessionStore:
             mint_variable_id=self._mint_variable_id,
             index=held.variables,
             account=self._account,
+            count=self._count,
         )
         held.sessions[session_id] = session
         held.by_name[session.name] = session
@@ -258,7 +260,7 @@ class SessionStore:
 
     def _account(self, writer: Session, delta: int) -> None:
         while delta > 0 and self._bytes + delta > self._limits.max_total_bytes:
-            victim = self._largest_idle(writer)
+            victim = self._largest_idle(writer, lambda session: session.value_bytes)
             if victim is None:
                 raise OverloadedError(
                     "All sessions together hold as much text as this gateway keeps "
@@ -268,15 +270,27 @@ class SessionStore:
             self._evicted += 1
         self._bytes += delta
 
-    def _largest_idle(self, writer: Session) -> Session | None:
-        """The idle session with most text, of the writer's tenant if it has one, but not itself."""
+    def _count(self, writer: Session, delta: int) -> None:
+        while delta > 0 and self._variables + delta > self._limits.max_total_variables:
+            victim = self._largest_idle(writer, lambda session: session.num_variables)
+            if victim is None:
+                raise OverloadedError(
+                    "All sessions together hold as many variables as this gateway keeps "
+                    "(setting sessions.max_total_variables)."
+                )
+            self._remove(victim)
+            self._evicted += 1
+        self._variables += delta
+
+    def _largest_idle(self, writer: Session, size: Callable[[Session], int]) -> Session | None:
+        """The largest idle session, of the writer's tenant if it has one, but not itself."""
         idle = [
             session
             for held in self._tenants.values()
             for session in held.sessions.values()
-            if session.is_idle and session.value_bytes and session is not writer
+            if session.is_idle and size(session) and session is not writer
         ]
-        return max(idle, key=lambda s: (s.tenant == writer.tenant, s.value_bytes), default=None)
+        return max(idle, key=lambda s: (s.tenant == writer.tenant, size(s)), default=None)
 
     def _remove(self, session: Session) -> bool:
         held = self._tenants.get(session.tenant)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import msgspec
 
 from parrot_gateway.api.auth import KeyCheck
-from parrot_gateway.api.http import Exchange
+from parrot_gateway.api.http import Exchange, size_of_headers
 from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.parrot_v3.bodies import (
     AuthBody,
@@ -277,6 +277,7 @@ class ParrotRoutes:
                 objective=objective,
                 name=body.func_name or "",
                 origin=list(request.exchange.scope["headers"]),
+                origin_bytes=size_of_headers(request.exchange.scope["headers"]),
                 max_characters=self._max_body_bytes,
             ),
         )

@@ -15,6 +15,9 @@ from parrot_gateway.exceptions import AnswerError
 
 #: A whole answer, or one event of a stream, longer than this is not read.
 MAX_HELD_BYTES = 64 * 1024 * 1024
+#: Characters of an error that are kept with the call.
+_MAX_MESSAGE = 2000
+_MAX_CODE = 200
 
 
 class _Delta(msgspec.Struct):
@@ -147,14 +150,14 @@ class AnswerReader:
 def _error_of(error: Any, status: int) -> AnswerError:
     """The error that an answer told."""
     if isinstance(error, str) and error:
-        return AnswerError(error[:2000], answer_status=status)
+        return AnswerError(error[:_MAX_MESSAGE], answer_status=status)
     if not isinstance(error, dict):
         return AnswerError(
             f"the model's server answered with status {status}", answer_status=status
         )
     message, code = error.get("message"), error.get("code")
     return AnswerError(
-        message if isinstance(message, str) and message else f"status {status}",
-        code=code if isinstance(code, str) else None,
+        message[:_MAX_MESSAGE] if isinstance(message, str) and message else f"status {status}",
+        code=code[:_MAX_CODE] if isinstance(code, str) else None,
         answer_status=status,
     )

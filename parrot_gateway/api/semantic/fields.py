@@ -16,6 +16,7 @@ import msgspec
 
 from parrot_gateway.core.objective import Objective, parse_objective
 from parrot_gateway.core.reference import has_reference
+from parrot_gateway.core.session import check_name
 from parrot_gateway.core.template import is_placeholder_name
 from parrot_gateway.core.transform import Transform, parse_transform
 from parrot_gateway.exceptions import InvalidRequestError
@@ -240,6 +241,10 @@ def _read_id(value: Any, param: str) -> str:
     return text
 
 
+def _read_name(value: Any, param: str) -> str:
+    return check_name(_read_text(value, param), param)
+
+
 def _read_bool(value: Any, param: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -278,7 +283,7 @@ _READERS: Mapping[str, Any] = {
     "context": _read_text,
     "priority": _read_priority,
     "dedupe": _read_bool,
-    "name": _read_text,
+    "name": _read_name,
     "run": _read_id,
     "parent": _read_id,
     "group": _read_id,

@@ -12,7 +12,13 @@ import time
 
 import msgspec
 
-from parrot_gateway.api.http import EVENT_STREAM, ClientDisconnected, Exchange, Headers
+from parrot_gateway.api.http import (
+    EVENT_STREAM,
+    ClientDisconnected,
+    Exchange,
+    Headers,
+    size_of_headers,
+)
 from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import identify
@@ -156,6 +162,7 @@ class SemanticCalls:
             parent=fields.parent,
             group=fields.group,
             origin=list(exchange.scope["headers"]),
+            origin_bytes=size_of_headers(exchange.scope["headers"]),
         )
 
     def _variable(

@@ -12,6 +12,9 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.gateway import Gateway
 
+#: A model's name is kept with its calls, which upstreams that take any name do not bound.
+MAX_MODEL_CHARACTERS = 1024
+
 
 class _Body(msgspec.Struct):
     model: str | None = None
@@ -37,6 +40,12 @@ async def check_deferrable(
     call = decode(body, _decoder)
     if not call.model:
         raise missing_parameter("model")
+    if len(call.model) > MAX_MODEL_CHARACTERS:
+        raise InvalidRequestError(
+            f"Invalid 'model': longer than {MAX_MODEL_CHARACTERS} characters.",
+            param="model",
+            code="string_above_max_length",
+        )
     if fields.transform is not None and fields.output is None and not fields.defer:
         raise InvalidRequestError(
             "A transform is applied to what fills a variable: name an output, or defer the call.",
