@@ -104,7 +104,8 @@ class Executor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
         self._settling = False
-        self._line: list[tuple[int, int, Job]] = []
+        #: Ids of calls that wait for a place to run, some of which may have ended meanwhile.
+        self._line: list[tuple[int, int, str]] = []
         self._numbers = itertools.count()
         self._running = 0
         self._quiet = asyncio.Event()
@@ -187,7 +188,7 @@ class Executor:
             if job.attended:
                 job.tell()
             else:
-                heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job))
+                heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job.id))
         else:
             self._on_wait(job)
 
@@ -195,8 +196,9 @@ class Executor:
 
     def _start_waiting(self) -> None:
         while self._line and self._running < self._limits.max_running_calls:
-            _, _, job = heapq.heappop(self._line)
-            if job.node.state == "waiting":
+            _, _, job_id = heapq.heappop(self._line)
+            job = self.unfinished.find(job_id)
+            if job is not None and job.node.state == "waiting":
                 self._start(job)
 
     def _start(self, job: Job) -> None:
@@ -344,9 +346,9 @@ class Executor:
         self._note_quiet()
 
     def _forget_ended(self) -> None:
-        """Let go of calls that ended while they stood in line: each of them is met once."""
+        """Let go of calls that ended while they stood in line, once they are the larger part."""
         if len(self._line) > 2 * len(self.unfinished) + _MAX_ENDED_IN_LINE:
-            self._line = [place for place in self._line if place[2] in self.unfinished]
+            self._line = [place for place in self._line if self.unfinished.find(place[2])]
             heapq.heapify(self._line)
 
     # -- the whole --------------------------------------------------------------------------
