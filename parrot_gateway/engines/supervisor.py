@@ -40,6 +40,9 @@ _FORGIVEN_AFTER_S = 10.0
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _STOP_TIMEOUT_S = 10.0
+#: A process whose link broke has this long to come back before it counts as hung: its pauses
+#: between attempts are a sixth of that.
+_REJOIN_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 
@@ -60,6 +63,9 @@ class EngineProcess:
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
     #: Set while it is ready or failed.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set while its link is there, and while a link that it had is gone.
+    linked: asyncio.Event = field(default_factory=asyncio.Event)
+    unlinked: asyncio.Event = field(default_factory=asyncio.Event)
     #: When it became ready, by the event loop's clock.
     ready_at: float | None = None
 
@@ -172,12 +178,26 @@ class EngineSupervisor:
         for process in self._processes:
             if process.name != engine.name or process.state == "failed":
                 continue
+            if change != "joined" and self._has_other_link(process, engine):
+                # An old link, noticed only after the process was back.
+                continue
             if change == "joined":
                 process.state = "ready"
                 process.ready_at = asyncio.get_running_loop().time()
                 process.settled.set()
+                process.linked.set()
+                process.unlinked.clear()
             else:
                 process.state = "loading"
+            if change == "left":
+                process.linked.clear()
+                process.unlinked.set()
+
+    def _has_other_link(self, process: EngineProcess, engine: RemoteEngine) -> bool:
+        return any(
+            other.name == process.name and other is not engine and not other.draining
+            for other in self._registry.engines()
+        )
 
     async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:
         """Run one process again and again until it is given up or this is cancelled."""
@@ -185,6 +205,8 @@ class EngineSupervisor:
         environment = {**engine_environment(os.environ), JOIN_KEY_VARIABLE: join_key}
         while True:
             process.ready_at = None
+            process.linked.clear()
+            process.unlinked.clear()
             process.last_lines.clear()
             try:
                 status = await self._run_once(process, command, environment)
@@ -226,7 +248,7 @@ class EngineSupervisor:
         )
         process.pid = child.pid
         pump = asyncio.create_task(_read_lines(child, process), name=f"{process.name}-stderr")
-        guard = asyncio.create_task(self._guard_loading(process, child))
+        guard = asyncio.create_task(self._guard(process, child), name=f"{process.name}-guard")
         try:
             return await child.wait()
         finally:
@@ -237,17 +259,36 @@ class EngineSupervisor:
             pump.cancel()
             process.pid = None
 
-    async def _guard_loading(
-        self, process: EngineProcess, child: asyncio.subprocess.Process
-    ) -> None:
-        await asyncio.sleep(self._load_timeout_s)
-        if process.ready_at is None:
+    async def _guard(self, process: EngineProcess, child: asyncio.subprocess.Process) -> None:
+        """End a process that does not join, or that lives on without its link."""
+        if not await _within(self._load_timeout_s, process.linked):
             _give_up(
                 process,
                 f"it did not join within {self._load_timeout_s:g} s "
                 "(setting engines.load_timeout_s)",
             )
             _signal(child, signal.SIGKILL)
+            return
+        while True:
+            await process.unlinked.wait()
+            if not await _within(_REJOIN_TIMEOUT_S, process.linked):
+                logger.warning(
+                    "engine %s lives, but did not come back within %g s; it is ended",
+                    process.name,
+                    _REJOIN_TIMEOUT_S,
+                )
+                _signal(child, signal.SIGKILL)
+                return
+
+
+async def _within(limit_s: float, event: asyncio.Event) -> bool:
+    """Whether `event` is set within so many seconds."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _give_up(process: EngineProcess, reason: str) -> None:
