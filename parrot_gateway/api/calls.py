@@ -23,7 +23,7 @@ from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.places import PLACES
 from parrot_gateway.core.placing import ModelSeats
 from parrot_gateway.core.reference import has_reference
-from parrot_gateway.core.template import BodyTemplate
+from parrot_gateway.core.template import BodyTemplate, read_aside
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.gateway import Gateway
@@ -105,7 +105,7 @@ class CallRoutes:
         """
         if exchange.path not in PLACES or not has_reference(body):
             return body
-        template = BodyTemplate.of(body, exchange.path)
+        template = await read_aside(lambda: BodyTemplate.of(body, exchange.path), len(body))
         if template.is_constant:
             return body
         exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))

@@ -31,10 +31,30 @@ def _mint_call_id() -> str:
     return "call_" + secrets.token_hex(12)
 
 
+def template_of(spec: CallSpec) -> BodyTemplate:
+    """The body of a call to a model as a template.
+
+    Raises:
+        InvalidRequestError: it is no JSON object.
+    """
+    return BodyTemplate.of(
+        spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
+    )
+
+
 def job_of_call(
-    spec: CallSpec, session: Session, sessions: SessionStore, now: float, *, attended: bool
+    spec: CallSpec,
+    session: Session,
+    sessions: SessionStore,
+    now: float,
+    *,
+    attended: bool,
+    template: BodyTemplate | None = None,
 ) -> Job:
     """The job of a call to a model, which stands in line for its context already.
+
+    Args:
+        template: as `template_of` gives it, where that was done before.
 
     Raises:
         InvalidRequestError: the body is no JSON object; a placeholder is not declared, or a
@@ -42,9 +62,8 @@ def job_of_call(
         VariableNotFoundError: a reference is unknown, expired or foreign.
         GatewayError: it cannot go on from its context, see `contexts.enter`.
     """
-    template = BodyTemplate.of(
-        spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
-    )
+    if template is None:
+        template = template_of(spec)
     if not spec.verbatim:
         _check_placeholders(template)
     inputs = sessions.variables(session.tenant, template.variables, now)

@@ -42,7 +42,12 @@ from parrot_gateway.core.template import Binding, BodyTemplate
 from parrot_gateway.core.transform import Transform
 from parrot_gateway.core.urgency import Urgency
 from parrot_gateway.core.variable import Variable
-from parrot_gateway.exceptions import DoubleProducerError, NotFoundError, VariableNotFoundError
+from parrot_gateway.exceptions import (
+    DoubleProducerError,
+    NotFoundError,
+    SessionNotFoundError,
+    VariableNotFoundError,
+)
 from parrot_gateway.settings import SessionSettings
 
 #: How often idle sessions are looked for.
@@ -211,14 +216,25 @@ class SemanticService:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def submit(self, session: Session, spec: CallSpec, *, attended: bool = False) -> Job:
+    def submit(
+        self,
+        session: Session,
+        spec: CallSpec,
+        *,
+        attended: bool = False,
+        template: BodyTemplate | None = None,
+    ) -> Job:
         """Take a call in.
 
         A deferred one runs by itself once its inputs are there, at once if they are. Of an
         attended one, `Job.changed` tells when its inputs are there; whoever answers it calls
         `executor.begin`, `Job.append` and `executor.complete`, `fail` or `cancel`.
 
+        Args:
+            template: of the spec, for those that read it aside (`job_maker.template_of`).
+
         Raises:
+            SessionNotFoundError: the session was closed.
             InvalidRequestError: the body is no JSON object; a placeholder is not declared, or
                 a declared one does not occur.
             VariableNotFoundError: a reference is unknown, expired or foreign.
@@ -226,7 +242,11 @@ class SemanticService:
             OverloadedError: too many calls wait already.
             GatewayError: it cannot go on from its context, see `contexts.enter`.
         """
-        job = job_of_call(spec, session, self.sessions, self.clock(), attended=attended)
+        if session.is_closed:
+            raise SessionNotFoundError(session.name)
+        job = job_of_call(
+            spec, session, self.sessions, self.clock(), attended=attended, template=template
+        )
         try:
             self.executor.submit(job)
         except BaseException:

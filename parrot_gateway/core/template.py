@@ -8,7 +8,8 @@ given back as it came.
 
 from __future__ import annotations
 
-from collections.abc import Collection, KeysView, Mapping
+import asyncio
+from collections.abc import Callable, Collection, KeysView, Mapping
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -40,10 +41,13 @@ __all__ = [
     "TextTemplate",
     "is_placeholder_name",
     "parse_placeholders",
+    "read_aside",
 ]
 
 #: Arrays and objects that are followed down when every string is looked at.
 MAX_DEPTH = 64
+#: Bodies that are read in place: some milliseconds, or fifteen where most of it is references.
+INLINE_BYTES = 16 * 1024
 
 _T = TypeVar("_T")
 _Node: TypeAlias = "TextTemplate | dict[str, _Child] | list[_Child]"
@@ -143,6 +147,14 @@ class BodyTemplate:
             return self._body
         filling = Filling({key: values[key] for key in self.variables}, max_characters)
         return msgspec.json.encode(_fill(self._root, filling))
+
+
+async def read_aside(read: Callable[[], BodyTemplate], num_bytes: int) -> BodyTemplate:
+    """What `read` makes of a body, in a thread when that is large, so that nobody else waits.
+
+    A cancelled wait leaves the thread to finish; nothing reads the result.
+    """
+    return read() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(read)
 
 
 def _read(body: bytes, decoder: msgspec.json.Decoder[_T]) -> tuple[bytes, _T]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -19,6 +20,7 @@ from parrot_gateway.api.http import (
     Headers,
     size_of_headers,
 )
+from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import identify
@@ -28,11 +30,12 @@ from parrot_gateway.api.semantic.tee import AnswerTee
 from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.call_spec import CallSpec
 from parrot_gateway.core.contexts import parse_context
-from parrot_gateway.core.job import Job
+from parrot_gateway.core.job import CutTokens, Job
+from parrot_gateway.core.job_maker import template_of
 from parrot_gateway.core.purpose import purpose_of
 from parrot_gateway.core.reference import has_reference, reference_of
 from parrot_gateway.core.session import Session
-from parrot_gateway.core.template import Binding, BodyTemplate
+from parrot_gateway.core.template import Binding, BodyTemplate, read_aside
 from parrot_gateway.core.token_cut import token_cutter
 from parrot_gateway.core.variable import Failure, Variable
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError
@@ -82,47 +85,61 @@ class SemanticCalls:
         if not may_be_semantic(headers, body):
             return False
         fields = read_fields(headers, body)
-        if fields.is_empty and not self._has_own_reference(exchange, body):
+        variables: Collection[str] = ()
+        if fields.session is None and has_reference(body):
+            template = await read_aside(lambda: BodyTemplate.of(body, exchange.path), len(body))
+            variables = template.variables
+        if fields.is_empty and not variables:
             return False
         await check_deferrable(self._gateway, exchange.path, body, fields)
+        # NOTE: before anything is submitted: what runs must not be answered with an error.
+        call = decode(body, _call_decoder)
+        cut_tokens = self._token_cutter(fields, call)
         known = len(self._service.sessions)
-        session = self._session(exchange, body, fields)
+        session = self._session(exchange, body, fields, variables)
         is_new = len(self._service.sessions) > known
         session.pin()
         try:
-            try:
-                job = self._submit(session, exchange, body, fields)
-            except GatewayError:
-                if is_new:
-                    self._service.close_session(session)
-                raise
+            job = await self._submit(session, exchange, body, fields)
+        except BaseException:
+            session.unpin()
+            if is_new and session.is_idle and not session.num_variables and not len(session.graph):
+                self._service.close_session(session)
+            raise
+        try:
+            job.cut_tokens = cut_tokens
             if fields.defer:
-                await self._answer_deferred(exchange, body, job)
+                await self._answer_deferred(exchange, call, job)
             else:
-                await self._attend(exchange, body, job, ordinary)
+                await self._attend(exchange, bool(call.stream), job, ordinary)
         finally:
             session.unpin()
         return True
 
-    def _has_own_reference(self, exchange: Exchange, body: bytes) -> bool:
-        return has_reference(body) and bool(BodyTemplate.of(body, exchange.path).variables)
+    def _token_cutter(self, fields: SemanticFields, call: _Call) -> CutTokens | None:
+        """What cuts texts to tokens of the call's model, if its transform wants that.
 
-    def _submit(
+        Raises:
+            ModelLoadingError, OverloadedError: as `Gateway.engine_of`.
+        """
+        if fields.transform is None or not fields.transform.needs_tokens:
+            return None
+        target = self._gateway.resolve(call.model or "")
+        return token_cutter(self._gateway.engine_of(target.model).tokenizer)
+
+    async def _submit(
         self, session: Session, exchange: Exchange, body: bytes, fields: SemanticFields
     ) -> Job:
         """Submit the call; after an error the session is as before."""
         made: list[Variable] = []
         try:
             spec = self._spec(session, exchange, body, fields, made)
-            job = self._service.submit(session, spec, attended=not fields.defer)
-        except GatewayError:
+            template = await read_aside(lambda: template_of(spec), len(body))
+            return self._service.submit(session, spec, attended=not fields.defer, template=template)
+        except BaseException:
             for variable in made:
                 _discard(session, variable)
             raise
-        if spec.transform is not None and spec.transform.needs_tokens:
-            target = self._gateway.resolve(job.call.model)
-            job.cut_tokens = token_cutter(self._gateway.engine_of(target.model).tokenizer)
-        return job
 
     def _spec(
         self,
@@ -174,7 +191,13 @@ class SemanticCalls:
             made.append(variable)
         return variable
 
-    def _session(self, exchange: Exchange, body: bytes, fields: SemanticFields) -> Session:
+    def _session(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        fields: SemanticFields,
+        variables: Collection[str],
+    ) -> Session:
         """The session that the request names, else that of the first variable it refers to."""
         tenant = tenant_of(exchange)
         name = fields.session
@@ -188,7 +211,7 @@ class SemanticCalls:
                 code="missing_required_parameter",
             )
         if name is None:
-            for variable_id in sorted(BodyTemplate.of(body, exchange.path).variables):
+            for variable_id in sorted(variables):
                 variable = self._service.sessions.variable(tenant, variable_id)
                 owner = self._service.sessions.owner_of(variable)
                 if owner is not None:
@@ -197,9 +220,8 @@ class SemanticCalls:
 
     # -- deferred ---------------------------------------------------------------------------
 
-    async def _answer_deferred(self, exchange: Exchange, body: bytes, job: Job) -> None:
+    async def _answer_deferred(self, exchange: Exchange, call: _Call, job: Job) -> None:
         assert job.output is not None
-        call = _call_decoder.decode(body)
         text, model = reference_of(job.output.id), call.model or ""
         headers = _headers(job)
         if call.stream:
@@ -213,7 +235,7 @@ class SemanticCalls:
 
     # -- attended ---------------------------------------------------------------------------
 
-    async def _attend(self, exchange: Exchange, body: bytes, job: Job, ordinary: Answerer) -> None:
+    async def _attend(self, exchange: Exchange, stream: bool, job: Job, ordinary: Answerer) -> None:
         executor = self._service.executor
         task = asyncio.current_task()
         assert task is not None
@@ -221,7 +243,7 @@ class SemanticCalls:
         tee = AnswerTee(exchange, job, headers, self._service.clock)
         exchange.cancel_on_disconnect(task)
         try:
-            await self._wait_for_inputs(job, tee, bool(_call_decoder.decode(body).stream))
+            await self._wait_for_inputs(job, tee, stream)
             if job.node.is_finished:
                 raise job.client_error()
             job.task = task

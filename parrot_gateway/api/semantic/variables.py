@@ -20,7 +20,7 @@ from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.objective import LATENCY, parse_objective
 from parrot_gateway.core.reference import find_references, reference_of
 from parrot_gateway.core.session import Session
-from parrot_gateway.core.template import BodyTemplate
+from parrot_gateway.core.template import BodyTemplate, read_aside
 from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import (
     DoubleProducerError,
@@ -157,7 +157,7 @@ class VariableRoutes:
             )
         is_text = asked.text is not None
         raw = msgspec.json.encode(asked.text) if is_text else value
-        template = BodyTemplate.everywhere(raw)
+        template = await read_aside(lambda: BodyTemplate.everywhere(raw), len(raw))
         timeout_s = self._server.call_timeout_s
         if asked.timeout is not None:
             if not asked.timeout >= 0:
