@@ -111,10 +111,11 @@ class Gateway:
         """
         engines = self.registry.engines_for(model)
         if not engines:
-            failure = self.supervisor.failure(model)
-            if failure is not None:
+            if self.supervisor.failure(model) is not None:
+                # NOTE: why is the operator's: it may be an engine's last words, stack trace and all.
                 raise OverloadedError(
-                    f"The engine of model '{model}' could not be started: {failure}",
+                    f"The engine of model '{model}' could not be started. The operator's log has "
+                    "the details, and so has /health.",
                     code="engine_failed",
                     retry_after_s=30.0,
                 )

@@ -61,4 +61,7 @@ def test_tokens_of_a_model_that_is_not_there(gateway: GatewayProcess) -> None:
     body = {"model": "broken", "prompt": "x", "parrot": parrot}
     status, _, answer = gateway.post("/v1/completions", body)
     assert (status, answer["error"]["code"]) == (503, "engine_failed")
+    # What is wrong on the server is for its operator.
+    assert "/nowhere" not in answer["error"]["message"]
+    assert "/nowhere" in gateway.health()["engine_processes"][0]["reason"]
     check_nothing_left(gateway, submitted)
