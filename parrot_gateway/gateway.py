@@ -112,7 +112,7 @@ class Gateway:
         engines = self.registry.engines_for(model)
         if not engines:
             if self.supervisor.failure(model) is not None:
-                # NOTE: why is the operator's: it may be an engine's last words, stack trace and all.
+                # NOTE: why is the operator's: an engine's last words may be a stack trace.
                 raise OverloadedError(
                     f"The engine of model '{model}' could not be started. The operator's log has "
                     "the details, and so has /health.",
