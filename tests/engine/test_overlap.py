@@ -10,14 +10,7 @@ import torch
 from checkpoints import CONFIGS, make_checkpoint
 from doubles import EOS, POISON, ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from overlap_machine import OverlapMachine, said_of
 from parrot_engine.builtin.engine import BuiltinEngine
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.exceptions import SettingsError
@@ -28,7 +21,6 @@ from parrot_engine.protocol import (
     FreeContext,
     Generate,
     Generated,
-    Primitive,
     SamplingParams,
 )
 
@@ -332,169 +324,9 @@ def test_a_model_says_the_same_with_and_without(tmp_path: Path) -> None:
         ):
             trace.submit(Fill(index, prompt(20 + 9 * index, index)), Generate(index, params))
         trace.submit(Fill(9, prompt(30), prompt_logprobs=1)).run()
-        outputs.append([_said(trace, index) for index in (0, 1, 2, 3, 9)])
+        outputs.append([said_of(trace, index) for index in (0, 1, 2, 3, 9)])
         engine.close()
     assert outputs[0] == outputs[1]
-
-
-# Any order of anything
-
-
-class OverlapMachine(RuleBasedStateMachine):
-    """The same primitives to an engine that overlaps and to one that does not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.traces: list[Trace] = []
-        self.live: list[int] = []
-        self.freed: set[int] = set()
-        self.count = 0
-
-    @initialize(
-        block_size=st.integers(1, 4),
-        num_blocks=st.integers(8, 30),
-        rows=st.integers(1, 4),
-        budget=st.sampled_from([2, 5, 300]),
-        caching=st.booleans(),
-    )
-    def start(
-        self, block_size: int, num_blocks: int, rows: int, budget: int, caching: bool
-    ) -> None:
-        for overlap in ("on", "off"):
-            engine, _ = scripted_engine(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_position=40,
-                max_batch_size=rows,
-                max_batch_tokens=budget,
-                prefix_caching=caching,
-                seed=7,
-                overlap=overlap,
-            )
-            self.traces.append(Trace(engine))
-
-    def submit(self, primitive: Primitive) -> None:
-        for trace in self.traces:
-            trace.submit(primitive)
-
-    def _new(self) -> int:
-        self.count += 1
-        self.live.append(self.count)
-        return self.count
-
-    @rule(
-        length=st.integers(1, 14),
-        start=st.integers(0, 2),
-        scored=st.sampled_from([None, None, 1]),
-        pin=st.booleans(),
-        priority=st.integers(-1, 1),
-    )
-    def fill(self, length: int, start: int, scored: int | None, pin: bool, priority: int) -> None:
-        tokens = prompt(length, start)
-        self.submit(Fill(self._new(), tokens, prompt_logprobs=scored, pin=pin, priority=priority))
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), length=st.integers(0, 6), fork=st.booleans())
-    def extend(self, data: st.DataObject, length: int, fork: bool) -> None:
-        parent = data.draw(st.sampled_from(self.live))
-        tokens = prompt(length, 5)
-        if fork:
-            self.submit(Fill(self._new(), tokens, parent_context_id=parent))
-        else:
-            self.submit(Fill(parent, tokens))
-
-    @precondition(lambda self: self.live)
-    @rule(
-        data=st.data(),
-        fork=st.booleans(),
-        max_tokens=st.integers(1, 9),
-        temperature=st.sampled_from([0.0, 0.0, 1.0]),
-        penalty=st.sampled_from([1.0, 1.0, 1.3]),
-        logprobs=st.sampled_from([None, None, 1]),
-        stop=st.sampled_from([(), (2, 3, 5, 7, 11)]),
-        priority=st.integers(-1, 1),
-    )
-    def generate(
-        self,
-        data: st.DataObject,
-        fork: bool,
-        max_tokens: int,
-        temperature: float,
-        penalty: float,
-        logprobs: int | None,
-        stop: tuple[int, ...],
-        priority: int,
-    ) -> None:
-        target = data.draw(st.sampled_from(self.live))
-        sampling = SamplingParams(
-            max_tokens,
-            temperature=temperature,
-            repetition_penalty=penalty,
-            logprobs=logprobs,
-            stop_token_ids=stop,
-        )
-        if fork:
-            self.submit(Generate(self._new(), sampling, target, priority))
-        else:
-            self.submit(Generate(target, sampling, priority=priority))
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        context_id = data.draw(st.sampled_from(self.live))
-        self.live.remove(context_id)
-        self.freed.add(context_id)
-        self.submit(FreeContext(context_id))
-
-    @rule(count=st.integers(1, 4))
-    def step(self, count: int) -> None:
-        for trace in self.traces:
-            for _ in range(count):
-                trace.step()
-
-    @invariant()
-    def says_the_same(self) -> None:
-        """One may be ahead of the other, but both say the same."""
-        for context_id in range(1, self.count + 1):
-            one, other = (_said(trace, context_id) for trace in self.traces)
-            shared = min(len(one), len(other))
-            assert one[:shared] == other[:shared], f"context {context_id}"
-
-    def teardown(self) -> None:
-        if not self.traces:
-            return
-        for trace in self.traces:
-            trace.run()
-        for context_id in set(range(1, self.count + 1)) - self.freed:
-            one, other = (_said(trace, context_id) for trace in self.traces)
-            assert one == other, f"context {context_id}"
-        self.submit_all_free()
-        for trace in self.traces:
-            trace.run()
-            stats = trace.engine.stats()
-            assert (stats.contexts, stats.free_blocks) == (0, trace.engine.info.num_blocks)
-
-    def submit_all_free(self) -> None:
-        for context_id in range(1, self.count + 1):
-            self.submit(FreeContext(context_id))
-
-
-def _said(trace: Trace, context_id: int) -> list[object]:
-    """What a context said, but not how much of it was found in the cache."""
-    said: list[object] = []
-    for event in trace.events:
-        if event.context_id != context_id:
-            continue
-        if isinstance(event, Filled):
-            scores = [None if s is None else s.token_id for s in event.prompt_logprobs or []]
-            said.append(("filled", event.num_tokens, scores))
-        elif isinstance(event, Generated):
-            said.append((event.token_ids, event.finish_reason, len(event.logprobs or [])))
-        elif event.code not in said[-1:]:
-            # What was under way on a context that has failed is told so again; how much that is
-            # depends on when it failed.
-            said.append(event.code)
-    return said
 
 
 TestOverlap = OverlapMachine.TestCase

@@ -14,6 +14,7 @@ from guessing import GREEDY, OracleBatcher, OracleSpeculation, expected, guessin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
+from overlap_machine import OverlapMachine
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.builtin.batch import BatchRow, RowOutcome
@@ -25,7 +26,6 @@ from parrot_engine.builtin.step_plan import PlannedRow
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, Generated, SamplingParams
 from programs import check_program, random_program
-from test_overlap import OverlapMachine
 
 
 @given(
