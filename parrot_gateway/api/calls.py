@@ -223,4 +223,8 @@ class CallRoutes:
 
 
 def _unknown_route(exchange: Exchange) -> NotFoundError:
-    return NotFoundError(f"Unknown route: {exchange.method} {exchange.path}.", code="unknown_route")
+    return NotFoundError(
+        f"Unknown route: {exchange.method} {exchange.path}. This gateway's own are listed at "
+        "/docs; others go to upstreams, of which it has none.",
+        code="unknown_route",
+    )

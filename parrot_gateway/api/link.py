@@ -82,6 +82,8 @@ class EngineLinkEndpoint:
         """Serve one engine until its link ends."""
         if not self._may_join(websocket.headers.get("authorization")):
             error = AuthenticationError("Engines join with the gateway's join key.")
+            address = websocket.client.host if websocket.client else "an unknown address"
+            logger.warning("an engine at %s was refused: no join key, or a wrong one", address)
             await websocket.send_denial_response(
                 JSONResponse(
                     {"error": error.to_dict()},

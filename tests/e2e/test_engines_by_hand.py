@@ -55,6 +55,9 @@ def test_a_wrong_join_key_is_final(hub: GatewayProcess) -> None:
         assert "join key" in engine.stderr()
         assert "Traceback" not in engine.stderr()
         assert "wrong" not in engine.stderr().replace("wrong address", "")
+    log = hub.stderr()
+    assert "an engine at 127.0.0.1 was refused: no join key, or a wrong one" in log
+    assert "ERROR" not in log
     assert hub.health()["engines"] == []
 
 

@@ -52,6 +52,13 @@ def test_a_forgotten_v1_is_explained(demo: GatewayProcess) -> None:
     assert "/v1" in error["message"]
 
 
+def test_a_route_for_upstreams_without_any_is_explained(demo: GatewayProcess) -> None:
+    with connect(demo) as connection:
+        error = check_error(connection.ask("POST", "/v1/embeddings", OK), 404, "unknown_route")
+    assert "upstreams, of which it has none" in error["message"]
+    assert "/docs" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

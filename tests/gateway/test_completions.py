@@ -90,6 +90,15 @@ async def test_a_missing_prompt_is_the_default_one(
     assert fills(engine)[0].token_ids == [engine.tokenizer.bos_token_id]
 
 
+async def test_messages_without_a_prompt_are_sent_to_the_right_route(service: Service) -> None:
+    messages = [{"role": "user", "content": "Hello."}]
+    status, _, answer = await service.post("/v1/completions", {"model": "m", "messages": messages})
+    assert status == 400
+    error = json.loads(answer)["error"]
+    assert error["param"] == "prompt"
+    assert "/v1/chat/completions" in error["message"]
+
+
 async def test_batch_keeps_its_order() -> None:
     engine = ScriptedRemoteEngine()
 

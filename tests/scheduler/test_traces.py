@@ -193,7 +193,11 @@ def first_field(**changes: object) -> list[Any]:
         ([MOONCAKE[1], MOONCAKE[0]], "2: timestamp goes back"),
         ([MOONCAKE[0], 7], "2: not a JSON object"),
         ([MOONCAKE[0], [[]]], "2: not a JSON object"),
-        ([{"x": 1}], "1: neither a Mooncake nor an Azure trace"),
+        (
+            [{"x": 1}],
+            "1: neither a Mooncake nor an Azure trace: wanted is a JSON object with 'request_id', "
+            "or with 'timestamp' and 'input_length', or a CSV header with TIMESTAMP, ",
+        ),
         ([AGENTIC[0], AGENTIC[0]], "2: request_id 'r1' is there twice"),
         ([AGENTIC[0], {**AGENTIC[1], "wait_for": ["nope"]}], "2: waits for 'nope'"),
         ([{**AGENTIC[0], "request_id": 3}], "1: request_id must be a text"),

@@ -133,6 +133,12 @@ async def check_completions_fit(body: bytes, served: ServedModel) -> None:
 
 def _check(request: CompletionBody, served: ServedModel) -> None:
     """Everything that can be said before tokenizing."""
+    if request.prompt is None and request.messages is not None:
+        raise InvalidRequestError(
+            "Missing required parameter: 'prompt'. For 'messages' there is /v1/chat/completions.",
+            param="prompt",
+            code="missing_required_parameter",
+        )
     check_range("max_tokens", request.max_tokens, 0)
     check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     check_range("best_of", request.best_of, 0, MAX_BEST_OF)

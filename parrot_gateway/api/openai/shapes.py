@@ -64,6 +64,8 @@ class CompletionBody(SamplingFields):
     """`POST /v1/completions`."""
 
     prompt: Prompts | None = None
+    # A chat's, which was sent to the wrong route where there is no prompt.
+    messages: Any = None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None

@@ -81,4 +81,7 @@ def _format_of(path: Path) -> str:
             return "agentic_mooncake"
         if "timestamp" in row and "input_length" in row:
             return "mooncake"
-    raise line.error("neither a Mooncake nor an Azure trace; name the format with --format")
+    raise line.error(
+        "neither a Mooncake nor an Azure trace: wanted is a JSON object with 'request_id', or with "
+        f"'timestamp' and 'input_length', or a CSV header with {', '.join(COLUMNS)}"
+    )
