@@ -236,7 +236,10 @@ class Client:
                     may_be_done = True
                 if tries_left == 0 or not isinstance(error, httpx.TransportError):
                     detail = str(error) or type(error).__name__
-                    raise UnreachableError(f"{method} {self.base_url}{path}: {detail}") from error
+                    raise UnreachableError(
+                        f"{method} {self.base_url}{path}: {detail}. `parrot-gateway serve` starts "
+                        "a gateway; another address is given as base_url, or in OPENAI_BASE_URL."
+                    ) from error
             else:
                 if response.is_success:
                     return Answer(_object(response), response.headers)

@@ -261,6 +261,8 @@ def test_a_server_that_is_not_there(server: Recorded) -> None:
         review("x").get()
     assert isinstance(failed.value, ConnectionError)
     assert isinstance(failed.value.__cause__, httpx.ConnectError)
+    assert "parrot-gateway serve" in str(failed.value)
+    assert "OPENAI_BASE_URL" in str(failed.value)
     assert len(server.of("POST", "")) == 2
 
 
