@@ -134,6 +134,10 @@ def run_server(
             await server.serve([listener])
         finally:
             ready.cancel()
+            if server.force_exit:
+                # NOTE: the application is then cancelled with the loop instead of shut down, of
+                # which uvicorn would write a stack trace.
+                logging.getLogger("uvicorn.error").disabled = True
 
     async def announce_when_ready() -> None:
         nonlocal status

@@ -168,6 +168,7 @@ def test_a_second_signal_ends_at_once(upstream: ScriptedUpstream) -> None:
         draining.wait_draining()
         draining.gateway.signal(signal.SIGINT)
         draining.gateway.wait(10)
+        assert "Traceback" not in draining.gateway.stderr()
         assert draining.received.aborted.wait(10)
         with pytest.raises(ConnectionError):
             draining.call.read_response()
