@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Series
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -16,11 +16,11 @@ from parrot_scheduler.events import (
     Event,
     TaskProgress,
 )
+from parrot_scheduler.simulator import sequence as sequences
 from parrot_scheduler.simulator.clock import Clock
 from parrot_scheduler.simulator.engine import SimulatedEngine
 from parrot_scheduler.simulator.metrics import Course, EngineUse
 from parrot_scheduler.simulator.profiles import EngineProfile
-from parrot_scheduler.simulator.sequence import Sequence
 from parrot_scheduler.task import EngineId
 
 
@@ -50,11 +50,11 @@ class Gateway(Protocol):
         """Something that the scheduler is to hear at once."""
         ...
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: sequences.Sequence) -> None:
         """A sequence is done, or `failed`."""
         ...
 
-    def lost(self, sequence: Sequence) -> None:
+    def lost(self, sequence: sequences.Sequence) -> None:
         """A sequence was on an engine that has left."""
         ...
 
@@ -76,12 +76,12 @@ class Fleet:
 
     def __init__(
         self,
-        profiles: Series[EngineProfile],
+        profiles: Sequence[EngineProfile],
         clock: Clock,
         gateway: Gateway,
         *,
         staleness: Staleness,
-        changes: Series[EngineChange],
+        changes: Sequence[EngineChange],
         with_courses: bool,
     ) -> None:
         for change in changes:
@@ -148,14 +148,14 @@ class Fleet:
     def _wake(self, engine: SimulatedEngine, version: int) -> None:
         engine.wake(self._clock.now, version)
 
-    def loaded(self, engine: SimulatedEngine, sequence: Sequence, time: float) -> None:
+    def loaded(self, engine: SimulatedEngine, sequence: sequences.Sequence, time: float) -> None:
         """See `engine.Listener`."""
         self._clock.at(time, self._finish_loading, engine, sequence)
 
-    def _finish_loading(self, engine: SimulatedEngine, sequence: Sequence) -> None:
+    def _finish_loading(self, engine: SimulatedEngine, sequence: sequences.Sequence) -> None:
         engine.finish_loading(self._clock.now, sequence)
 
-    def filled(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+    def filled(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
         """See `engine.Listener`."""
         event = TaskProgress(
             sequence.task_id,
@@ -165,7 +165,7 @@ class Fleet:
         )
         self._tell(event, self._staleness.progress_s)
 
-    def ended(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+    def ended(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
         """See `engine.Listener`."""
         self._gateway.ended(sequence)
 
