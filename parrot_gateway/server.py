@@ -7,6 +7,7 @@ ends at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import socket
@@ -171,11 +172,18 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}. "
-            "Another program may have this port: choose one with --port."
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. {_advice(error)}"
         ) from None
     listener.set_inheritable(False)
     return listener
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "Another program has this port: choose one with --port."
+    if error.errno == errno.EACCES:
+        return "Ports below 1024 may need more rights: choose another with --port."
+    return "Is this an address of this machine? Choose one with --host."
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

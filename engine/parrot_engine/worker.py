@@ -267,8 +267,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise SettingsError(
             "--listen",
-            f"cannot listen on {host}:{port}: {error.strerror or error}. Another program may have "
-            "this port: choose another",
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Is it an address of this "
+            "machine, and a port that no other program has?",
         ) from None
     return listener
 

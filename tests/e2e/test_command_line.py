@@ -35,6 +35,16 @@ def test_a_port_in_use() -> None:
     check_refused(run, port, "--port")
 
 
+def test_an_address_of_another_machine() -> None:
+    # Of a range for documentation, which no machine has.
+    run = run_cli(
+        *("serve", "--host", "192.0.2.1", "--api-key", "env:KEY", *UPSTREAM),
+        environment={"KEY": "key"},
+    )
+    check_refused(run, "192.0.2.1", "--host")
+    assert "--port" not in run.stderr
+
+
 def test_a_literal_key() -> None:
     run = run_cli("serve", "--api-key", "sk-very-secret", *UPSTREAM)
     check_refused(run, "env:NAME", "api_key")
