@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import Cuts, Policy
+from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.tables import flatten_tables
 from parrot_engine.attention.work_list import WorkList, build
 from parrot_engine.builtin.batch import BatchRow
@@ -25,6 +25,9 @@ POLICY = Policy(
     wide_rows=16,
     group=2,
     tile_tokens=8,
+    tile_cuts=TileCuts((1,), least=BLOCK, start=1, merge=1),
+    tile_round=6,
+    max_slots=MAX_SLOTS,
     token_bytes=1,
     split_tokens=3,
     long_split_tokens=6,
@@ -39,6 +42,12 @@ CUTS = (
     Cuts(CHUNK, tail=ALIGN),
     Cuts(CHUNK, tail=CHUNK - 1),
     Cuts(CHUNK, tail=ALIGN, fine=(BLOCK * 2,)),
+)
+#: How far prefill tiles are cut: not at all, as it pays, and as far as it goes.
+TILE_CUTS = (
+    TileCuts((1,), least=BLOCK, start=1, merge=1),
+    TileCuts((1, 2, 3, 5, 8), least=ALIGN, start=2, merge=4),
+    TileCuts((7,), least=1, start=0, merge=0),
 )
 
 
@@ -86,19 +95,51 @@ def _reads(
     return reads
 
 
+def _tile_reads(
+    work: WorkList, block_ids: np.ndarray, window: int | None
+) -> dict[int, list[tuple[int, int, int]]]:
+    """For each token of a tile: (slot, key position, physical slot) it reads."""
+    reads: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for first_block, begin, end, first, count, position, slot, step in work.tiles.tolist():
+        assert 0 < count <= POLICY.tile_tokens
+        assert begin < end <= position + count
+        assert begin % ALIGN == 0
+        # The kernel reads whole tiles of keys up to where its mask begins.
+        assert end == position + count or end % ALIGN == 0
+        for member in range(count):
+            # Without a window every token sees the keys before the mask.
+            seen = (position + member + 1) if window is None else end
+            place = slot if slot < 0 else slot + member * step
+            for key in range(begin, min(end, seen)):
+                block = int(block_ids[first_block + key // BLOCK])
+                reads[first + member].append((place, key, block * BLOCK + key % BLOCK))
+            # What sees nothing of a part has a slot nevertheless, which is written and merged.
+            reads[first + member].append((place, -1, -1))
+    return reads
+
+
 @settings(max_examples=300, deadline=None)
-@given(batches(), st.one_of(st.none(), st.integers(1, 40)), st.booleans(), st.sampled_from(CUTS))
+@given(
+    batches(),
+    st.one_of(st.none(), st.integers(1, 40)),
+    st.booleans(),
+    st.sampled_from(CUTS),
+    st.sampled_from(TILE_CUTS),
+    st.sampled_from([1, 6, 40]),
+)
 def test_every_key_is_read_once(
-    rows: list[BatchRow], window: int | None, share: bool, cuts: Cuts
+    rows: list[BatchRow],
+    window: int | None,
+    share: bool,
+    cuts: Cuts,
+    tile_cuts: TileCuts,
+    tile_round: int,
 ) -> None:
     tables = flatten_tables(rows, BLOCK)
-    work = build(tables, SHAPE, POLICY._replace(cuts=cuts), window, share=share)
+    policy = POLICY._replace(cuts=cuts, tile_cuts=tile_cuts, tile_round=tile_round)
+    work = build(tables, SHAPE, policy, window, share=share)
     reads = _reads(work, tables.block_ids, cuts)
-    tiled = {
-        token
-        for _, _, _, first, count, _, _, _ in work.tiles.tolist()
-        for token in range(first, first + count)
-    }
+    tiled = _tile_reads(work, tables.block_ids, window)
     merges = {token: (first, count) for token, first, count in work.merges.tolist()}
     used_slots: list[int] = []
     token = 0
@@ -109,6 +150,18 @@ def test_every_key_is_read_once(
             first_key = 0 if window is None else max(0, position - window + 1)
             if token in tiled:
                 assert token not in reads
+                seen = [entry for entry in tiled[token] if first_key <= entry[1] <= position]
+                assert sorted(key for _, key, _ in seen) == [*range(first_key, position + 1)]
+                for _, key, place in seen:
+                    assert place == row.block_table[key // BLOCK] * BLOCK + key % BLOCK
+                slots = {slot for slot, _, _ in tiled[token]}
+                if token in merges:
+                    first, count = merges[token]
+                    assert count > 1
+                    assert slots == {*range(first, first + count)}
+                    used_slots += range(first, first + count)
+                else:
+                    assert slots == {-1}
             else:
                 seen = [entry for entry in reads[token] if entry[1] >= first_key]
                 assert sorted(key for _, key, _ in seen) == [*range(first_key, position + 1)]
@@ -124,9 +177,7 @@ def test_every_key_is_read_once(
                     used_slots += range(first, first + count)
             token += 1
     assert sorted(used_slots) == [*range(work.num_slots)]
-    for _, begin, end, _, count, position, _, _ in work.tiles.tolist():
-        assert end == position + count
-        assert begin <= (0 if window is None else max(0, position - window + 1))
+    assert len(merges) == len(work.merges)
 
 
 def _rows(shared_blocks: int, own: int, count: int) -> list[BatchRow]:

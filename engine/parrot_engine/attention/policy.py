@@ -19,6 +19,27 @@ class Cuts(NamedTuple):
     fine: tuple[int, ...] = ()
 
 
+#: Partial results of attention that a step may have where graphs are to hold it: 135 MB with 32
+#: heads of 128.
+MAX_SLOTS = 8192
+
+
+class TileCuts(NamedTuple):
+    """How far the keys of prefill tiles are cut; see `tiles`, which says what is weighed.
+
+    Costs are in keys: the time that a program takes for one of them.
+    """
+
+    #: The numbers of parts to choose from for the tile of most keys; (1,) cuts nothing.
+    parts: tuple[int, ...]
+    #: Keys of a part, at least.
+    least: int
+    #: What a program costs besides its keys.
+    start: int
+    #: What it costs to write and to merge the results of as many programs as run at once.
+    merge: int
+
+
 class Policy(NamedTuple):
     """Constant for a model on a device."""
 
@@ -35,6 +56,11 @@ class Policy(NamedTuple):
     group: int
     #: Tokens of a prefill tile.
     tile_tokens: int
+    tile_cuts: TileCuts
+    #: Prefill tiles that the device runs at the same time, with a program for each KV head.
+    tile_round: int
+    #: Prefill tiles are cut only as far as the step has no more partial results than this.
+    max_slots: int
     #: Bytes of one key and its value, all KV heads of a layer.
     token_bytes: int
     #: Rows of up to this many tokens always have their keys split …

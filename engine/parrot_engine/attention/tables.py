@@ -64,6 +64,26 @@ def spans(begins: Ints, counts: Ints) -> Ints:
     return out
 
 
+def first_keys(positions: Ints, window: int | None) -> Ints:
+    """First key that tokens at these positions see."""
+    return np.zeros_like(positions) if window is None else np.maximum(0, positions - (window - 1))
+
+
+def as_table(columns: Sequence[Ints]) -> Ints:
+    """`[n, 8]`: up to eight columns, padded, as the kernels read them."""
+    table = np.zeros((len(columns[0]), 8), dtype=np.int32)
+    for index, column in enumerate(columns):
+        table[:, index] = column
+    return table
+
+
+def largest_first(table: Ints, begin: int, end: int) -> Ints:
+    """Costly work first, so that the last programs to finish are short; ties stay in order."""
+    if len(table) < 2:
+        return table
+    return table[np.argsort(table[:, begin] - table[:, end], kind="stable")]
+
+
 def _begins(counts: Ints) -> Ints:
     """Where each of consecutive ranges of these lengths begins."""
     begins = np.zeros(len(counts), dtype=np.int32)

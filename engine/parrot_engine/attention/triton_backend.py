@@ -21,7 +21,7 @@ from parrot_engine.attention.interface import (
     HeadNorms,
 )
 from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
-from parrot_engine.attention.policy import Cuts, Policy
+from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.attention.tables import Tables, flatten_tables
 from parrot_engine.attention.work_list import WorkList, build
@@ -30,6 +30,8 @@ from parrot_engine.kernels import launch
 
 #: Measured (docs/engine-performance.md, log, 17). All rounded up to whole blocks and tiles.
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))
+#: Estimated from what tiles and merges took (docs/engine-performance.md, log, 18).
+DEFAULT_TILE_CUTS = TileCuts((1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), 1024, start=128, merge=512)
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
@@ -120,16 +122,19 @@ class TritonAttention(FusedAttention[TritonPlan]):
         dtype: torch.dtype,
         quantized: bool = False,
         cuts: Cuts = DEFAULT_CUTS,
+        tile_cuts: TileCuts = DEFAULT_TILE_CUTS,
         share_prefixes: bool = True,
         wide_min_bytes: int = _WIDE_MIN_BYTES,
         tunings: launch.Tunings | None = None,
+        limits: launch.DeviceLimits | None = None,
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
-        `cuts` is where keys are cut. `share_prefixes` False and other `tunings` are for
-        measuring.
+        `cuts` and `tile_cuts` say where keys are cut. `share_prefixes` False and other `tunings`
+        are for measuring; so are `limits`, those of a device for which plans are laid out without
+        it.
         """
-        limits = launch.device_limits(device)
+        limits = limits or launch.device_limits(device)
         self._shape = shape
         self._windows = sorted(set(windows), key=lambda window: window or 0)
         self._device = device
@@ -150,15 +155,16 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_rows=self._tunings.wide.block_m,
             group=group,
             tile_tokens=self._tunings.prefill.block_m // group,
+            tile_cuts=tile_cuts,
+            tile_round=_round(self._tunings.prefill, limits.num_sms, shape.num_kv_heads),
+            max_slots=MAX_SLOTS,
             token_bytes=token_bytes(shape.num_kv_heads, shape.head_dim, dtype, quantized=quantized),
             split_tokens=_SPLIT_TOKENS,
             long_split_tokens=_LONG_SPLIT_TOKENS,
             long_context=_LONG_CONTEXT,
             wide_min_rows=_WIDE_MIN_ROWS,
             wide_min_bytes=wide_min_bytes,
-            wide_round=max(
-                1, limits.num_sms * self._tunings.wide.programs_per_sm // shape.num_kv_heads
-            ),
+            wide_round=_round(self._tunings.wide, limits.num_sms, shape.num_kv_heads),
         )
         #: Wide and narrow items have nothing to do with each other, and neither fills the device.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -210,10 +216,14 @@ class TritonAttention(FusedAttention[TritonPlan]):
         long contexts may still not fit. The layout begins behind `start` integers.
         """
         policy = self._policy
-        chunks = -(-max_context // policy.cuts.chunk)
-        slots = max(min(num_tokens * chunks, max_slots), policy.fine_readings)
+        tile_parts = min(max_context // policy.tile_cuts.least, max(policy.tile_cuts.parts))
+        parts = max(-(-max_context // policy.cuts.chunk), tile_parts)
+        most = max(max_slots, policy.fine_readings)
+        slots = min(num_tokens * parts + policy.fine_readings, most)
         readings = slots + num_tokens
         tiles = num_tokens // policy.tile_tokens + num_tokens // (policy.split_tokens + 1)
+        # Cuts bring at most a round of tiles more.
+        tiles += min(policy.tile_round, tiles * max(0, tile_parts - 1))
         capacity = Capacity(
             narrow=readings,
             # Wide items have at least so many members, all but the last of a group of several.
@@ -351,6 +361,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
                 work.counts[3],
                 plan.block_ids,
                 out,
+                work.partials.out,
+                work.partials.lse2,
                 shape=shape,
                 window=window,
                 scale=scale,
@@ -417,3 +429,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
         """Room for partial outputs; steps follow each other on one stream and share it."""
         if num_slots * self._shape.num_heads > len(self._partials.lse2):
             self._partials = self.partials(2 * num_slots)
+
+
+def _round(tuning: launch.Tuning, num_sms: int, num_kv_heads: int) -> int:
+    """Items or tiles, each a program for every KV head, that the device runs at the same time."""
+    return max(1, num_sms * tuning.programs_per_sm // num_kv_heads)

@@ -3,7 +3,8 @@
 Keys are cut at fixed absolute positions, every `chunk` tokens from position 0; sequences share a
 chunk when they share all blocks up to its end (see `sharing`). What little comes behind a row's
 last whole chunk is read with that chunk, unless others read it too; small steps are cut finer. So
-where the sum of a query is cut depends on the step, as do the matrix products around it.
+where the sum of a query is cut depends on the step, as do the matrix products around it. Rows of
+many tokens are laid out in tiles instead (see `tiles`).
 
 Plain numpy, no torch, no device: tests check the list itself.
 """
@@ -25,7 +26,15 @@ from parrot_engine.attention.groups import (
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.sharing import Sharing, find_sharing, nothing_shared
-from parrot_engine.attention.tables import Ints, Tables, spans
+from parrot_engine.attention.tables import (
+    Ints,
+    Tables,
+    as_table,
+    first_keys,
+    largest_first,
+    spans,
+)
+from parrot_engine.attention.tiles import make_tiles
 
 
 class Items(NamedTuple):
@@ -45,19 +54,6 @@ class Items(NamedTuple):
     masked_from: Ints
 
 
-class Tiles(NamedTuple):
-    """Consecutive tokens of a row with the keys they see, as the prefill kernel reads them."""
-
-    #: Index in the flat list of block ids of the row's first block.
-    first_block: Ints
-    begin: Ints
-    end: Ints
-    #: In the step.
-    first_token: Ints
-    num_tokens: Ints
-    first_position: Ints
-
-
 class WorkList(NamedTuple):
     """What one layer type does in a step."""
 
@@ -71,7 +67,7 @@ class WorkList(NamedTuple):
     #: `[n, 3]`: token, first slot, slots of each query whose keys were cut.
     merges: Ints
     num_slots: int
-    #: `[n, 8]`: `Tiles`, largest first, padded.
+    #: `[n, 8]`: `Tiles`, largest first.
     tiles: Ints
 
 
@@ -124,21 +120,20 @@ def build(
     query = readings.query
     of_query = first_slot[query]
     cut = first_slot >= 0
+    merges = np.stack([queries.token, first_slot, parts], axis=1)[cut]
+    tiles = make_tiles(tables, ~split, policy, window, num_slots)
+    if len(tiles.merges):
+        merges = np.concatenate([merges, tiles.merges])
     return WorkList(
-        narrow=_largest_first(items[~is_wide], 2, 3),
-        wide=_largest_first(items[is_wide], 2, 3),
+        narrow=largest_first(items[~is_wide], 2, 3),
+        wide=largest_first(items[is_wide], 2, 3),
         member_tokens=queries.token[query],
         member_positions=queries.position[query],
         member_slots=np.where(of_query < 0, of_query, of_query + place),
-        merges=np.stack([queries.token, first_slot, parts], axis=1)[cut],
-        num_slots=num_slots,
-        tiles=_make_tiles(tables, ~split, policy, window),
+        merges=merges,
+        num_slots=num_slots + tiles.num_slots,
+        tiles=tiles.table,
     )
-
-
-def _first_keys(positions: Ints, window: int | None) -> Ints:
-    """First key that tokens at these positions see."""
-    return np.zeros_like(positions) if window is None else np.maximum(0, positions - (window - 1))
 
 
 def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> Cuts:
@@ -148,7 +143,7 @@ def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> 
     if not cuts.fine or tables.counts[rows].sum() > policy.fine_readings:
         return cuts
     position = tables.positions[spans(tables.first_tokens[rows], tables.counts[rows])]
-    first = _first_keys(position, window)
+    first = first_keys(position, window)
     for chunk in cuts.fine:
         if (position // chunk + 1 - first // chunk).sum() <= policy.fine_readings:
             return Cuts(chunk)
@@ -168,7 +163,7 @@ def _make_queries(
         stretched[rows] = _stretched(tables.first_positions[rows] + counts, cuts)
         # A chunk that others read as well ends where it ends for them.
         stretched[sharing.reach() >= stretched] = 0
-    first_chunk = _first_keys(position, window) // np.int32(cuts.chunk)
+    first_chunk = first_keys(position, window) // np.int32(cuts.chunk)
     end_chunk = position // np.int32(cuts.chunk) + 1
     if cuts.tail:
         last = stretched[row]
@@ -262,9 +257,9 @@ def _make_items(
     row = queries.row[readings.query[first]]
     extent = width * np.int32(cuts.chunk)
     extent += np.where(chunk + width == queries.stretched[row], cuts.tail, 0).astype(np.int32)
-    begin = np.maximum(base, _first_keys(lowest, window) // policy.align * policy.align)
+    begin = np.maximum(base, first_keys(lowest, window) // policy.align * policy.align)
     seen = np.clip(lowest + 1 - base, 0, extent)
-    items = _table(
+    items = as_table(
         Items(
             first_block=table_starts[row] + base // np.int32(shape.block_size),
             base=base,
@@ -276,43 +271,3 @@ def _make_items(
         )
     )
     return items, groups.is_wide[group]
-
-
-def _make_tiles(
-    tables: Tables, tiled: npt.NDArray[np.bool_], policy: Policy, window: int | None
-) -> Ints:
-    """Tiles `[n, 8]` of the rows that are not split, largest first."""
-    rows = np.flatnonzero(tiled).astype(np.int32)
-    if not len(rows):
-        return np.empty((0, 8), dtype=np.int32)
-    counts = tables.counts[rows]
-    per_row = -(-counts // np.int32(policy.tile_tokens))
-    row = np.repeat(rows, per_row)
-    offset = spans(np.zeros_like(per_row), per_row) * np.int32(policy.tile_tokens)
-    position = tables.first_positions[row] + offset
-    tokens = np.minimum(np.int32(policy.tile_tokens), tables.counts[row] - offset)
-    tiles = _table(
-        Tiles(
-            first_block=tables.starts[row],
-            begin=_first_keys(position, window) // policy.align * policy.align,
-            end=position + tokens,
-            first_token=tables.first_tokens[row] + offset,
-            num_tokens=tokens,
-            first_position=position,
-        )
-    )
-    return _largest_first(tiles, 1, 2)
-
-
-def _table(columns: Items | Tiles) -> Ints:
-    table = np.zeros((len(columns[0]), 8), dtype=np.int32)
-    for index, column in enumerate(columns):
-        table[:, index] = column
-    return table
-
-
-def _largest_first(table: Ints, begin: int, end: int) -> Ints:
-    """Costly work first, so that the last programs to finish are short; ties stay in order."""
-    if len(table) < 2:
-        return table
-    return table[np.argsort(table[:, begin] - table[:, end], kind="stable")]

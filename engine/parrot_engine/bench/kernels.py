@@ -1,8 +1,10 @@
-"""Microbenchmarks of the kernels on a GPU: `python -m parrot_engine.bench.kernels [--sweep]`.
+"""Microbenchmarks of the kernels on a GPU: `python -m parrot_engine.bench.kernels`.
 
 The attention shape is that of Llama-3.1-8B in bf16. Several layers' caches are used in turn, so
 that none is found in the L2 cache. Every line gives its share of the device's measured limit.
 `--sweep` times other tile sizes too; that is how the table in `kernels/launch.py` was found.
+`--long-rows` times nothing but rows of some hundred tokens behind long contexts, with their keys cut in
+each number of parts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import Cuts
+from parrot_engine.attention.policy import Cuts, TileCuts
 from parrot_engine.attention.triton_backend import DEFAULT_CUTS, TritonAttention
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.builtin.batch import BatchRow
@@ -38,6 +40,8 @@ _CUT_CASES = (
     (64, 576, 0),
     (64, 6400, 6144),
 )
+#: Parts of the keys of long rows.
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 class Load(NamedTuple):
@@ -70,16 +74,30 @@ def decode_load(
     return Load(name, rows, bytes_moved, flops)
 
 
-def prefill_load(new: int, cached: int, shape: AttentionShape, *, quantized: bool = False) -> Load:
-    """One row of `new` tokens behind `cached` ones."""
-    blocks = list(range(-(-(new + cached) // shape.block_size)))
+def prefill_load(
+    new: int,
+    cached: int,
+    shape: AttentionShape,
+    *,
+    rows: int = 1,
+    shared: int = 0,
+    quantized: bool = False,
+) -> Load:
+    """Rows of `new` tokens behind `cached` ones, the first `shared` of these common to all."""
+    prefix = shared // shape.block_size
+    own = -(-(new + cached) // shape.block_size) - prefix
+    blocks = list(range(prefix + rows * own))
     random.Random(0).shuffle(blocks)  # noqa: S311 -- places of blocks
+    tables = [blocks[:prefix] + blocks[prefix + i * own :][:own] for i in range(rows)]
     pairs = new * cached + new * (new + 1) // 2
+    name = f"prefill {new} behind {cached}"
+    if rows > 1:
+        name = f"{rows} x {name}" + (f", {shared} shared" if shared else "")
     return Load(
-        f"prefill {new} behind {cached}",
-        [BatchRow([0] * new, cached, blocks)],
-        (new + cached) * _token_bytes(shape, quantized=quantized),
-        4 * pairs * shape.num_heads * shape.head_dim,
+        name,
+        [BatchRow([0] * new, cached, table) for table in tables],
+        (shared + rows * (new + cached - shared)) * _token_bytes(shape, quantized=quantized),
+        4 * rows * pairs * shape.num_heads * shape.head_dim,
     )
 
 
@@ -102,6 +120,17 @@ def make_cache(
     return tiles.expand(layers, 2, *tiles.shape).contiguous()
 
 
+def _backend(shape: AttentionShape, *, quantized: bool = False, **settings: Any) -> TritonAttention:
+    return TritonAttention(
+        shape,
+        windows=[None],
+        device=torch.device("cuda"),
+        dtype=_DTYPE,
+        quantized=quantized,
+        **settings,
+    )
+
+
 def time_attention(
     load: Load,
     shape: AttentionShape,
@@ -111,14 +140,7 @@ def time_attention(
     **settings: Any,
 ) -> float:
     """Seconds of one layer's `forward` (writing the new keys included)."""
-    backend = TritonAttention(
-        shape,
-        windows=[None],
-        device=torch.device("cuda"),
-        dtype=_DTYPE,
-        quantized=quantized,
-        **settings,
-    )
+    backend = _backend(shape, quantized=quantized, **settings)
     num_blocks = 1 + max(max(row.block_table) for row in load.rows)
     cache = make_cache(layers, num_blocks, shape, quantized=quantized)
     count = sum(len(row.token_ids) for row in load.rows)
@@ -188,6 +210,54 @@ def attention_cases(limits: Limits, block_size: int, *, quantized: bool = False)
             )
             gain = round(alone / seconds, 2)
             report(load, seconds, limits, **labels, items=name, gain=gain)
+
+
+def long_row_cases(limits: Limits, block_size: int, *, quantized: bool = False) -> None:
+    """Rows that neither are split like decodes nor fill the device, cut in each number of parts.
+
+    A line a case: the floor, without cuts, as the rule cuts, and by number of parts, µs of a layer.
+    """
+    shape = LLAMA_8B._replace(block_size=block_size)
+    loads = [
+        prefill_load(new, cached, shape, quantized=quantized)
+        for cached, new in itertools.product((2048, 6144, 16384), (96, 128, 256, 384, 512))
+    ]
+    loads += [
+        prefill_load(128, 6144, shape, rows=rows, shared=shared, quantized=quantized)
+        for rows, shared in ((2, 0), (4, 0), (4, 6144), (8, 0), (8, 6144))
+    ]
+    for load in loads:
+        floor = max(load.bytes_moved / limits.bytes_per_s, load.flops / limits.flops_per_s)
+        times: dict[int, float] = {}
+        for parts in _PARTS:
+            cuts = TileCuts((parts,), least=shape.block_size, start=0, merge=0)
+            made = _most_parts(load, shape, quantized=quantized, tile_cuts=cuts)
+            # More parts than the device runs at once are not made.
+            if made not in times and (made > 1 or parts == 1):
+                times[made] = _long_row_us(load, shape, quantized=quantized, tile_cuts=cuts)
+        entry = {
+            "case": load.name,
+            "block": block_size,
+            "kv": "fp8_e4m3" if quantized else "bf16",
+            "floor_us": round(floor * 1e6, 1),
+            "whole_us": times[1],
+            "rule_parts": _most_parts(load, shape, quantized=quantized),
+            "rule_us": _long_row_us(load, shape, quantized=quantized),
+            "parts_us": times,
+        }
+        print(json.dumps(entry), flush=True)
+
+
+def _most_parts(load: Load, shape: AttentionShape, **settings: Any) -> int:
+    """In how many parts keys of tiles are cut."""
+    backend = _backend(shape, **settings)
+    (work,) = backend.lay_out(load.rows).lists.values()
+    return int(work.merges[:, 2].max(initial=1))
+
+
+def _long_row_us(load: Load, shape: AttentionShape, **settings: Any) -> float:
+    # Layers enough that the L2 cache does not hold what all of them read.
+    return round(time_attention(load, shape, layers=8, **settings) * 1e6, 1)
 
 
 def rowwise_cases(limits: Limits) -> None:
@@ -270,6 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="other tile sizes too")
+    parser.add_argument("--long-rows", action="store_true", help="nothing but these, see above")
     parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
     parser.add_argument(
         "--kv-cache-dtype", choices=["auto", "fp8_e4m3"], default="auto", help="auto: bf16"
@@ -278,6 +349,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quantized = options.kv_cache_dtype != "auto"
     limits = measure_limits()
     print(json.dumps(limits._asdict()), flush=True)
+    if options.long_rows:
+        for block_size in options.block_sizes:
+            long_row_cases(limits, block_size, quantized=quantized)
+        return
     rowwise_cases(limits)
     for block_size in options.block_sizes:
         attention_cases(limits, block_size, quantized=quantized)

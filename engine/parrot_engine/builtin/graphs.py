@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from parrot_engine.attention.plan_layout import PlanLayout, aligned
+from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import HostPlan, Parts, TritonAttention
 from parrot_engine.builtin.sampler import Largest
 from parrot_engine.builtin.staging import Staging
@@ -39,8 +40,6 @@ _MAX_MIXED_TOKENS = 1024
 #: The output head is part of graphs of up to so many tokens; behind larger ones it is launched
 #: for the rows that need it.
 _MAX_HEAD_TOKENS = 64
-#: Partial results of attention that a step may have: 135 MB with 32 heads of 128.
-MAX_SLOTS = 8192
 #: What the driver keeps of one graph, roughly.
 _BYTES_PER_GRAPH = 4 << 20
 

@@ -36,7 +36,7 @@ class Tuning(NamedTuple):
     block_n: int
     num_warps: int
     num_stages: int
-    #: Programs per multiprocessor of a persistent grid.
+    #: Programs per multiprocessor of a persistent grid; of prefill tiles those that fit one.
     programs_per_sm: int = 1
     #: Whole tiles of keys come through the copy engine (compute capability 9.0 and later).
     descriptors: bool = False
@@ -90,7 +90,7 @@ def tunings(
     if row_bytes <= 256 and whole:
         narrow = Tuning(least, 64, 4, 5, 6, descriptors=True)
         wide = Tuning(max(128, least), 64, 8, 5, 1, descriptors=True)
-        prefill = Tuning(max(128, least), 64, 4, 3, descriptors=True)
+        prefill = Tuning(max(128, least), 64, 4, 3, 2, descriptors=True)
         if quantized:
             # Converting takes instructions, and two warps repeat fewer of them for a tile.
             narrow = Tuning(least, 64, 2, 5, 4, descriptors=True)
@@ -101,11 +101,11 @@ def tunings(
     elif row_bytes <= 512:
         narrow = Tuning(least, 32, 4, 3, 4)
         wide = Tuning(max(64, least), 32, 4, 3, 2)
-        prefill = Tuning(max(64, least), 32, 4, 3)
+        prefill = Tuning(max(64, least), 32, 4, 3, 2)
     else:
         narrow = Tuning(least, 16, 4, 3, 4)
         wide = Tuning(max(32, least), 16, 4, 3, 2)
-        prefill = Tuning(max(32, least), 16, 4, 3)
+        prefill = Tuning(max(32, least), 16, 4, 3, 2)
     # Split classes shrink together: see above.
     block_n = min(_fit(tuning, row_bytes, limits).block_n for tuning in (narrow, wide))
     narrow, wide = narrow._replace(block_n=block_n), wide._replace(block_n=block_n)
@@ -278,6 +278,8 @@ def run_prefill(
     num_tiles: Tensor,
     block_ids: Tensor,
     out: Tensor,
+    partial: Tensor,
+    lse2: Tensor,
     *,
     shape: AttentionShape,
     window: int | None,
@@ -307,6 +309,8 @@ def run_prefill(
         num_tiles,
         block_ids,
         out,
+        partial,
+        lse2,
         window or 0,
         scale * _LOG2_E,
         DESCRIPTORS=descriptors,

@@ -1,8 +1,9 @@
 """Causal attention of many consecutive queries of one sequence over its paged cache.
 
 A tile is some tokens of one row of the batch, all query heads of a KV head packed together; one
-program walks all keys that the tile sees (FlashAttention-2, arXiv 2307.08691), those of the step
-itself included, which must be in the cache already. Nothing is split, nothing is merged.
+program walks the keys that the tile sees (FlashAttention-2, arXiv 2307.08691), those of the step
+itself included, which must be in the cache already. Where few tiles have to read many keys, each
+reads a part of them, and what it yields is left to `merge_splits`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from parrot_engine.kernels.attend import attend
 
-#: Integers of a tile: see `work_list.Tiles`, whose order this is.
+#: Integers of a tile: see `attention.tiles.Tiles`, whose order this is.
 TILE_FIELDS = 8
 
 
@@ -32,6 +33,8 @@ def prefill_attention(
     num_tiles,
     block_ids,
     out,
+    partial,
+    lse2,
     window,
     scale_log2,
     DESCRIPTORS: tl.constexpr,
@@ -76,8 +79,9 @@ def prefill_attention(
     masked_from = begin
     if not HAS_WINDOW:
         # Whole tiles of keys that the first of these tokens sees, all of them see.
-        masked_from = (first_position + 1) // BLOCK_N * BLOCK_N
-    total, denominator, _ = attend(
+        seen = (first_position + 1) // BLOCK_N * BLOCK_N
+        masked_from = tl.maximum(begin, tl.minimum(seen, end))
+    total, denominator, largest = attend(
         q,
         positions,
         key_cache,
@@ -91,7 +95,7 @@ def prefill_attention(
         block_ids,
         first_block,
         0,
-        begin if HAS_WINDOW else 0,
+        begin,
         masked_from,
         end,
         head,
@@ -109,7 +113,17 @@ def prefill_attention(
         TILE_ROWS,
         BLOCK_N,
     )
-    # Rows beyond the tile's tokens saw nothing; they are not stored.
+    # Rows beyond the tile's tokens are not stored. One that saw none of a part's keys: output 0 and
+    # log-sum-exp -inf, not 0 / 0.
     result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
-    places = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
-    tl.store(out + places[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=filled)
+    first_slot = tl.load(tile + 6)
+    if first_slot < 0:
+        places = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        tl.store(
+            out + places[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=filled
+        )
+    else:
+        slots = (first_slot + member * tl.load(tile + 7)).to(tl.int64)
+        entries = slots * (NUM_KV_HEADS * GROUP) + heads
+        tl.store(partial + entries[:, None] * HEAD_DIM + dims[None, :], result, mask=filled)
+        tl.store(lse2 + entries, largest + tl.log2(denominator), mask=present)

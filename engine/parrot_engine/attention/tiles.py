@@ -1,0 +1,143 @@
+"""Prefill tiles: consecutive tokens of a row with all keys that they see, or a part of these.
+
+A tile is a program for each KV head. The tiles of one row of some hundred tokens are fewer than the
+device has room for, and behind a long context each takes long: there the keys are cut, each
+part is a program, and the parts are merged like those of items. That costs a partial result for
+each token and part, written and read in float32, so tiles are cut only while programs are few.
+
+What is weighed (`_cut`): programs start largest first, so that behind `k` full rounds of them the
+next cannot end before `k + 1` programs of at least its length; nor can all of them end before their
+sum allows. Which cut makes the larger of both, with what merging costs, the least? That looks
+at the tiles of the whole step: a row alone is cut further than one among many.
+
+Plain numpy, no torch, no device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parrot_engine.attention.policy import Policy
+from parrot_engine.attention.tables import (
+    Ints,
+    Tables,
+    as_table,
+    first_keys,
+    largest_first,
+    spans,
+)
+
+
+class Tiles(NamedTuple):
+    """Consecutive tokens of a row with keys that they see, column by column as the kernel reads."""
+
+    #: Index in the flat list of block ids of the row's first block.
+    first_block: Ints
+    #: Keys `begin` … `end` - 1 are read; `begin` is aligned to the kernel's tile, and so is an
+    #: `end` that another part goes on from.
+    begin: Ints
+    end: Ints
+    #: In the step.
+    first_token: Ints
+    num_tokens: Ints
+    first_position: Ints
+    #: Slot of the first token's result, those of the others being so far apart; -1: all keys are
+    #: read, and results are written directly.
+    first_slot: Ints
+    slot_step: Ints
+
+
+class TileWork(NamedTuple):
+    """The tiles of a step and what is left to merge behind them."""
+
+    #: `[n, 8]`: `Tiles`, largest first.
+    table: Ints
+    #: `[n, 3]`: token, first slot, slots of each token whose keys were cut.
+    merges: Ints
+    num_slots: int
+
+
+class _Cut(NamedTuple):
+    """By tile: the number of its parts, and the keys of each but the last."""
+
+    parts: Ints
+    keys: Ints
+
+
+def make_tiles(
+    tables: Tables,
+    tiled: npt.NDArray[np.bool_],
+    policy: Policy,
+    window: int | None,
+    first_slot: int,
+) -> TileWork:
+    """Tiles of the rows that are `tiled`; their partial results stand from `first_slot` on."""
+    rows = np.flatnonzero(tiled).astype(np.int32)
+    if not len(rows):
+        return TileWork(np.empty((0, 8), dtype=np.int32), np.empty((0, 3), dtype=np.int32), 0)
+    size = np.int32(policy.tile_tokens)
+    per_row = -(-tables.counts[rows] // size)
+    row = np.repeat(rows, per_row)
+    offset = spans(np.zeros_like(per_row), per_row) * size
+    position = tables.first_positions[row] + offset
+    tokens = np.minimum(size, tables.counts[row] - offset)
+    token = tables.first_tokens[row] + offset
+    begin = first_keys(position, window) // policy.align * policy.align
+    end = position + tokens
+    parts, keys = _cut(end - begin, tokens, policy, policy.max_slots - first_slot)
+
+    slots = np.where(parts > 1, parts * tokens, np.int32(0))
+    ends = np.cumsum(slots, dtype=np.int32)
+    slot = np.where(parts > 1, first_slot + ends - slots, np.int32(-1))
+    tile = np.repeat(np.arange(len(row), dtype=np.int32), parts)
+    part = spans(np.zeros_like(parts), parts)
+    part_begin = begin[tile] + part * keys[tile]
+    table = as_table(
+        Tiles(
+            first_block=tables.starts[row[tile]],
+            begin=part_begin,
+            end=np.minimum(part_begin + keys[tile], end[tile]),
+            first_token=token[tile],
+            num_tokens=tokens[tile],
+            first_position=position[tile],
+            first_slot=np.where(slot[tile] < 0, slot[tile], slot[tile] + part),
+            slot_step=parts[tile],
+        )
+    )
+    cut = np.flatnonzero(parts > 1).astype(np.int32)
+    of = np.repeat(cut, tokens[cut])
+    member = spans(np.zeros_like(cut), tokens[cut])
+    merges = np.stack([token[of] + member, slot[of] + member * parts[of], parts[of]], axis=1)
+    return TileWork(largest_first(table, 1, 2), merges, int(ends[-1]))
+
+
+def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
+    """How tiles of these keys and tokens are cut; see the module's docstring."""
+    cuts, room = policy.tile_cuts, policy.tile_round
+    longest = int(lengths.max())
+    # The sum alone takes as long as the longest tile: no cut gains anything.
+    if longest < 2 * cuts.least or int(lengths.sum()) >= longest * room:
+        return _Cut(np.ones_like(lengths), lengths)
+    # One row a tile, one column a choice.
+    target = np.maximum(-(-longest // np.array(cuts.parts, dtype=np.int32)), cuts.least)
+    length = lengths[:, None]
+    parts = np.clip(-(-length // target), 1, np.maximum(1, length // cuts.least))
+    keys = -(-length // (parts * policy.align)) * policy.align
+    parts = -(-length // keys)
+    several = np.where(parts > 1, parts, 0)
+
+    order = np.argsort(-keys, axis=0, kind="stable")
+    started = np.cumsum(np.take_along_axis(parts, order, axis=0), axis=0)
+    rounds = -(-started // room)
+    by_rounds = (rounds * (np.take_along_axis(keys, order, axis=0) + cuts.start)).max(axis=0)
+    by_sum = (length + parts * cuts.start).sum(axis=0) / room
+    cost = np.maximum(by_rounds, by_sum) + several.sum(axis=0) * (cuts.merge / room)
+    fits = (parts - 1).sum(axis=0) <= room
+    fits &= (several * tokens[:, None]).sum(axis=0) <= free_slots
+    best = int(np.where(fits, cost, np.inf).argmin())
+    if not fits[best]:
+        return _Cut(np.ones_like(lengths), lengths)
+    return _Cut(parts[:, best].astype(np.int32), keys[:, best].astype(np.int32))
