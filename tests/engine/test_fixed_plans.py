@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.plan_layout import PlanLayout
-from parrot_engine.attention.policy import Cuts
+from parrot_engine.attention.policy import Cuts, TileCuts
 from parrot_engine.attention.triton_backend import HostPlan, Partials, Parts, TritonAttention
 from torch import Tensor
 
@@ -52,13 +52,14 @@ class Fixed:
         num_tokens: int,
         parts: Parts = Parts(True, True),  # noqa: B008 -- immutable
         window: int | None = None,
+        max_slots: int = MAX_SLOTS,
     ) -> None:
         self.backend = backend
-        self.layout = backend.fixed_layout(num_tokens, MAX_ROWS, MAX_CONTEXT, MAX_SLOTS, START)
+        self.layout = backend.fixed_layout(num_tokens, MAX_ROWS, MAX_CONTEXT, max_slots, START)
         # Nothing may be read that was not written for the step: such an index would be far off.
         self.buffer = torch.full((self.layout.size,), 2**30, dtype=torch.int32)
         self.window = window
-        partials = backend.partials(MAX_SLOTS)
+        partials = backend.partials(max_slots)
         self.plan = backend.fixed_plan(self.buffer, self.layout, parts, partials)
 
     def run(self, case: PagedCase, host: HostPlan) -> tuple[Tensor, Tensor]:
@@ -123,6 +124,22 @@ def test_fixed_is_eager(window: int | None) -> None:
         assert _equal(fixed.run(case, host), _eager(case, backend, host, window))
 
     run()
+
+
+@pytest.mark.parametrize("window", [None, 45])
+def test_fixed_is_eager_where_tiles_are_cut(window: int | None) -> None:
+    cuts = TileCuts((3,), least=16, start=0, merge=0)
+    many = TUNINGS.prefill._replace(programs_per_sm=10)
+    tunings = TUNINGS._replace(prefill=many)
+    backend = _backend((window,), tile_cuts=cuts, tunings=tunings)
+    fixed = Fixed(backend, 24, window=window, max_slots=200)
+    cut = [Context(70), Context(75, 14), *map(Context, (3, 90))]
+    for contexts in (cut, [Context(100, 19)], [Context(40)] * 3, cut):
+        case = PagedCase(SHAPE, contexts)
+        host = backend.lay_out(case.rows)
+        assert fixed.layout.holds(*host)
+        assert _equal(fixed.run(case, host), _eager(case, backend, host, window))
+    assert len(host.lists[window].tiles) > 2
 
 
 FAMILY = [Context(70), *(Context(70 + own, 1, 0, 64) for own in range(1, 8))]

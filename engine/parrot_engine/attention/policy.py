@@ -38,6 +38,9 @@ class TileCuts(NamedTuple):
     start: int
     #: What it costs to write and to merge the results of as many programs as run at once.
     merge: int
+    #: Cuts may bring so many times the programs that run at once, since graphs have room for them,
+    #: and launch them whether they are there or not.
+    rounds: int = 1
 
 
 class Policy(NamedTuple):

@@ -135,7 +135,7 @@ def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
     by_rounds = (rounds * (np.take_along_axis(keys, order, axis=0) + cuts.start)).max(axis=0)
     by_sum = (length + parts * cuts.start).sum(axis=0) / room
     cost = np.maximum(by_rounds, by_sum) + several.sum(axis=0) * (cuts.merge / room)
-    fits = (parts - 1).sum(axis=0) <= room
+    fits = (parts - 1).sum(axis=0) <= room * cuts.rounds
     fits &= (several * tokens[:, None]).sum(axis=0) <= free_slots
     best = int(np.where(fits, cost, np.inf).argmin())
     if not fits[best]:

@@ -222,8 +222,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         slots = min(num_tokens * parts + policy.fine_readings, most)
         readings = slots + num_tokens
         tiles = num_tokens // policy.tile_tokens + num_tokens // (policy.split_tokens + 1)
-        # Cuts bring at most a round of tiles more.
-        tiles += min(policy.tile_round, tiles * max(0, tile_parts - 1))
+        tiles += min(policy.tile_round * policy.tile_cuts.rounds, tiles * max(0, tile_parts - 1))
         capacity = Capacity(
             narrow=readings,
             # Wide items have at least so many members, all but the last of a group of several.

@@ -3,8 +3,8 @@
 The attention shape is that of Llama-3.1-8B in bf16. Several layers' caches are used in turn, so
 that none is found in the L2 cache. Every line gives its share of the device's measured limit.
 `--sweep` times other tile sizes too; that is how the table in `kernels/launch.py` was found.
-`--long-rows` times nothing but rows of some hundred tokens behind long contexts, with their keys cut in
-each number of parts.
+`--long-rows` times nothing but rows of some hundred tokens behind long contexts, with their keys
+cut in each number of parts.
 """
 
 from __future__ import annotations
@@ -230,9 +230,9 @@ def long_row_cases(limits: Limits, block_size: int, *, quantized: bool = False) 
         floor = max(load.bytes_moved / limits.bytes_per_s, load.flops / limits.flops_per_s)
         times: dict[int, float] = {}
         for parts in _PARTS:
-            cuts = TileCuts((parts,), least=shape.block_size, start=0, merge=0)
+            cuts = TileCuts((parts,), least=shape.block_size, start=0, merge=0, rounds=3)
             made = _most_parts(load, shape, quantized=quantized, tile_cuts=cuts)
-            # More parts than the device runs at once are not made.
+            # More parts than the device has use for are not made.
             if made not in times and (made > 1 or parts == 1):
                 times[made] = _long_row_us(load, shape, quantized=quantized, tile_cuts=cuts)
         entry = {

@@ -1,8 +1,8 @@
 """What laying out a step costs the host: `python -m parrot_engine.bench.plans`.
 
-Needs no GPU. Attention has the shape of Llama-3.1-8B. A line of JSON a case, medians of CPU
-time in milliseconds: `tokens` gathers ids and positions, `lay_out` makes the work list, `write`
-puts both into the buffer that CUDA graphs read; `bytes` go to the device.
+Needs no GPU: plans are those for an H200. Attention has the shape of Llama-3.1-8B. A line of JSON
+a case, medians of CPU time in milliseconds: `tokens` gathers ids and positions, `lay_out` makes
+the work list, `write` puts both into the buffer that CUDA graphs read; `bytes` go to the device.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import torch
 
 from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.bench.kernels import LLAMA_8B, decode_load
+from parrot_engine.bench.kernels import LLAMA_8B, decode_load, prefill_load
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.builtin.graphs import Bucket
 from parrot_engine.builtin.step_tokens import gather_tokens
+from parrot_engine.kernels.launch import DeviceLimits
 
 #: Rows, keys of each, and how many of them all have in common.
 _CASES = (
@@ -35,7 +36,17 @@ _CASES = (
     (256, 4096, 0),
     (256, 6400, 6144),
 )
+#: Mixed steps: decodes behind 4,096 keys, rows of prefill, tokens of each, keys before them.
+_MIXED_CASES = (
+    (0, 1, 256, 6144),
+    (64, 1, 256, 6144),
+    (64, 3, 320, 6144),
+    (64, 8, 120, 6144),
+    (64, 40, 24, 1024),
+    (0, 1, 1024, 16384),
+)
 _MAX_ROWS, _MAX_CONTEXT = 256, 131_072
+_H200 = DeviceLimits(num_sms=132, shared_memory=227 * 1024, copy_engine=True)
 
 
 def _median_ms(work: Callable[[], Any], repeats: int) -> float:
@@ -56,23 +67,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for block_size in options.block_sizes:
         shape = LLAMA_8B._replace(block_size=block_size)
         attention = TritonAttention(
-            shape, windows=[None], device=torch.device("cpu"), dtype=torch.bfloat16
+            shape,
+            windows=[None],
+            device=torch.device("cpu"),
+            dtype=torch.bfloat16,
+            limits=_H200,
         )
         for count, context, shared in _CASES:
             load = decode_load(count, context, shape, shared=shared)
-            rows = [
-                BatchRow([0], row.start, np.array(row.block_table, np.int32), "last", index)
-                for index, row in enumerate(load.rows)
-            ]
             name = f"{load.name}, blocks of {block_size}"
-            _report(name, attention, rows, options.repeats)
+            _report(name, attention, _with_arrays(load.rows), options.repeats)
+        for decodes, count, new, cached in _MIXED_CASES:
+            load = prefill_load(new, cached, shape, rows=count)
+            rows = [*decode_load(decodes, 4096, shape).rows, *load.rows]
+            name = f"decode {decodes} x 4096, {count} x {new} behind {cached}"
+            name = f"{name}, blocks of {block_size}"
+            _report(name, attention, _with_arrays(rows), options.repeats)
+
+
+def _with_arrays(rows: Sequence[BatchRow]) -> list[BatchRow]:
+    """As the engine has them: block tables as arrays; decodes whose token the device has."""
+    return [
+        BatchRow(
+            row.token_ids,
+            row.start,
+            np.array(row.block_table, np.int32),
+            "last",
+            index if len(row.token_ids) == 1 else None,
+        )
+        for index, row in enumerate(rows)
+    ]
 
 
 def _report(name: str, attention: TritonAttention, rows: Sequence[BatchRow], repeats: int) -> None:
+    num_tokens = sum(len(row.token_ids) for row in rows)
     bucket = Bucket(
-        len(rows),
+        num_tokens,
         _MAX_ROWS,
-        lambda start: attention.fixed_layout(len(rows), _MAX_ROWS, _MAX_CONTEXT, MAX_SLOTS, start),
+        lambda start: attention.fixed_layout(num_tokens, _MAX_ROWS, _MAX_CONTEXT, MAX_SLOTS, start),
     )
     buffer = np.zeros(bucket.layout.size, dtype=np.int32)
     tokens, host = gather_tokens(rows), attention.lay_out(rows)
