@@ -226,6 +226,8 @@ def long_row_cases(limits: Limits, block_size: int, *, quantized: bool = False) 
         prefill_load(128, 6144, shape, rows=rows, shared=shared, quantized=quantized)
         for rows, shared in ((2, 0), (4, 0), (4, 6144), (8, 0), (8, 6144))
     ]
+    # What fills the device, and must take as long as ever.
+    loads.append(prefill_load(8192, 0, shape, quantized=quantized))
     for load in loads:
         floor = max(load.bytes_moved / limits.bytes_per_s, load.flops / limits.flops_per_s)
         times: dict[int, float] = {}

@@ -10,6 +10,9 @@ The model has the shape of Llama-3.1-8B or of Qwen2.5-0.5B in bf16. Three times 
 `bound` is what the device's measured limits allow: weights and keys read once, or the arithmetic
 of a prefill. The engine's decodes have contexts of the length named in the middle of the steps
 that are timed.
+
+`--turns` times nothing but steps of one row behind a long context, a chat's next turn, on the
+device: with the keys of prefill tiles whole, and cut as the rule has it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import TileCuts
+from parrot_engine.attention.triton_backend import DEFAULT_TILE_CUTS, TritonAttention
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.bench.kernels import Load, decode_load, prefill_load
 from parrot_engine.builtin.batch import BatchRow
@@ -76,6 +81,8 @@ _MAX_STEPS = 10_000
 
 _CASES = ((1, 576, 0), (8, 576, 0), (64, 576, 0), (256, 576, 0), (64, 6400, 6144))
 _PREFILL_TOKENS = 8192
+#: New tokens, keys before them.
+_TURNS = ((96, 2048), (256, 2048), (128, 6144), (256, 6144), (512, 6144), (256, 16384))
 _CACHE_TOKENS = 300_000
 
 
@@ -128,6 +135,24 @@ def time_device(runner: ModelRunner, rows: Sequence[BatchRow]) -> float:
         runner._model.logits(hidden if wanted is None else hidden[wanted]).argmax(dim=-1)
 
     return time_s(work)
+
+
+def time_turns(runner: ModelRunner, shape: AttentionShape) -> None:
+    """A line of JSON for each of `_TURNS`."""
+    whole = TileCuts((1,), least=runner.max_position, start=0, merge=0)
+    for new, cached in _TURNS:
+        load = prefill_load(new, cached, shape)
+        entry: dict[str, Any] = {"case": load.name}
+        for name, tile_cuts in (("whole_ms", whole), ("cut_ms", DEFAULT_TILE_CUTS)):
+            runner._attention = TritonAttention(
+                shape,
+                windows=[None],
+                device=runner.kv_cache.device,
+                dtype=runner.kv_cache.dtype,
+                tile_cuts=tile_cuts,
+            )
+            entry[name] = round(1000 * time_device(runner, load.rows), 3)
+        print(json.dumps(entry), flush=True)
 
 
 def _engine(bench: Bench, *, graphs: bool) -> BuiltinEngine:
@@ -259,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--block-size", type=int, default=64)
+    parser.add_argument("--turns", action="store_true", help="nothing but these, see above")
     parser.add_argument("--no-eager", action="store_true", help="with CUDA graphs only")
     options = parser.parse_args(arguments)
     limits = measure_limits()
@@ -272,6 +298,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     num_blocks = _CACHE_TOKENS // options.block_size
     runner = dummy_runner(options.block_size, num_blocks, options.layers, options.shape)
+    config = runner._model.config
+    shape = AttentionShape(
+        config.num_heads, config.num_kv_heads, config.head_dim, options.block_size
+    )
+    if options.turns:
+        time_turns(runner, shape)
+        return
     begin = time.perf_counter()
     free, _ = torch.cuda.mem_get_info()
     graphs = runner.use_graphs(
@@ -288,10 +321,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         json.dumps({"graphs": len(graphs.keys), "capture_s": capture_s, "capture_bytes": taken}),
         flush=True,
-    )
-    config = runner._model.config
-    shape = AttentionShape(
-        config.num_heads, config.num_kv_heads, config.head_dim, options.block_size
     )
     bench = Bench(runner, settings, graphs, limits)
     run_cases(bench, shape, with_eager=not options.no_eager)
