@@ -102,6 +102,16 @@ def test_a_long_row_is_cut_beside_short_ones() -> None:
     assert int((work.tiles[:, 7] == 1).sum()) == 20
 
 
+def test_cuts_depend_on_lengths_alone() -> None:
+    """Not on which blocks hold the keys, nor on who shares them."""
+    rows = _rows((2, 128, 6144), (1, 70, 9000), (4, 1, 3000))
+    other = [row._replace(block_table=row.block_table[::-1] + 7) for row in rows]
+    shared = [rows[0], rows[1]._replace(block_table=rows[0].block_table), *rows[2:]]
+    tiles = [_list(batch).tiles[:, 1:3].tolist() for batch in (rows, other, shared)]
+    assert tiles[0] == tiles[1] == tiles[2]
+    assert len(tiles[0]) > len(_list(rows, tile_cuts=WHOLE).tiles)
+
+
 def test_windows_bound_what_there_is_to_cut() -> None:
     rows = _rows((1, 128, 16_384))
     assert len(_list(rows, 1024).merges) == 0
