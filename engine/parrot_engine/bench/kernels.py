@@ -22,7 +22,11 @@ from torch import Tensor
 from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, TileCuts
-from parrot_engine.attention.triton_backend import DEFAULT_CUTS, TritonAttention
+from parrot_engine.attention.triton_backend import (
+    DEFAULT_CUTS,
+    DEFAULT_TILE_CUTS,
+    TritonAttention,
+)
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch, rowwise
@@ -41,7 +45,7 @@ _CUT_CASES = (
     (64, 6400, 6144),
 )
 #: Parts of the keys of long rows.
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16)
+_PARTS = DEFAULT_TILE_CUTS.parts
 
 
 class Load(NamedTuple):
