@@ -30,8 +30,10 @@ from parrot_engine.kernels import launch
 
 #: Measured (docs/engine-performance.md, log, 17). All rounded up to whole blocks and tiles.
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))
-#: Estimated from what tiles and merges took (docs/engine-performance.md, log, 18).
-DEFAULT_TILE_CUTS = TileCuts((1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), 1024, start=128, merge=512)
+#: Measured (docs/engine-performance.md, log, 18).
+DEFAULT_TILE_CUTS = TileCuts(
+    (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), least=256, start=128, merge=384, rounds=2
+)
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64

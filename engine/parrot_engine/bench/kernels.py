@@ -224,7 +224,10 @@ def long_row_cases(limits: Limits, block_size: int, *, quantized: bool = False) 
     shape = LLAMA_8B._replace(block_size=block_size)
     loads = [
         prefill_load(new, cached, shape, quantized=quantized)
-        for cached, new in itertools.product((2048, 6144, 16384), (96, 128, 256, 384, 512))
+        for cached, new in (
+            *itertools.product((0, 512), (128, 512, 1024)),
+            *itertools.product((2048, 6144, 16384), (96, 128, 256, 384, 512)),
+        )
     ]
     loads += [
         prefill_load(128, 6144, shape, rows=rows, shared=shared, quantized=quantized)
