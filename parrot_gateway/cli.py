@@ -222,7 +222,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         if upstream.serves_any():
             names.append(f"any other name  (upstream {upstream.name})")
         elif not upstream.ready:
-            names.append(f"(upstream {upstream.name} does not answer yet)")
+            names.append(f"(upstream {upstream.name} has not told its models yet)")
     if gateway.remote_join_key is not None and not names:
         join_url = base_url.replace("http", "ws", 1) + "/engines/join"
         names = [f"(none before an engine joins at {join_url})"]

@@ -220,4 +220,6 @@ async def _wait_briefly(upstream: Upstream) -> None:
         async with asyncio.timeout(UPSTREAM_PATIENCE_S):
             await upstream.wait_ready()
     except TimeoutError:
-        logger.warning("upstream '%s' does not answer yet; its calls will be tried", upstream.name)
+        logger.warning(
+            "upstream '%s' has not told its models yet; its calls will be tried", upstream.name
+        )

@@ -170,8 +170,12 @@ class UpstreamSettings(_Section):
         """Where this upstream's key is, if it has one."""
         if self.api_key is not None:
             return self.api_key
-        variable = re.sub(r"[^A-Za-z0-9]", "_", self.name).upper() + "_API_KEY"
+        variable = self.key_variable()
         return f"env:{variable}" if os.environ.get(variable) else None
+
+    def key_variable(self) -> str:
+        """The environment variable that its key is read from where no other is named."""
+        return re.sub(r"[^A-Za-z0-9]", "_", self.name).upper() + "_API_KEY"
 
 
 class EngineLinkSettings(_Section):

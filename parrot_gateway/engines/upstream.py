@@ -385,14 +385,21 @@ class Upstream:
                 raise broken.error from None
         response.discard()
         if response.status != 200:
-            raise UpstreamError(
-                f"GET /models answered {response.status}: it can be told which models there are "
-                "with the setting upstreams.models."
-            )
+            raise UpstreamError(f"GET /models answered {response.status}. {self._advice(response)}")
         try:
             return [model.id for model in _model_list_decoder.decode(response.first).data]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise UpstreamError("GET /models did not answer with a list of models.") from None
+
+    def _advice(self, response: UpstreamResponse) -> str:
+        if response.status in (401, 403):
+            variable = self.settings.key_variable()
+            return (
+                f"It wants a key, or another one: set {variable}, or name it in upstreams.api_key."
+            )
+        if response.status == 404 and not self._base.path.rstrip("/").endswith("/v1"):
+            return f"Should its URL, {self._base.with_user(None)}, end in /v1?"
+        return "Which models there are can be said with the setting upstreams.models."
 
     def _list(self, names: Iterable[str]) -> None:
         self._models = tuple(dict.fromkeys(names))

@@ -293,6 +293,36 @@ async def test_an_upstream_that_is_down_at_start_is_asked_again() -> None:
         await fake.close()
 
 
+@pytest.mark.parametrize(
+    ("status", "path", "advice"),
+    [
+        (401, "/v1", "set MY_VLLM_API_KEY"),
+        (404, "", "end in /v1?"),
+        (404, "/v1", "upstreams.models"),
+    ],
+)
+async def test_why_models_are_not_known(
+    status: int, path: str, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status)
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream(UpstreamSettings(name="my-vllm", url=f"http://127.0.0.1:{port}{path}"))
+    await upstream.start()
+    try:
+        await eventually(lambda: f"answered {status}" in caplog.text)
+        assert advice in caplog.text
+        assert not upstream.ready
+    finally:
+        await upstream.close()
+        server.close()
+        await server.wait_closed()
+
+
 async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
     fake = FakeUpstream()
     await fake.start()
