@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 State: TypeAlias = Literal["ok", "missing", "broken", "note"]
 
 #: Packages that the engine needs and the gateway does not.
-ENGINE_PACKAGES = ("torch", "transformers", "safetensors", "numpy")
+ENGINE_PACKAGES = ("torch", "transformers", "safetensors", "llguidance")
 #: Packages without which the gateway does not start or is slow.
 GATEWAY_PACKAGES = ("uvicorn", "httptools", "uvloop", "fastapi", "aiohttp", "msgspec",
-                    "tokenizers", "websockets")  # fmt: skip
+                    "tokenizers", "websockets", "numpy")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

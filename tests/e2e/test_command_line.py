@@ -134,6 +134,8 @@ def test_the_doctor_finds_this_machine_fit() -> None:
     run = run_cli("doctor")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "python" in run.stdout.lower()
+    # Structured output needs it.
+    assert "llguidance" in run.stdout
 
 
 def test_an_engine_without_a_join_key() -> None:
