@@ -73,7 +73,7 @@ WRITINGS: dict[ToolFormat, Writing] = {
 
 _PYTHON_TAG = "<|python_tag|>"
 #: What may stand between the objects of calls.
-_GLUE = frozenset(" \t\r\n,;[]")
+_GLUE = " \t\r\n,;[]"
 
 
 class ToolCallReader:
@@ -185,8 +185,9 @@ class ToolCallReader:
             if closing.startswith(self._buffer):
                 return False
         if first in _GLUE:
-            self._skipped += first
-            self._buffer = self._buffer[1:]
+            rest = self._buffer.lstrip(_GLUE)
+            self._skipped += self._buffer[: len(self._buffer) - len(rest)]
+            self._buffer = rest
             return bool(self._buffer)
         # No call after all.
         self._give_back(pieces)
@@ -270,11 +271,13 @@ class _CallText:
 
     def push(self, text: str) -> int:
         """Take characters up to the end of the object; returns how many."""
+        # NOTE: all at once, because strings that grow character by character are copied each time.
+        start = len(self.text)
+        self.text += text
         for count, char in enumerate(text):
-            position = len(self.text)
-            self.text += char
-            self._scan(char, position)
+            self._scan(char, start + count)
             if self.is_broken or self.is_complete:
+                self.text = self.text[: start + count + 1]
                 return count + 1
         if self._name is None and len(self.text) > MAX_HEAD:
             self.is_broken = True

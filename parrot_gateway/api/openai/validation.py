@@ -18,6 +18,8 @@ from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, U
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4
+#: Of one stop string: each candidate of a call carries them to its engine.
+MAX_STOP_CHARACTERS = 4096
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MIN_TOP_P = 1e-9
@@ -208,6 +210,14 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
 def _check_stop(stop: str | list[str] | None) -> None:
     if not isinstance(stop, str):
         check_length("stop", stop, MAX_STOP_STRINGS)
+    for text in (stop,) if isinstance(stop, str) else stop or ():
+        if len(text) > MAX_STOP_CHARACTERS:
+            raise InvalidRequestError(
+                f"Invalid 'stop': string too long. Expected a string with maximum length "
+                f"{MAX_STOP_CHARACTERS}, but got a string with length {len(text)} instead.",
+                param="stop",
+                code="string_above_max_length",
+            )
 
 
 def check_length(name: str, items: Sequence[Any] | None, limit: int) -> None:

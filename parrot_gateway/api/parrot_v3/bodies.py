@@ -205,6 +205,10 @@ def _check_sampling(config: SamplingConfig | None, where: str) -> None:
         raise _invalid(f"{where}.stop_token_ids", f"at most {validation.MAX_STOP_TOKEN_IDS} ids")
     if isinstance(config.stop_str, list) and len(config.stop_str) > MAX_STOP_STRINGS:
         raise _invalid(f"{where}.stop_str", f"at most {MAX_STOP_STRINGS} strings")
+    stops = [config.stop_str] if isinstance(config.stop_str, str) else config.stop_str or []
+    if any(len(text) > validation.MAX_STOP_CHARACTERS for text in stops):
+        limit = validation.MAX_STOP_CHARACTERS
+        raise _invalid(f"{where}.stop_str", f"at most {limit} characters each")
 
 
 def check_token_ids(config: SamplingConfig, vocab_size: int, where: str) -> None:
