@@ -49,6 +49,18 @@ async def test_messages(engine: ScriptedRemoteEngine) -> None:
     await refused(engine, CHAT, body, "messages", "array_above_max_length")
 
 
+async def test_parameters_of_tools(engine: ScriptedRemoteEngine) -> None:
+    def tool(number: int, size: int) -> dict[str, Any]:
+        schema = {"type": "object", "description": "x" * size}
+        return {"type": "function", "function": {"name": f"f{number}", "parameters": schema}}
+
+    body = body_of(CHAT, "x") | {"tools": [tool(n, 200_000) for n in range(6)]}
+    await refused(engine, CHAT, body, "tools", "string_above_max_length")
+    async with http_of(engine) as http:
+        answer = await http.post(CHAT, json=body | {"tools": body["tools"][:5]})
+        assert answer.json().get("error", {}).get("param") != "tools"
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_a_text_to_tokenize(service: Service, is_chat: bool) -> None:
     text = "x" * (MAX_CHARACTERS + 1)

@@ -12,6 +12,8 @@ from parrot_gateway.core.tools import Tool, ToolMode, ToolUse
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 
 MAX_TOOLS = 128
+#: Parameters of all tools: they are read, checked and written into grammars in one go.
+MAX_SCHEMA_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WHY = "is not supported with this model"
 
@@ -55,7 +57,18 @@ def _tools(value: Any) -> list[Tool]:
     if not isinstance(value, list):
         raise _wrong_type("tools", "an array")
     check_length("tools", value, MAX_TOOLS)
-    tools = [_tool(item, f"tools[{number}]") for number, item in enumerate(value)]
+    tools: list[Tool] = []
+    left = MAX_SCHEMA_BYTES
+    for number, item in enumerate(value):
+        tool, size = _tool(item, f"tools[{number}]")
+        left -= size
+        if left < 0:
+            raise InvalidRequestError(
+                f"Invalid 'tools': their parameters come to more than {MAX_SCHEMA_BYTES} bytes.",
+                param="tools",
+                code="string_above_max_length",
+            )
+        tools.append(tool)
     seen: set[str] = set()
     for number, tool in enumerate(tools):
         if tool.name in seen:
@@ -68,7 +81,8 @@ def _tools(value: Any) -> list[Tool]:
     return tools
 
 
-def _tool(value: Any, path: str) -> Tool:
+def _tool(value: Any, path: str) -> tuple[Tool, int]:
+    """A tool, and the bytes of its parameters."""
     if not isinstance(value, dict):
         raise _wrong_type(path, "an object")
     kind = value.get("type")
@@ -92,17 +106,19 @@ def _tool(value: Any, path: str) -> Tool:
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise _wrong_type(f"{path}.function.strict", "a boolean")
-    parameters = function.get("parameters")
+    parameters, size = function.get("parameters"), 0
     if parameters is not None:
         param = f"{path}.function.parameters"
-        check_size(schema_grammar(parameters, param).text, param)
+        text = schema_grammar(parameters, param).text
+        check_size(text, param)
+        size = len(text)
         if parameters.get("type", "object") != "object":
             raise InvalidRequestError(
                 f"Invalid '{param}': its 'type' has to be 'object'.",
                 param=param,
                 code="invalid_function_parameters",
             )
-    return Tool(name, description, parameters or None, bool(strict))
+    return Tool(name, description, parameters or None, bool(strict)), size
 
 
 def _name(value: Any, path: str) -> str:
