@@ -21,7 +21,7 @@ from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.places import PLACES
-from parrot_gateway.core.placing import ModelSeats
+from parrot_gateway.core.placing import ModelSeats, salt_of
 from parrot_gateway.core.reference import has_reference
 from parrot_gateway.core.template import BodyTemplate, read_aside
 from parrot_gateway.engines.remote import RemoteEngine
@@ -197,12 +197,14 @@ class CallRoutes:
         # passes calls on does not need.
         from parrot_gateway.api.openai.completions import handle_completions
 
-        await handle_completions(exchange, seats, model, body, self._server)
+        salt = salt_of(exchange.purpose.tenant)
+        await handle_completions(exchange, seats, model, body, self._server, salt=salt)
 
     async def _chat(self, exchange: Exchange, seats: ModelSeats, model: str, body: bytes) -> None:
         from parrot_gateway.api.openai.chat import handle_chat
 
-        await handle_chat(exchange, seats, model, body, self._server)
+        salt = salt_of(exchange.purpose.tenant)
+        await handle_chat(exchange, seats, model, body, self._server, salt=salt)
 
     def _own_engine(self, body: bytes) -> RemoteEngine:
         """The engine of the model that `body` names, or of the only model there is."""

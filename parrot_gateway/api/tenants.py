@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from parrot_gateway.api.http import Exchange
-
-DEFAULT_TENANT = "default"
+from parrot_gateway.core.placing import DEFAULT_TENANT
 
 
 def tenant_of(exchange: Exchange) -> str:

@@ -23,6 +23,7 @@ from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
 from parrot_gateway.core.generation import Channel, GenerationEngine
 from parrot_gateway.core.job import Job
+from parrot_gateway.core.placing import salt_of
 from parrot_gateway.exceptions import GatewayError, OverloadedError
 
 logger = logging.getLogger(__name__)
@@ -208,7 +209,7 @@ class FillAhead:
             if count - known < self._min_tokens or not self._has_room(engine, count - known):
                 return
             job.preferred_engine = engine.name
-            with engine.open(1) as channel:
+            with engine.open(1, salt=salt_of(job.session.tenant)) as channel:
                 cached = 0
                 for start in range(0, count, PORTION_TOKENS):
                     portion = tokens[start : min(start + PORTION_TOKENS, count)]

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from parrot_gateway.core.request import GenerationRequest
 
 
+#: Whose requests those with the gateway's key are.
+DEFAULT_TENANT = "default"
+
+
+def salt_of(tenant: str) -> str:
+    """Under which a tenant's prompts are kept in engines' caches: nobody finds another one's."""
+    return "" if tenant == DEFAULT_TENANT else tenant
+
+
 class Fellowship(NamedTuple):
     """A task group that a call is in: calls that matter only when the last of them ends."""
 
@@ -32,7 +41,7 @@ class Purpose:
     """What is known of a call beside its prompt. The default is an ordinary call: a client waits
     for it, and nothing else is known."""
 
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     #: Its id, if it is a session's; more may become known of such a call while it waits.
     call: str = ""
     #: The session that it belongs to; empty: it is an application of its own.

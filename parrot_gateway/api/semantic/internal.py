@@ -15,7 +15,6 @@ import msgspec
 from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers, Message, Scope
 from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.semantic.answer_text import AnswerReader
-from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.core.catalog import EngineTarget
 from parrot_gateway.core.job import Job
 from parrot_gateway.core.purpose import purpose_of
@@ -69,7 +68,7 @@ class InternalRunner:
         wire = _Wire(job, service.clock)
         headers = job.spec.origin if isinstance(job.spec.origin, list) else []
         exchange = Exchange(_scope(job.spec.path, headers), wire.receive, wire.send)
-        exchange.purpose = purpose_of(job, service.urgency, tenant_of(exchange))
+        exchange.purpose = purpose_of(job, service.urgency, job.session.tenant)
         exchange.reader = wire
         try:
             if not isinstance(self._gateway.resolve(job.call.model), EngineTarget):

@@ -1,0 +1,49 @@
+"""What one tenant has had filled is nothing that another one can notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
+from harness.raw_http import RawConnection
+
+#: Several blocks of the cache.
+PROMPT = "Once upon a time there was a parrot who " * 20
+
+
+def ask(gateway: GatewayProcess, path: str, body: dict[str, Any], *, key: bool) -> Any:
+    with RawConnection(gateway.port, api_key=API_KEY if key else None) as connection:
+        return connection.ask("POST" if path != "GET" else "GET", path, body).json
+
+
+def tell_as_guest(gateway: GatewayProcess, end: str) -> None:
+    """Let a call without a key fill the prompt."""
+    with RawConnection(gateway.port) as connection:
+        session = connection.ask("POST", "/v1/session", {}).json
+        out = {"name": "out", "is_output": True, "sampling_config": {"max_gen_length": 2}}
+        call = {"session_id": session["session_id"], "template": PROMPT + end + "{{out}}",
+                "parameters": [out]}  # fmt: skip
+        (made,) = connection.ask("POST", "/v1/semantic_call", call).json["param_info"]
+        answer = connection.ask("GET", f"/v1/semantic_var/{made['var_id']}", session)
+        assert answer.status == 200, answer.body
+
+
+def cached(gateway: GatewayProcess, end: str) -> int:
+    """Tokens of the prompt that were found, as a call with the key is told."""
+    body = {"model": DEMO_MODEL, "prompt": PROMPT + end, "max_tokens": 2}
+    usage = ask(gateway, "/v1/completions", body, key=True)["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_guests_and_owners_share_no_prefix() -> None:
+    with GatewayProcess(
+        config={
+            "models": [{"model": DEMO_MODEL, "num_blocks": 512}],
+            "parrot_v3": {"keyless": True, "keyless_tenant": "guests"},
+        },
+        api_key=API_KEY,
+    ) as gateway:
+        tell_as_guest(gateway, "sang.")
+        assert cached(gateway, "sang.") == 0
+        # Within a tenant it is shared.
+        assert cached(gateway, "flew.") > 0
