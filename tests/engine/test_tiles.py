@@ -98,6 +98,19 @@ def test_the_more_rows_the_less_each_is_cut() -> None:
     assert parts[-1] == 1
 
 
+def test_programs_that_slow_each_other_down_are_not_made_for_little() -> None:
+    """16 tiles have a multiprocessor each; twice as many do not, which long rows outweigh."""
+    cuts = TileCuts((1, 2), least=128, start=128, merge=256, rounds=2)
+    crowded = cuts._replace(crowded=1.6)
+    for cached, parts in ((512, (2, 1)), (16384, (2, 2))):
+        rows = _rows((1, 512, cached))
+        lists = [_list(rows, tile_cuts=way) for way in (cuts, crowded)]
+        assert tuple(len(work.tiles) // 16 for work in lists) == parts
+    # With few tiles even in parts nobody shares.
+    rows = _rows((1, 96, 1024))
+    assert len(_list(rows, tile_cuts=crowded).tiles) == 6
+
+
 def test_a_long_row_is_cut_beside_short_ones() -> None:
     work = _list(_rows((1, 128, 16_384), (20, 32, 300), (10, 1, 300)))
     assert set(work.merges[:, 0].tolist()) == {*range(128)}

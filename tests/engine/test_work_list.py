@@ -27,6 +27,7 @@ POLICY = Policy(
     tile_tokens=8,
     tile_cuts=TileCuts((1,), least=BLOCK, start=1, merge=1),
     tile_round=6,
+    tiles_alone=6,
     max_slots=MAX_SLOTS,
     token_bytes=1,
     split_tokens=3,

@@ -41,6 +41,8 @@ class TileCuts(NamedTuple):
     #: Cuts may bring so many times the programs that run at once, since graphs have room for them,
     #: and launch them whether they are there or not.
     rounds: int = 1
+    #: How much longer a key takes a program that shares its multiprocessor with others.
+    crowded: float = 1.0
 
 
 class Policy(NamedTuple):
@@ -62,6 +64,8 @@ class Policy(NamedTuple):
     tile_cuts: TileCuts
     #: Prefill tiles that the device runs at the same time, with a program for each KV head.
     tile_round: int
+    #: And of these, how many have multiprocessors for themselves.
+    tiles_alone: int
     #: Prefill tiles are cut only as far as the step has no more partial results than this.
     max_slots: int
     #: Bytes of one key and its value, all KV heads of a layer.

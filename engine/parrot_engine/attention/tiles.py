@@ -7,8 +7,9 @@ each token and part, written and read in float32, so tiles are cut only while pr
 
 What is weighed (`_cut`): programs start largest first, so that behind `k` full rounds of them the
 next cannot end before `k + 1` programs of at least its length; nor can all of them end before their
-sum allows. Which cut makes the larger of both, with what merging costs, the least? That looks
-at the tiles of the whole step: a row alone is cut further than one among many.
+sum allows. Which cut makes the larger of both, with what merging costs, the least? A key takes
+longer where programs share a multiprocessor. That looks at the tiles of the whole step: a row
+alone is cut further than one among many.
 
 Plain numpy, no torch, no device.
 """
@@ -134,7 +135,8 @@ def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
     rounds = -(-started // room)
     by_rounds = (rounds * (np.take_along_axis(keys, order, axis=0) + cuts.start)).max(axis=0)
     by_sum = (length + parts * cuts.start).sum(axis=0) / room
-    cost = np.maximum(by_rounds, by_sum) + several.sum(axis=0) * (cuts.merge / room)
+    pace = np.where(parts.sum(axis=0) > policy.tiles_alone, cuts.crowded, 1.0)
+    cost = pace * np.maximum(by_rounds, by_sum) + several.sum(axis=0) * (cuts.merge / room)
     fits = (parts - 1).sum(axis=0) <= room * cuts.rounds
     fits &= (several * tokens[:, None]).sum(axis=0) <= free_slots
     best = int(np.where(fits, cost, np.inf).argmin())

@@ -32,7 +32,12 @@ from parrot_engine.kernels import launch
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))
 #: Measured (docs/engine-performance.md, log, 18).
 DEFAULT_TILE_CUTS = TileCuts(
-    (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), least=256, start=128, merge=384, rounds=2
+    (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32),
+    least=128,
+    start=128,
+    merge=512,
+    rounds=2,
+    crowded=1.15,
 )
 #: See `Policy`.
 _SPLIT_TOKENS = 8
@@ -159,6 +164,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
             tile_tokens=self._tunings.prefill.block_m // group,
             tile_cuts=tile_cuts,
             tile_round=_round(self._tunings.prefill, limits.num_sms, shape.num_kv_heads),
+            tiles_alone=limits.num_sms // shape.num_kv_heads,
             max_slots=MAX_SLOTS,
             token_bytes=token_bytes(shape.num_kv_heads, shape.head_dim, dtype, quantized=quantized),
             split_tokens=_SPLIT_TOKENS,

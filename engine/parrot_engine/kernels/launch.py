@@ -94,6 +94,7 @@ def tunings(
         if quantized:
             # Converting takes instructions, and two warps repeat fewer of them for a tile.
             narrow = Tuning(least, 64, 2, 5, 4, descriptors=True)
+            prefill = prefill._replace(num_stages=2)
     elif row_bytes <= 256:
         narrow = Tuning(least, 64, 4, 3, 6)
         wide = Tuning(max(128, least), 64, 8, 5, 2)
