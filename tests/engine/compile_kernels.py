@@ -21,7 +21,7 @@ from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
-from parrot_engine.kernels.skinny_matmul import add_splits, tile_product, vector_product
+from parrot_engine.kernels.skinny_matmul import tile_product, vector_product
 from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
 from triton.backends.compiler import GPUTarget
@@ -71,7 +71,7 @@ _SCALARS = {
                 "block_ids",
                 "slots",
             ),
-            *("member_tokens", "member_positions", "member_slots"),
+            *("member_tokens", "member_positions", "member_slots", "arrivals"),
         ],
         "*i32",
     ),
@@ -217,10 +217,6 @@ def product_variants(dtype: torch.dtype, capability: int) -> Iterator[Variant]:
         constants |= {"SPLITS": tuning.splits, "DOT_IN_FLOAT32": False}
         constants["DESCRIPTORS"] = tuning.descriptors
         yield Variant(name, tile_product, constants, dtype, options)
-        if tuning.splits > 1:
-            constants = {"HAS_BIAS": False, "HAS_RESIDUAL": True, "OUT": out_size}
-            constants |= {"BLOCK": 256, "SPLITS": tuning.splits}
-            yield Variant(name, add_splits, constants, dtype, {"num_warps": 2})
 
 
 def largest_variants(vocab_size: int) -> Iterator[Variant]:

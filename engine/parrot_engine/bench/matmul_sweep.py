@@ -80,7 +80,7 @@ def _by_descriptor(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuni
         # With few bytes in flight none is fast.
         if not 60_000 <= size <= shared_memory - 4096:
             continue
-        for splits in (1, 2) if case.kind == "onto" and block_in > 64 else (1,):
+        for splits in (1, 2, 4) if case.kind == "onto" and block_in > 64 else (1,):
             yield Tuning(
                 "tile", width, block_out, block_in, num_warps, stages, splits, descriptors=True
             )

@@ -10,7 +10,7 @@ gated activation, residual. RMSNorm needs no pass of its own: with g the norm's 
 so the squares are summed beside the product and their root divides at the end.
 
 What a token gets depends on its own row of x only, and on nothing but shapes otherwise: sums run
-in a fixed order, no atomics, also where the weight's columns are cut among programs. Other
+in a fixed order, also where the weight's columns are cut among programs. Other
 numbers of tokens may take another kernel or tile (`skinny_tuning`), and with it another order.
 """
 
@@ -179,6 +179,8 @@ def tile_product(
     bias,
     residual,
     out,
+    partial,
+    arrivals,
     num_tokens,
     eps,
     HAS_NORM: tl.constexpr,
@@ -197,8 +199,9 @@ def tile_product(
 ):
     """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
 
-    With `SPLITS` > 1 program (i, s) sums the s-th part of the columns, and `out` is float32
-    `[SPLITS, num_tokens, OUT]`, to be added up by `add_splits`; nothing may be fused then. With
+    With `SPLITS` > 1 program (i, s) sums the s-th part of the columns; neither norm nor gate may be
+    fused then. Sums go to `partial` `[blocks, SPLITS, BLOCK_OUT, TOKENS]`; who comes last, as
+    `arrivals[i]` counts, adds up all of them in their order. Counts end as they began, at 0. With
     `DESCRIPTORS` the copy engine fetches W, and x where it is not normalised.
     """
     first = tl.program_id(0) * BLOCK_OUT
@@ -263,41 +266,43 @@ def tile_product(
         up *= factor
     if GATED:
         total = _silu_gate(total, up, present[:, None], bias, OUT, HAS_BIAS)
-    _finish(
-        total,
-        (split * num_tokens + tokens)[None, :] * OUT + rows[:, None],
-        present[:, None],
-        (rows < OUT)[:, None] & wanted[None, :],
-        bias,
-        residual,
-        out,
-        HAS_BIAS and not GATED,
-        HAS_RESIDUAL,
-    )
-
-
-@triton.jit
-def add_splits(
-    partial,
-    bias,
-    residual,
-    out,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    OUT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Sum the parts `[SPLITS, num_tokens, OUT]` in their order; program (i, token)."""
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    stored = rows < OUT
-    places = tl.program_id(1) * OUT + rows
-    stride = tl.num_programs(1) * OUT
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(partial + split * stride + places, mask=stored, other=0.0)
-    present = tl.minimum(rows, OUT - 1)
-    _finish(total, places, present, stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL)
+    places = tokens[None, :] * OUT + rows[:, None]
+    stored = (rows < OUT)[:, None] & wanted[None, :]
+    if SPLITS == 1:
+        _finish(
+            total,
+            places,
+            present[:, None],
+            stored,
+            bias,
+            residual,
+            out,
+            HAS_BIAS and not GATED,
+            HAS_RESIDUAL,
+        )
+    else:
+        lines = tl.arange(0, BLOCK_OUT)[:, None] * TOKENS + tokens[None, :]
+        parts = partial + tl.program_id(0) * (SPLITS * BLOCK_OUT * TOKENS) + lines
+        tl.store(parts + split * (BLOCK_OUT * TOKENS), total)
+        # All threads have stored before the one that counts says so.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
+        if arrived == SPLITS - 1:
+            tl.store(arrivals + tl.program_id(0), 0)
+            total = tl.load(parts)
+            for other in tl.static_range(1, SPLITS):
+                total += tl.load(parts + other * (BLOCK_OUT * TOKENS))
+            _finish(
+                total,
+                places,
+                present[:, None],
+                stored,
+                bias,
+                residual,
+                out,
+                HAS_BIAS,
+                HAS_RESIDUAL,
+            )
 
 
 def product(
@@ -310,6 +315,7 @@ def product(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     out: Tensor | None = None,
+    arrivals: Tensor | None = None,
 ) -> Tensor:
     """y = f(norm(x) W^T + bias) + residual for contiguous `x` `[num_tokens, in]`, W `[out, in]`.
 
@@ -318,7 +324,8 @@ def product(
     is summed in float32 and rounded once, to the dtype of `out` where it is given, else that of x.
 
     `tuning` must allow as many tokens as x has; columns can be cut (`splits`) only where neither
-    `norm` nor `gated` is asked for, and `descriptors` need rows of whole 16 bytes.
+    `norm` nor `gated` is asked for, and `descriptors` need rows of whole 16 bytes. Cut columns need
+    `arrivals`: int32 zeros, at least one a block of outputs, that no product uses at the same time.
     """
     assert x.is_contiguous()
     assert weight.is_contiguous()
@@ -364,35 +371,25 @@ def product(
             TensorDescriptor.from_tensor(x, [tuning.tokens, tuning.block_in]),
             TensorDescriptor.from_tensor(weight, [tuning.block_out, tuning.block_in]),
         )
-    if tuning.splits == 1:
-        tile_product[(blocks, 1)](
-            x, weight, *tiles, norm_weight, *operands, out, num_tokens, eps, **sizes, **fused
-        )
-        return out
-    partial = torch.empty((tuning.splits, *shape), dtype=torch.float32, device=x.device)
+    partial, counts = x, x
+    if tuning.splits > 1:
+        assert arrivals is not None
+        assert len(arrivals) >= blocks
+        size = blocks * tuning.splits * tuning.block_out * tuning.tokens
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        counts = arrivals
     tile_product[(blocks, tuning.splits)](
         x,
         weight,
         *tiles,
         norm_weight,
-        x,
-        x,
+        *operands,
+        out,
         partial,
+        counts,
         num_tokens,
         eps,
         **sizes,
-        HAS_BIAS=False,
-        HAS_RESIDUAL=False,
-    )
-    block = min(256, triton.next_power_of_2(out_size))
-    add_splits[(triton.cdiv(out_size, block), num_tokens)](
-        partial,
-        *operands,
-        out,
         **fused,
-        OUT=out_size,
-        BLOCK=block,
-        SPLITS=tuning.splits,
-        num_warps=2,
     )
     return out

@@ -93,7 +93,8 @@ MEASURED: dict[tuple[bool, int, int], tuple[Vector | Tile | None, ...]] = {
     ),
     (False, 4096, 4096): (
         Vector(1, 8, 1),
-        *(5 * (_streamed(64, 256, 4, 4),)),
+        *(4 * (_streamed(64, 256, 4, 5),)),
+        _streamed(64, 256, 4, 4),
         None,
         None,
     ),
@@ -106,8 +107,9 @@ MEASURED: dict[tuple[bool, int, int], tuple[Vector | Tile | None, ...]] = {
     ),
     (False, 4096, 14336): (
         Vector(8, 2, 3),
-        *(5 * (_streamed(64, 256, 4, 4, 2),)),
-        _streamed(64, 128, 4, 5, 2),
+        *(4 * (_streamed(64, 256, 4, 5),)),
+        _streamed(64, 128, 4, 8),
+        _streamed(64, 128, 4, 6),
         None,
     ),
     (False, 128256, 4096): (
@@ -132,7 +134,7 @@ MEASURED: dict[tuple[bool, int, int], tuple[Vector | Tile | None, ...]] = {
         Vector(1, 1, 1),
         Vector(2, 2, 1),
         Tile(16, 128, 2, 5),
-        _streamed(64, 256, 4, 4),
+        Tile(16, 128, 2, 5),
         _streamed(64, 256, 4, 4),
         None,
         None,
@@ -151,10 +153,8 @@ MEASURED: dict[tuple[bool, int, int], tuple[Vector | Tile | None, ...]] = {
         Vector(1, 4, 1),
         Vector(2, 8, 1),
         Vector(2, 4, 3),
-        Tile(32, 256, 4, 5, 4),
-        _streamed(64, 128, 4, 6, 2),
-        _streamed(64, 128, 4, 6, 2),
-        None,
+        *(2 * (_streamed(64, 256, 4, 5, 4),)),
+        *(2 * (_streamed(64, 128, 4, 6, 4),)),
         None,
     ),
     (False, 151936, 896): (

@@ -17,7 +17,12 @@ from torch import Tensor
 from parrot_engine.kernels import rowwise
 from parrot_engine.kernels.launch import DeviceLimits, device_limits
 from parrot_engine.kernels.skinny_matmul import product
-from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
+from parrot_engine.kernels.skinny_tuning import (
+    MAX_TOKENS,
+    Product,
+    Tuning,
+    tuning_for,
+)
 from parrot_engine.models.ops import Affine, Norm, Normed, Ops, Residual
 
 #: The kernel for a product on a device, or None where torch's own is to be taken.
@@ -42,6 +47,8 @@ class TritonOps(Ops):
 
     def __init__(self, tune: Tune = tune) -> None:
         self._tune = tune
+        #: By device and blocks of outputs, for products whose columns are cut; see `product`.
+        self._arrivals: dict[tuple[torch.device, int], Tensor] = {}
 
     def _tuning(
         self, x: Tensor, linear: Affine, *, gated: bool = False, norm: bool = False
@@ -51,6 +58,16 @@ class TritonOps(Ops):
         out_size, in_size = linear.weight.shape
         out_size //= 2 if gated else 1
         return self._tune(Product(len(x), out_size, in_size, x.dtype, gated, norm), x.device)
+
+    def _counts(self, x: Tensor, linear: Affine, tuning: Tuning) -> Tensor | None:
+        """Zeros of these operations alone: a model's layers follow each other."""
+        if tuning.splits == 1:
+            return None
+        key = x.device, -(-len(linear.weight) // tuning.block_out)
+        # NOTE: graphs go on reading what is here.
+        if key not in self._arrivals:
+            self._arrivals[key] = torch.zeros(key[1], dtype=torch.int32, device=x.device)
+        return self._arrivals[key]
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """See `Ops`."""
@@ -101,14 +118,20 @@ class TritonOps(Ops):
         tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear(x, linear)
-        return product(x, linear.weight, tuning, bias=linear.bias)
+        return product(
+            x, linear.weight, tuning, bias=linear.bias, arrivals=self._counts(x, linear, tuning)
+        )
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
         """See `Ops`."""
         tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear_onto(hidden, x, linear)
-        return Residual(product(x, linear.weight, tuning, bias=linear.bias, residual=hidden))
+        counts = self._counts(x, linear, tuning)
+        total = product(
+            x, linear.weight, tuning, bias=linear.bias, residual=hidden, arrivals=counts
+        )
+        return Residual(total)
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
         """See `Ops`."""
@@ -121,7 +144,15 @@ class TritonOps(Ops):
             if out is None:
                 shape = (len(hidden), len(head.weight))
                 out = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-            return product(hidden, head.weight, tuning, norm=fused, bias=head.bias, out=out)
+            return product(
+                hidden,
+                head.weight,
+                tuning,
+                norm=fused,
+                bias=head.bias,
+                out=out,
+                arrivals=self._counts(hidden, head, tuning),
+            )
         if head.bias is None and hidden.is_cuda and hidden.dtype is not torch.float32:
             # In one pass, and not rounded to two bytes in between.
             weight = head.weight.t()
