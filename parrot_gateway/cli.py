@@ -5,10 +5,13 @@ Only parses and prints. Imports what a command needs inside it, so that `--help`
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +46,16 @@ simulate.command("ablation")(ablation_command)
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Without the garbage collector, which takes a tenth of the time and finds nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _show_version(value: bool) -> None:
@@ -116,9 +129,10 @@ def serve(
     ] = None,
 ) -> None:
     """Start the gateway; without a model or an upstream it runs the demo model."""
-    from parrot_gateway.config_file import ConfigError
-    from parrot_gateway.settings import DEMO_MODEL
-    from parrot_gateway.settings_sources import load_settings
+    with _quick_imports():
+        from parrot_gateway.config_file import ConfigError
+        from parrot_gateway.demo_model import DEMO_MODEL
+        from parrot_gateway.settings_sources import load_settings
 
     flags: dict[str, Any] = {}
     server = {"host": host, "port": port, "api_key": api_key, "log_level": log_level}
@@ -140,7 +154,8 @@ def serve(
             settings = load_settings({**flags, "models": [{"model": DEMO_MODEL}]}, config)
         _log_to_stderr(settings.server.log_level)
 
-        from parrot_gateway.server import run_server
+        with _quick_imports():
+            from parrot_gateway.server import run_server
 
         status = run_server(settings, announce=_announce, report=_complain)
     except ConfigError as error:

@@ -17,9 +17,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from parrot_gateway.secret_reference import SecretReference, read_secret
 
-#: Name of the model that is served when nothing else is asked for.
-DEMO_MODEL = "parrot-demo"
-
 Seconds: TypeAlias = Annotated[float, Field(gt=0)]
 
 

@@ -71,7 +71,7 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
     ("module", "heavy"),
     [
         ("parrot_gateway.app", ["torch", "transformers", "tokenizers", "jinja2", "openai"]),
-        ("parrot_gateway.cli", ["torch", "fastapi", "aiohttp", "uvicorn"]),
+        ("parrot_gateway.cli", ["torch", "fastapi", "aiohttp", "uvicorn", "pydantic", "yaml"]),
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
         ("parrot_scheduler.scheduler", ["torch", "asyncio", "msgspec"]),

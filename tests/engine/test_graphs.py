@@ -60,9 +60,11 @@ def _runner(path: Path) -> ModelRunner:
     )
 
 
-def _graphs(runner: ModelRunner, capture: Repeat | None = None) -> StepGraphs:
+def _graphs(
+    runner: ModelRunner, capture: Repeat | None = None, max_tokens: int = MAX_TOKENS
+) -> StepGraphs:
     graphs = runner.use_graphs(
-        capture or Repeat(), max_rows=MAX_ROWS, max_context=MAX_CONTEXT, max_tokens=MAX_TOKENS
+        capture or Repeat(), max_rows=MAX_ROWS, max_context=MAX_CONTEXT, max_tokens=max_tokens
     )
     assert graphs is not None
     return graphs
@@ -181,7 +183,9 @@ def test_decodes_look_for_the_largest_logit_in_their_graph(
 def test_all_graphs_are_captured_once_the_largest_first(path: Path) -> None:
     runner = _runner(path)
     capture = Repeat()
-    graphs = _graphs(runner, capture)
+    # The least that has graphs with all combinations of parts.
+    graphs = _graphs(runner, capture, max_tokens=16)
+    assert {key.parts for key in graphs.keys} >= {Parts(False, True), Parts(True, True)}
     seen: list[tuple[int, int]] = []
     graphs.capture_all(lambda done, total: seen.append((done, total)))
     assert capture.captured == len(graphs.keys) == len(seen)

@@ -26,8 +26,9 @@ SERVER_PYTHON = os.environ.get("PARROT_SERVER_PYTHON", sys.executable)
 READY = re.compile(r"is ready at (http://\S+)/v1")
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
-#: Longest wait for a condition.
+#: Longest wait for a condition, and longest pause between two looks at it.
 DEADLINE_S = 20.0
+LONGEST_PAUSE_S = 0.05
 
 DEMO_MODEL = "parrot-demo"
 #: What clients of a gateway with a key send.
@@ -38,14 +39,19 @@ running: list[ServerProcess] = []
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Poll until `condition` gives something true, and return that."""
+    """Poll until `condition` gives something true, and return that.
+
+    Ever less often: asking takes time from the process that is waited for.
+    """
     ends = time.monotonic() + deadline_s
+    pause_s = 0.01
     while True:
         value = condition()
         if value:
             return value
         assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what}"
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, LONGEST_PAUSE_S)
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from parrot_gateway.bench.apps.recipes import RECIPES
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
 from parrot_gateway.bench.report import machine
 from parrot_gateway.bench.servers import BenchmarkError, Server
-from parrot_gateway.settings import DEMO_MODEL
+from parrot_gateway.demo_model import DEMO_MODEL
 
 if TYPE_CHECKING:
     from parrot_gateway.bench.apps.measure import AppOutcome, Comparison
