@@ -16,7 +16,7 @@ from test_serve import run_printed_curl
 LONG: dict[str, Any] = {
     "model": DEMO_MODEL,
     "prompt": "Once upon a time",
-    "max_tokens": 700,
+    "max_tokens": 400,
     "ignore_eos": True,
     "stream": True,
 }

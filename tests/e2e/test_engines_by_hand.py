@@ -85,7 +85,7 @@ def test_an_engine_joins_serves_and_leaves(hub: GatewayProcess) -> None:
         assert status == 200
         assert answer["usage"]["completion_tokens"] == 5
         with RawConnection(hub.port) as connection:
-            body = SHORT | {"model": "by-hand", "max_tokens": 500, "stream": True}
+            body = SHORT | {"model": "by-hand", "max_tokens": 300, "stream": True}
             connection.send(connection.request("POST", "/v1/completions", body))
             connection.read_until(b"data: ")
             # It says goodbye, finishes what it has, and takes nothing new.

@@ -26,12 +26,16 @@ from parrot_gateway.bench.apps import book
 QUESTION = "What happens?"
 
 
+def index_of(characters: int) -> SummaryIndex:
+    splitter = SentenceSplitter(chunk_size=400, chunk_overlap=0)
+    prose = Document(text=book.passage(characters))
+    return SummaryIndex.from_documents([prose], transformations=[splitter])
+
+
 @pytest.fixture(scope="module")
 def index() -> SummaryIndex:
     """Some three windows of prose, if a window is 600 tokens."""
-    splitter = SentenceSplitter(chunk_size=400, chunk_overlap=0)
-    prose = Document(text=book.passage(6_000))
-    return SummaryIndex.from_documents([prose], transformations=[splitter])
+    return index_of(6_000)
 
 
 @pytest.fixture
@@ -196,13 +200,11 @@ def test_references_weigh_what_their_texts_may(demo: GatewayProcess, own_tokeniz
     assert REFERENCE.sub("", "".join(packed)).strip() == ""
 
 
-def test_a_wide_tree_grows_a_level_more(
-    demo: GatewayProcess, index: SummaryIndex, own_tokenizer: None
-) -> None:
+def test_a_wide_tree_grows_a_level_more(demo: GatewayProcess, own_tokenizer: None) -> None:
     """What leaves may write does not fit in one window: a level between them and the root."""
     llm = model(demo, defer=True, max_tokens=60, context_window=300, session="wide")
     Settings.tokenizer = llm.tokenizer()
-    engine = index.as_query_engine(llm=llm, response_mode="tree_summarize")
+    engine = index_of(3_000).as_query_engine(llm=llm, response_mode="tree_summarize")
     assert str(llm.resolve(engine.query(QUESTION)))
     stages = [call["stage"] for call in graph_of(demo, "wide")]
     assert max(stages) >= 2
