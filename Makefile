@@ -26,7 +26,7 @@ test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
 lint: $(VENV)/.test-stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 format: $(VENV)/.test-stamp
 	$(BIN)/ruff check --fix .

@@ -178,7 +178,7 @@ async def fake_upstream() -> AsyncIterator[str]:
 @pytest.mark.parametrize(("app", "count"), [("chain", 4), ("map-reduce", 3), ("multi-agent", 2)])
 async def test_all_ways_give_the_same_texts(demo: GatewayProcess, app: str, count: int) -> None:
     async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
-        workload = build(app, count, 0.04)
+        workload = build(app, count, 0.02)
         results = [
             await run_workload(client, workload, way, f"bench-{app}-{way}")
             for way in ("one by one", "parallel", SEMANTIC)
