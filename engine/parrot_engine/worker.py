@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import ipaddress
 import logging
 import os
@@ -27,6 +26,7 @@ from parrot_engine.driver import DriverStoppedError, EngineDriver
 from parrot_engine.exceptions import ParrotEngineError, SettingsError
 from parrot_engine.factory import EngineOptions, LoadedEngine, load_engine
 from parrot_engine.progress import say
+from parrot_engine.torch_import import import_torch
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def _options(parsed: argparse.Namespace) -> EngineOptions:
 def _load(options: EngineOptions) -> LoadedEngine:
     say(f"loading {options.model} …")
     started = time.perf_counter()
-    _import_torch()
+    import_torch()
     loaded = load_engine(options)
     info = loaded.engine.info
     say(
@@ -168,19 +168,6 @@ def _load(options: EngineOptions) -> LoadedEngine:
         f"{time.perf_counter() - started:.1f} s"
     )
     return loaded
-
-
-def _import_torch() -> None:
-    """Without the garbage collector, which takes a tenth of the time and finds nothing.
-
-    What was imported lives as long as the process and is never walked again.
-    """
-    gc.disable()
-    try:
-        import torch  # noqa: F401
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.builtin.step_message import decode
+from parrot_engine.torch_import import import_torch
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def main() -> None:
 
 
 def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
+    import_torch()
     import torch
 
     from parrot_engine.builtin.collective import TorchCollective
