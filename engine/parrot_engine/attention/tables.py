@@ -43,16 +43,20 @@ def flatten_tables(rows: Sequence[BatchRow], block_size: int) -> Tables:
         [row.block_table for row in rows], dtype=np.int32, casting="unsafe"
     )
     starts = _begins(np.array([len(row.block_table) for row in rows], dtype=np.int32))
-    counts = np.array([len(row.token_ids) for row in rows], dtype=np.int32)
     first_positions = np.array([row.start for row in rows], dtype=np.int32)
-    first_tokens = _begins(counts)
-    if len(rows) == int(counts.sum()):
+    lengths = [len(row.token_ids) for row in rows]
+    if len(rows) == sum(lengths):
+        counts = np.ones(len(rows), dtype=np.int32)
+        first_tokens = np.arange(len(rows), dtype=np.int32)
         positions, tables = first_positions, starts
     else:
+        counts = np.array(lengths, dtype=np.int32)
+        first_tokens = _begins(counts)
         positions = spans(first_positions, counts)
         tables = np.repeat(starts, counts)
-    blocks = block_ids[tables + positions // block_size]
-    slots = blocks * np.int32(block_size) + positions % block_size
+    size = np.int32(block_size)
+    blocks, offsets = np.divmod(positions, size)
+    slots = block_ids[tables + blocks] * size + offsets
     return Tables(block_ids, starts, counts, first_positions, first_tokens, positions, slots)
 
 
@@ -87,5 +91,5 @@ def largest_first(table: Ints, begin: int, end: int) -> Ints:
 def _begins(counts: Ints) -> Ints:
     """Where each of consecutive ranges of these lengths begins."""
     begins = np.zeros(len(counts), dtype=np.int32)
-    np.cumsum(counts[:-1], out=begins[1:])
+    counts[:-1].cumsum(out=begins[1:])
     return begins

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parrot_engine.attention.decode_list import build_decodes
 from parrot_engine.attention.interface import (
     AttentionShape,
     FusedAttention,
@@ -185,10 +186,12 @@ class TritonAttention(FusedAttention[TritonPlan]):
     def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
         """The CPU's half of `plan`; touches no device."""
         tables = flatten_tables(rows, self._shape.block_size)
+        shape, policy, share = self._shape, self._policy, self._share
         return HostPlan(
             tables,
             {
-                window: build(tables, self._shape, self._policy, window, share=self._share)
+                window: build_decodes(tables, shape, policy, window, share=share)
+                or build(tables, shape, policy, window, share=share)
                 for window in self._windows
             },
         )

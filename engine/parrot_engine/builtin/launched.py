@@ -46,6 +46,16 @@ class StepInputs:
         #: Rows of the batch that sample, in order; those with guesses once for each token.
         self.sampled: list[int] = []
         self.scored: list[_Scored] = []
+        self.sampling: SamplingInputs
+        #: Where the sampled rows' logits are; None: they are all there is.
+        self.at: Part | None = None
+        #: Where their tokens go; None: every row samples, once.
+        self.rows: Part | None = None
+        wishes = [wish for wish in batch.sampling if wish is not None]
+        if len(wishes) == self.num_rows and {row.logits for row in batch.rows} == {"last"}:
+            self.sampled = list(range(self.num_rows))
+            self.sampling = prepare(wishes, vocab_size, upload)
+            return
         at: list[int] = []
         num_logits = 0
         sampling = batch.sampling or [None] * self.num_rows
@@ -63,12 +73,11 @@ class StepInputs:
                     self.sampled.append(index)
                     at.append(num_logits - 1 - row.num_guesses + ahead)
                     rows.append(wish.ahead(ahead))
-        self.sampling: SamplingInputs = prepare(rows, vocab_size, upload)
-        #: Where the sampled rows' logits are; None: they are all there is.
-        self.at = upload.integers(at) if len(at) < num_logits else None
-        #: Where their tokens go; None: every row samples.
-        every = self.sampled == list(range(self.num_rows))
-        self.rows = None if every else upload.integers(self.sampled)
+        self.sampling = prepare(rows, vocab_size, upload)
+        if len(at) < num_logits:
+            self.at = upload.integers(at)
+        if self.sampled != list(range(self.num_rows)):
+            self.rows = upload.integers(self.sampled)
 
 
 class LaunchedStep:
@@ -116,13 +125,16 @@ class LaunchedStep:
         """Wait for the step, and for nothing launched after it; see `Launch`."""
         parts = iter(self._download.wait())
         inputs = self._inputs
-        tokens: dict[int, list[SampledToken]] = {}
+        sampled: list[SampledToken] = []
         if inputs.sampled:
             checked = next(parts)
             scores = Scores(next(parts), next(parts), next(parts)) if self._has_scores else None
             sampled = assemble_tokens(inputs.sampling, checked, scores)
-            for row, token in zip(inputs.sampled, sampled, strict=True):
-                tokens.setdefault(row, []).append(token)
+        if inputs.rows is None and not inputs.scored:
+            return list(map(RowOutcome, sampled))
+        tokens: dict[int, list[SampledToken]] = {}
+        for row, token in zip(inputs.sampled, sampled, strict=True):
+            tokens.setdefault(row, []).append(token)
         scored: dict[int, list[TokenLogprobs]] = {}
         for row, wish, _, _ in inputs.scored:
             found = Scores(next(parts), next(parts), next(parts))

@@ -88,16 +88,17 @@ class Outcomes:
                 token = _UNSOUND
         elif not context.is_at(generate):
             return
-        if token is not None and token.token_id is None and _grammar_problem(generate):
-            self._store.fail(context, "invalid_request", _grammar_problem(generate))
-            return
         if token is not None and token.token_id is None:
-            self._store.fail(
-                context,
-                "numerical_error",
-                "the model's logits are not finite for this context",
-                distrust=True,
-            )
+            problem = _grammar_problem(generate)
+            if problem:
+                self._store.fail(context, "invalid_request", problem)
+            else:
+                self._store.fail(
+                    context,
+                    "numerical_error",
+                    "the model's logits are not finite for this context",
+                    distrust=True,
+                )
             return
         goes_on = False
         if generate is not None and token is not None and context.is_at(generate):
@@ -110,8 +111,8 @@ class Outcomes:
 
     def _count_computed(self, planned: PlannedRow, outcome: RowOutcome) -> None:
         context = planned.context
-        fill = context.fill
         self._batcher.computed(planned)
+        fill = context.fill
         if fill is not None:
             fill.reached = max(fill.reached, planned.end)
             fill.scores.extend(outcome.scores)

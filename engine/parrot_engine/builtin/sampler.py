@@ -276,13 +276,14 @@ def assemble_tokens(
 ) -> list[SampledToken]:
     """The outcome of `choose`, once `Choice.checked` and its scores are on the host."""
     chosen = [token if token >= 0 else None for token in checked.tolist()]
+    if scores is None:
+        return [SampledToken(token, None) for token in chosen]
     logprobs: dict[int, TokenLogprobs] = {}
-    if scores is not None:
-        entries = assemble_scores([chosen[index] or 0 for index in inputs.asked], scores)
-        for index, entry in zip(inputs.asked, entries, strict=True):
-            if chosen[index] is not None:
-                wanted = inputs.rows[index].params.logprobs or 0
-                logprobs[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.top[:wanted])
+    entries = assemble_scores([chosen[index] or 0 for index in inputs.asked], scores)
+    for index, entry in zip(inputs.asked, entries, strict=True):
+        if chosen[index] is not None:
+            wanted = inputs.rows[index].params.logprobs or 0
+            logprobs[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.top[:wanted])
     return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(chosen)]
 
 

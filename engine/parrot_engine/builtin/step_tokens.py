@@ -50,15 +50,19 @@ class StepLogits(NamedTuple):
 
 def gather_tokens(rows: Sequence[BatchRow]) -> StepTokens:
     """The tokens of at least one row."""
-    counts = [len(row.token_ids) for row in rows]
-    starts = np.array([row.start for row in rows], dtype=np.int32)
-    pending = [(index, row.pending) for index, row in enumerate(rows) if row.pending is not None]
-    if len(rows) == sum(counts):
-        token_ids = np.array([row.token_ids[0] for row in rows], dtype=np.int32)
-        wanted = [index for index, row in enumerate(rows) if row.logits != "none"]
+    lists, firsts, _, needs, waits, _ = zip(*rows, strict=True)
+    counts = list(map(len, lists))
+    starts = np.array(firsts, dtype=np.int32)
+    token_ids = np.array(list(chain.from_iterable(lists)), dtype=np.int32)
+    pending: list[tuple[int, int]] = []
+    if waits.count(None) < len(rows):
+        pending = [(index, row) for index, row in enumerate(waits) if row is not None]
+    if len(rows) == len(token_ids):
         at, waiting = zip(*pending, strict=True) if pending else ((), ())
+        if "none" not in needs:
+            return _tokens(token_ids, starts, at, waiting, None)
+        wanted = [index for index, need in enumerate(needs) if need != "none"]
         return _tokens(token_ids, starts, at, waiting, wanted)
-    token_ids = np.array(list(chain.from_iterable(row.token_ids for row in rows)), dtype=np.int32)
     ends = np.cumsum(counts)
     first_tokens = (ends - counts).astype(np.int32)
     positions = np.repeat(starts - first_tokens, counts)
@@ -78,13 +82,14 @@ def _tokens(
     positions: Ints,
     at: Sequence[int],
     waiting: Sequence[int],
-    wanted: Sequence[int],
+    wanted: Sequence[int] | None,
 ) -> StepTokens:
-    every = len(wanted) == len(token_ids)
     return StepTokens(
         token_ids,
         positions,
         np.array(at, dtype=np.int32),
         np.array(waiting, dtype=np.int32),
-        None if every else np.array(wanted, dtype=np.int32),
+        None
+        if wanted is None or len(wanted) == len(token_ids)
+        else np.array(wanted, dtype=np.int32),
     )

@@ -15,6 +15,7 @@ from parrot_engine.builtin.batch import (
 from parrot_engine.builtin.block_table import BlockTable
 from parrot_engine.builtin.blocks import BlockPool
 from parrot_engine.builtin.contexts import Context, Flight, PendingGenerate
+from parrot_engine.builtin.decodes import plain_decode, wants_one
 from parrot_engine.builtin.step_plan import PlannedRow, StepPlan
 from parrot_engine.builtin.store import ContextStore
 from parrot_engine.exceptions import ContextStateError
@@ -83,7 +84,10 @@ class StepWalk:
                 self._index += 1
                 if self._decodes is not None:
                     self._decodes.discard(running)
-                if running.in_flight is None:
+                generate = plain_decode(running, self._pool)
+                if generate is not None:
+                    self._plan_decode(running, generate)
+                elif running.in_flight is None:
                     self._plan(running)
                 else:
                     self._plan_behind(running, running.in_flight)
@@ -189,6 +193,18 @@ class StepWalk:
         return seen
 
     # Tokens
+
+    def _plan_decode(self, context: Context, generate: PendingGenerate) -> None:
+        """Give a context the row of `plain_decode`: as `_plan_known` would, without asking."""
+        assert generate.row is not None
+        generate.row.num_pending = 0
+        if self._urgent is not None and generate.priority > self._urgent:
+            self._background_budget = max(0, self._background_budget - 1)
+        start = context.num_computed
+        row = BatchRow(context.token_ids[start:], start, context.block_table.array(), "last")
+        if self._guesses:
+            row = self._with_guesses(context, row)
+        self._add(context, row, generate, None)
 
     def _plan(self, context: Context) -> None:
         """Give a running context its row, if there are tokens to compute and blocks for them."""
@@ -299,7 +315,7 @@ class StepWalk:
         """Running contexts, not yet planned, that want a single token."""
         if self._decodes is None:
             self._decodes = {
-                context for context in self._running[self._index :] if _wants_one(context)
+                context for context in self._running[self._index :] if wants_one(context)
             }
         return len(self._decodes)
 
@@ -417,12 +433,3 @@ class StepWalk:
         self._batcher.preemptions += 1
         # Whoever gave way does not come back within the step.
         self._may_admit = False
-
-
-def _wants_one(context: Context) -> bool:
-    flight = context.in_flight
-    if flight is None:
-        return context.num_remaining == 1
-    if flight.generate is not None:
-        return context.goes_on_unseen(flight.generate)
-    return len(context.token_ids) - flight.end == 1
