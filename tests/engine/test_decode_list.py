@@ -63,7 +63,9 @@ def test_it_is_the_list_that_build_makes(
 
 def _rows(*starts: int, shared: int = 0) -> list[BatchRow]:
     return [
-        BatchRow([0], start, [*range(shared), *range(100 * i, 100 * i + start // BLOCK + 1 - shared)])
+        BatchRow(
+            [0], start, [*range(shared), *range(100 * i, 100 * i + start // BLOCK + 1 - shared)]
+        )
         for i, start in enumerate(starts, start=1)
     ]
 

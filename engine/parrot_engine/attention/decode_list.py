@@ -107,6 +107,7 @@ def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
     """Where the keys of this step are cut."""
     cuts, most = policy.cuts, policy.fine_readings
     if len(position) > most:
+        # A chunk a token is the least.
         return cuts
     for chunk in cuts.fine:
         readings = position // chunk + 1

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parrot_engine.attention.advance import advance, follows, unit_of
 from parrot_engine.attention.decode_list import build_decodes
 from parrot_engine.attention.interface import (
     AttentionShape,
@@ -175,6 +176,9 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_min_bytes=wide_min_bytes,
             wide_round=_round(self._tunings.wide, limits.num_sms, shape.num_kv_heads),
         )
+        self._unit = unit_of(self._policy, shape.block_size)
+        #: What was laid out last.
+        self._before: HostPlan | None = None
         #: Wide and narrow items have nothing to do with each other, and neither fills the device.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._partials = self.partials(0)
@@ -187,14 +191,17 @@ class TritonAttention(FusedAttention[TritonPlan]):
         """The CPU's half of `plan`; touches no device."""
         tables = flatten_tables(rows, self._shape.block_size)
         shape, policy, share = self._shape, self._policy, self._share
-        return HostPlan(
-            tables,
-            {
+        before = self._before
+        if before is not None and follows(before.tables, tables, self._windows, self._unit):
+            lists = {window: advance(work, policy) for window, work in before.lists.items()}
+        else:
+            lists = {
                 window: build_decodes(tables, shape, policy, window, share=share)
                 or build(tables, shape, policy, window, share=share)
                 for window in self._windows
-            },
-        )
+            }
+        self._before = HostPlan(tables, lists)
+        return self._before
 
     def send(self, host: HostPlan) -> TritonPlan:
         """A plan of exactly what is there, in one transfer that nobody waits for."""

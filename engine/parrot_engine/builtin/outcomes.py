@@ -81,12 +81,16 @@ class Outcomes:
             context.in_flight = None
         if context.state == "gone":
             return
+        is_next = context.is_at(generate)
         if planned.epoch == context.epoch:
             if outcome.is_sound:
-                self._count_computed(planned, outcome)
+                self._batcher.computed(planned)
+                if not is_next:
+                    self._count_filled(planned, outcome)
+                    is_next = context.is_at(generate)
             else:
                 token = _UNSOUND
-        elif not context.is_at(generate):
+        elif not is_next:
             return
         if token is not None and token.token_id is None:
             problem = _grammar_problem(generate)
@@ -101,7 +105,7 @@ class Outcomes:
                 )
             return
         goes_on = False
-        if generate is not None and token is not None and context.is_at(generate):
+        if generate is not None and token is not None and is_next:
             goes_on = self._store.add_token(context, generate, token)
             if not goes_on and context.in_flight is not None:
                 context.abandon_flight()
@@ -109,9 +113,9 @@ class Outcomes:
         if not goes_on or context.state != "running":
             self._store.settle(context)
 
-    def _count_computed(self, planned: PlannedRow, outcome: RowOutcome) -> None:
+    def _count_filled(self, planned: PlannedRow, outcome: RowOutcome) -> None:
+        """What was computed belongs to the fill at the head of the queue, if there is one."""
         context = planned.context
-        self._batcher.computed(planned)
         fill = context.fill
         if fill is not None:
             fill.reached = max(fill.reached, planned.end)

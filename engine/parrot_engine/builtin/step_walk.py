@@ -68,16 +68,17 @@ class StepWalk:
     def walk(self) -> None:
         """Plan one row after the other, from the smallest rank on."""
         put_back: list[Context] = []
+        everybody, line = self._running, self._states.line
         while self._budget > 0:
-            running = self._running[self._index] if self._index < len(self._running) else None
-            waiting = self._states.line.first() if self._may_admit else None
+            running = everybody[self._index] if self._index < len(everybody) else None
+            waiting = line.first() if self._may_admit else None
             if waiting is not None and (running is None or waiting.rank < running.rank):
                 if len(self._states.running) >= self._batcher.max_rows:
                     if running is None:
                         break
-                    self._pause(self._running.pop())
+                    self._pause(everybody.pop())
                     continue
-                self._states.line.pop()
+                line.pop()
                 if not self._admit(waiting):
                     put_back.append(waiting)
             elif running is not None:
@@ -97,7 +98,7 @@ class StepWalk:
                 break
         put_back += self._look_ahead()
         for context in put_back:
-            self._states.line.add(context)
+            line.add(context)
 
     # Places in the batch
 

@@ -311,9 +311,9 @@ class ContextStore:
             raise self.states.illegal(context, "no token was sampled")
         finish = context.append_sampled(generate.row, token.token_id)
         self.generated_tokens += 1
-        logprobs = generate.no_logprobs()
-        if logprobs is not None and token.logprobs is not None:
-            logprobs.append(token.logprobs)
+        logprobs = None
+        if generate.sampling.logprobs is not None:
+            logprobs = [] if token.logprobs is None else [token.logprobs]
         self._emit(context, Generated(context.id, [token.token_id], logprobs, finish))
         if finish is None:
             return True
