@@ -140,6 +140,15 @@ def test_nor_does_one_whose_rows_are_cut_elsewhere() -> None:
     assert _follows([_ROW], _next([_ROW]), window=4)
 
 
+def test_chunks_that_are_no_multiples_of_tiles() -> None:
+    policy = POLICY._replace(cuts=Cuts(3 * BLOCK), align=2 * BLOCK)
+    row = BatchRow([0], 3 * BLOCK - 1, [1, 2, 3, 4])
+    before, tables = _tables(row), _tables(*_next([row]))
+    lists = [build(each, SHAPE, policy, None) for each in (before, tables)]
+    assert len(lists[0].narrow) < len(lists[1].narrow)
+    assert not follows(before, tables, [None], unit_of(policy, BLOCK))
+
+
 def test_rows_of_several_tokens_are_no_decodes() -> None:
     assert not _follows([_ROW._replace(token_ids=[0, 0])], _next([_ROW]))
     assert not _follows([_ROW], [_ROW._replace(token_ids=[0, 0], start=22)])
