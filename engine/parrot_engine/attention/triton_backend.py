@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parrot_engine.attention.advance import advance, follows, unit_of
+from parrot_engine.attention.advance import advance, goes_on
 from parrot_engine.attention.decode_list import build_decodes
 from parrot_engine.attention.interface import (
     AttentionShape,
@@ -176,7 +176,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_min_bytes=wide_min_bytes,
             wide_round=_round(self._tunings.wide, limits.num_sms, shape.num_kv_heads),
         )
-        self._unit = unit_of(self._policy, shape.block_size)
         #: What was laid out last.
         self._before: HostPlan | None = None
         #: Wide and narrow items have nothing to do with each other, and neither fills the device.
@@ -192,14 +191,16 @@ class TritonAttention(FusedAttention[TritonPlan]):
         tables = flatten_tables(rows, self._shape.block_size)
         shape, policy, share = self._shape, self._policy, self._share
         before = self._before
-        if before is not None and follows(before.tables, tables, self._windows, self._unit):
-            lists = {window: advance(work, policy) for window, work in before.lists.items()}
-        else:
-            lists = {
-                window: build_decodes(tables, shape, policy, window, share=share)
-                or build(tables, shape, policy, window, share=share)
-                for window in self._windows
-            }
+        if before is not None and not goes_on(before.tables, tables):
+            before = None
+        lists = {}
+        for window in self._windows:
+            work = None
+            if before is not None:
+                work = advance(before.lists[window], before.tables, tables, policy, window)
+            if work is None:
+                work = build_decodes(tables, shape, policy, window, share=share)
+            lists[window] = work or build(tables, shape, policy, window, share=share)
         self._before = HostPlan(tables, lists)
         return self._before
 

@@ -69,6 +69,8 @@ class WorkList(NamedTuple):
     num_slots: int
     #: `[n, 8]`: `Tiles`, largest first.
     tiles: Ints
+    #: Where the keys of rows without tiles were cut.
+    cuts: Cuts
 
 
 class _Queries(NamedTuple):
@@ -133,6 +135,7 @@ def build(
         merges=merges,
         num_slots=num_slots + tiles.num_slots,
         tiles=tiles.table,
+        cuts=cuts,
     )
 
 
