@@ -122,6 +122,26 @@ def test_many_steps_one_after_the_other() -> None:
     assert advanced == 300 - 9 - 9
 
 
+@pytest.mark.parametrize(
+    ("cuts", "align"), [(Cuts(3 * BLOCK), 8), (Cuts(64, tail=32, fine=(BLOCK, 8)), 16)]
+)
+def test_ends_of_windows(cuts: Cuts, align: int) -> None:
+    # Tiles that no chunk, and chunks that no tile, is a multiple of.
+    policy = POLICY._replace(cuts=cuts, align=align, fine_readings=4)
+    for window in range(1, 40, 3):
+        rows = [BatchRow([0], 0, [0])]
+        tables = _tables(rows)
+        work = build(tables, SHAPE, policy, window)
+        for _ in range(80):
+            rows = _next(rows)
+            before, tables = tables, _tables(rows)
+            expected = build(tables, SHAPE, policy, window)
+            found = advance(work, before, tables, policy, window)
+            if found is not None:
+                _check_equal(found, expected)
+            work = expected
+
+
 def _tables(rows: list[BatchRow]) -> Tables:
     return flatten_tables(rows, BLOCK)
 

@@ -16,7 +16,6 @@ from math import gcd
 
 import numpy as np
 
-from parrot_engine.attention.decode_list import cuts_of_decodes
 from parrot_engine.attention.policy import Policy
 from parrot_engine.attention.tables import Ints, Tables, spans
 from parrot_engine.attention.work_list import WorkList
@@ -54,10 +53,10 @@ def advance(
         return None
     if window is not None:
         first_keys = positions + (1 - window)
-        if not (first_keys % gcd(cuts.chunk, policy.align)).all():
+        if not (first_keys % gcd(cuts.chunk, policy.align, *policy.cuts.fine)).all():
             return None
-    if cuts_of_decodes(positions, policy, window) != cuts:
-        return None
+    # NOTE: so the step is cut where the one before was. Readings in smaller chunks, too many
+    # before, are not fewer now, and those in chunks of this size are as many.
     shifts = tables.starts - before.starts
     return work._replace(
         narrow=_largest_first(_advance_items(work.narrow, work, shifts, policy.align)),

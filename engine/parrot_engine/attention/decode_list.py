@@ -36,7 +36,7 @@ def build_decodes(
     # NOTE: a query by itself could only be wide where its heads alone fill a wide item.
     if len(position) > len(tables.counts) or policy.group >= policy.wide_min_rows:
         return None
-    cuts = cuts_of_decodes(position, policy, window)
+    cuts = _cuts_of(position, policy, window)
     if share and _may_share(tables, shape.block_size, cuts.chunk // shape.block_size):
         return None
 
@@ -104,7 +104,7 @@ def build_decodes(
     )
 
 
-def cuts_of_decodes(position: Ints, policy: Policy, window: int | None) -> Cuts:
+def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
     """Where the keys of rows of one token, at these positions, are cut."""
     cuts, most = policy.cuts, policy.fine_readings
     if len(position) > most:
