@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.advance import advance, goes_on
+from parrot_engine.attention.host_plan import HostPlanner
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import Tables, flatten_tables
 from parrot_engine.attention.work_list import WorkList, build
@@ -192,3 +195,25 @@ def test_rows_of_several_tokens_are_no_decodes() -> None:
     assert not _goes_on([_ROW], [_ROW._replace(token_ids=[0, 0], start=22)])
     several = [_ROW._replace(token_ids=[0, 0])]
     assert not _goes_on(several, _next(several))
+
+
+def test_steps_laid_out_one_after_the_other() -> None:
+    planner = HostPlanner(SHAPE, POLICY, [None, 9])
+    chance = random.Random(5)
+    # All of its whole chunks are another's as well.
+    beginning = BatchRow([0], 17, [1, 2, 3, 4, 10])
+    rows = [_ROW, beginning]
+    for number in range(200):
+        if chance.random() < 0.05:
+            # Somebody comes, and others go.
+            first = 1000 * number
+            start = chance.randrange(60)
+            other = BatchRow([0], start, [*range(first, first + start // BLOCK + 1)])
+            rows = [_ROW, beginning, *rows[2 : chance.randrange(2, 5)], other]
+        rows = _next(rows)
+        share = number % 20 < 10
+        plan = planner.lay_out(rows, share=share)
+        tables = _tables(rows)
+        assert all(map(np.array_equal, plan.tables, tables))
+        for window, work in plan.lists.items():
+            _check_equal(work, build(tables, SHAPE, POLICY, window, share=share))

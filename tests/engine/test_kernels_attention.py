@@ -18,7 +18,7 @@ from attention_cases import (
     shared_contexts,
 )
 from interpreted import CHUNK, TUNINGS
-from parrot_engine.attention import triton_backend, work_list
+from parrot_engine.attention import host_plan, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
@@ -217,7 +217,7 @@ def test_control_mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         work = work_list.build(*args, **kw)
         return work._replace(member_positions=work.member_positions - 1)
 
-    monkeypatch.setattr(triton_backend, "build", shifted)
+    monkeypatch.setattr(host_plan, "build_decodes", shifted)
     assert _error(PagedCase(SMALL, DECODES)) > 1e-2
 
 
@@ -227,7 +227,7 @@ def test_control_end_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         work.narrow[:, 3] += 1
         return work
 
-    monkeypatch.setattr(triton_backend, "build", longer)
+    monkeypatch.setattr(host_plan, "build_decodes", longer)
     assert _error(PagedCase(SMALL, DECODES)) == float("inf")
 
 

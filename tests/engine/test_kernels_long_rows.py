@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_cases import Context, PagedCase, relative_error
 from interpreted import CHUNK, TUNINGS
-from parrot_engine.attention import triton_backend, work_list
+from parrot_engine.attention import host_plan, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, TileCuts
 from parrot_engine.attention.triton_backend import TritonAttention
@@ -185,7 +185,7 @@ def test_control_tiles(field: int, off: int, monkeypatch: pytest.MonkeyPatch) ->
         return work._replace(num_slots=work.num_slots + 1000)
 
     case = PagedCase(SHAPE, [Context(200, 65)])
-    monkeypatch.setattr(triton_backend, "build", wrong)
+    monkeypatch.setattr(host_plan, "build", wrong)
     assert _error(case) > 1e-2
 
 

@@ -22,7 +22,7 @@ from attention_cases import (
     relative_error,
     shared_contexts,
 )
-from parrot_engine.attention import triton_backend, work_list
+from parrot_engine.attention import host_plan, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
@@ -247,6 +247,6 @@ def test_control_mask_off_by_one(monkeypatch: pytest.MonkeyPatch, seed: int) -> 
         work = work_list.build(*args, **kw)
         return work._replace(member_positions=work.member_positions - 1)
 
-    monkeypatch.setattr(triton_backend, "build", shifted)
+    monkeypatch.setattr(host_plan, "build_decodes", shifted)
     with pytest.raises(AssertionError):
         _check(_case(LLAMA, mixed_contexts(16, 512), seed), _backend(LLAMA))

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parrot_engine.attention.advance import advance, goes_on
-from parrot_engine.attention.decode_list import build_decodes
+from parrot_engine.attention.host_plan import HostPlan, HostPlanner, Parts
 from parrot_engine.attention.interface import (
     AttentionShape,
     FusedAttention,
@@ -25,8 +24,6 @@ from parrot_engine.attention.interface import (
 from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
 from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
-from parrot_engine.attention.tables import Tables, flatten_tables
-from parrot_engine.attention.work_list import WorkList, build
 from parrot_engine.builtin.batch import BatchRow
 from parrot_engine.kernels import launch
 
@@ -49,35 +46,6 @@ _WIDE_MIN_ROWS = 32
 _WIDE_MIN_BYTES = 40_000_000
 #: Programs of the merge per multiprocessor.
 _MERGE_PROGRAMS = 16
-
-
-class HostPlan(NamedTuple):
-    """One step, laid out on the CPU."""
-
-    tables: Tables
-    lists: dict[int | None, WorkList]
-
-    @property
-    def parts(self) -> Parts:
-        """What a plan of fixed capacity needs for it."""
-        lists = self.lists.values()
-        return Parts(
-            any(len(work.tiles) for work in lists),
-            any(len(work.wide) for work in lists),
-            any(len(work.merges) for work in lists),
-        )
-
-
-class Parts(NamedTuple):
-    """Which kinds of work a plan may hold, besides narrow items."""
-
-    tiles: bool
-    wide: bool
-    merges: bool = True
-
-    def cover(self, other: Parts) -> bool:
-        """Whether `other` has nothing that is not here."""
-        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
 class Partials(NamedTuple):
@@ -176,8 +144,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
             wide_min_bytes=wide_min_bytes,
             wide_round=_round(self._tunings.wide, limits.num_sms, shape.num_kv_heads),
         )
-        #: What was laid out last.
-        self._before: HostPlan | None = None
+        self._planner = HostPlanner(shape, self._policy, self._windows)
         #: Wide and narrow items have nothing to do with each other, and neither fills the device.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._partials = self.partials(0)
@@ -188,21 +155,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
 
     def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
         """The CPU's half of `plan`; touches no device."""
-        tables = flatten_tables(rows, self._shape.block_size)
-        shape, policy, share = self._shape, self._policy, self._share
-        before = self._before
-        if before is not None and not goes_on(before.tables, tables):
-            before = None
-        lists = {}
-        for window in self._windows:
-            work = None
-            if before is not None:
-                work = advance(before.lists[window], before.tables, tables, policy, window)
-            if work is None:
-                work = build_decodes(tables, shape, policy, window, share=share)
-            lists[window] = work or build(tables, shape, policy, window, share=share)
-        self._before = HostPlan(tables, lists)
-        return self._before
+        return self._planner.lay_out(rows, share=self._share)
 
     def send(self, host: HostPlan) -> TritonPlan:
         """A plan of exactly what is there, in one transfer that nobody waits for."""

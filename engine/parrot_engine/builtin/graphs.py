@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parrot_engine.attention.host_plan import HostPlan, Parts
 from parrot_engine.attention.plan_layout import PlanLayout, aligned
 from parrot_engine.attention.policy import MAX_SLOTS
-from parrot_engine.attention.triton_backend import HostPlan, Parts, TritonAttention
+from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.builtin.sampler import Largest
 from parrot_engine.builtin.staging import Staging
 from parrot_engine.builtin.step_tokens import Computed, Ints, StepTokens
@@ -250,6 +251,8 @@ class StepGraphs:
         self._staging.send(bucket.start, bucket.write(self._staging.take(), tokens, host))
         graph.replay()
         self.num_replays += 1
+        if count == key.num_tokens:
+            return graph.computed
         hidden, logits, largest = graph.computed
         if logits is None or largest is None:
             return Computed(hidden[:count], None)
