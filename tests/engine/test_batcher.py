@@ -61,6 +61,15 @@ def test_prompts_that_can_wait_leave_urgent_generations_short_steps(
     assert trace.tokens(1) == expected(prompt(3))
 
 
+def test_generations_that_can_wait_take_from_what_prompts_that_can_wait_get() -> None:
+    engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=5)
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))
+    trace.submit(Fill(2, prompt(3, 2), priority=1), Generate(2, GREEDY, priority=1))
+    trace.step()
+    trace.submit(Fill(3, prompt(40, 3), priority=1)).run()
+    assert sizes(runner)[:2] == [[3, 3], [1, 1, 4]]
+
+
 def test_prompts_of_the_same_urgency_share_the_whole_step() -> None:
     engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=1)
     trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))

@@ -186,6 +186,15 @@ def test_right_guesses_save_steps(params: SamplingParams, overlap: str) -> None:
     assert len(runner.batches) == len(said) - stats.accepted_tokens
 
 
+def test_guesses_into_the_block_that_is_there() -> None:
+    trace, runner = guessing(overlap="off", block_size=32)
+    trace.engine._batcher.speculation.share_right = 1.0  # type: ignore[union-attr]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
+    assert trace.tokens(1) == expected(prompt(5), params)
+    assert [len(row.token_ids) for batch in runner.batches for row in batch.rows] == [5, 5, 5, 1]
+
+
 def test_log_probabilities_are_those_without_guesses() -> None:
     outputs = []
     for tokens in (0, 4):

@@ -14,13 +14,12 @@ def plain_decode(context: Context, pool: BlockPool) -> PendingGenerate | None:
     """The Generate that goes on with the one known token of a running context; None if that is not
     so, or takes more than a row: a block, a copy, or a look at a step in flight.
 
-    A Generate that has drawn is neither held nor out of room while it is at the head, and one token
-    alone is neither looked for among cached blocks nor brought back from the host.
+    A Generate at the head of a running context is neither held nor out of room, and one token alone
+    is neither looked for among cached blocks nor brought back from the host.
     """
     head, start = context.pending[0], context.num_computed
     if (
         not isinstance(head, PendingGenerate)
-        or head.row is None
         or context.in_flight is not None
         or len(context.token_ids) - start != 1
     ):

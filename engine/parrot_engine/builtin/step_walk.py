@@ -197,8 +197,7 @@ class StepWalk:
 
     def _plan_decode(self, context: Context, generate: PendingGenerate) -> None:
         """Give a context the row of `plain_decode`: as `_plan_known` would, without asking."""
-        assert generate.row is not None
-        generate.row.num_pending = 0
+        generate.begin(context.token_ids).num_pending = 0
         if self._urgent is not None and generate.priority > self._urgent:
             self._background_budget = max(0, self._background_budget - 1)
         start = context.num_computed
