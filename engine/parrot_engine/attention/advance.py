@@ -47,13 +47,13 @@ def advance(
 
     It is what `work_list.build` makes of it, array by array.
     """
-    cuts, positions = work.cuts, tables.positions
+    chunk, positions = work.chunk, tables.positions
     # Where a tail is as long as a chunk, it ends with the last key before a multiple.
-    if cuts.tail >= cuts.chunk or not (positions % gcd(cuts.chunk, cuts.tail)).all():
+    if work.tail >= chunk or not (positions % gcd(chunk, work.tail)).all():
         return None
     if window is not None:
         first_keys = positions + (1 - window)
-        if not (first_keys % gcd(cuts.chunk, policy.align, *policy.cuts.fine)).all():
+        if not (first_keys % gcd(chunk, policy.align, *policy.cuts.fine)).all():
             return None
     # NOTE: so the step is cut where the one before was. Readings in smaller chunks, too many
     # before, are not fewer now, and those in chunks of this size are as many.

@@ -100,7 +100,8 @@ def build_decodes(
         merges=merges,
         num_slots=num_slots,
         tiles=_NO_ITEMS,
-        cuts=cuts,
+        chunk=cuts.chunk,
+        tail=cuts.tail,
     )
 
 

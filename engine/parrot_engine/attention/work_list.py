@@ -69,8 +69,9 @@ class WorkList(NamedTuple):
     num_slots: int
     #: `[n, 8]`: `Tiles`, largest first.
     tiles: Ints
-    #: Where the keys of rows without tiles were cut.
-    cuts: Cuts
+    #: `Cuts.chunk` and `Cuts.tail` by which the keys of rows without tiles were cut.
+    chunk: int
+    tail: int
 
 
 class _Queries(NamedTuple):
@@ -135,7 +136,8 @@ def build(
         merges=merges,
         num_slots=num_slots + tiles.num_slots,
         tiles=tiles.table,
-        cuts=cuts,
+        chunk=cuts.chunk,
+        tail=cuts.tail,
     )
 
 
