@@ -41,6 +41,7 @@ LONG = (
     "test_models_parity.py",
     "test_llamaindex_query.py",
     "test_demo_model.py",
+    "test_kernels_long_rows.py",
     "test_concurrency.py",
     "test_disconnects.py",
     "test_deferred_apps.py",
