@@ -8,11 +8,12 @@ import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
 from paged import PagedHarness, PagedSequence
-from parrot_engine.builtin.batch import BatchRow, BlockCopy, StepBatch
+from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, SamplingRow, StepBatch
 from parrot_engine.builtin.profiling import largest_step
 from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.builtin.settings import BuiltinSettings
 from parrot_engine.models.loader import load_runner
+from parrot_engine.protocol import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,17 @@ def test_no_logits_wanted(runner: ModelRunner) -> None:
     row = harness.row(PagedSequence(), [1, 2], "none")
     assert runner.execute(StepBatch([row])).shape == (0, runner.vocab_size)
     assert not runner.kv_cache[:, :, row.block_table[0], :, :2].isnan().any()
+
+
+@pytest.mark.parametrize("need", ["last", "none"])
+def test_rows_that_draw_nothing_get_no_token(runner: ModelRunner, need: LogitsNeed) -> None:
+    harness = PagedHarness(runner)
+    rows = [harness.row(PagedSequence(), [5, 6], each) for each in ("last", need, "last")]
+    draw = SamplingRow(SamplingParams(temperature=0), [5, 6], [], 0, frozenset())
+    outcomes = runner.launch(StepBatch(rows, sampling=[draw, None, draw])).outcome()
+    tokens = [outcome.token for outcome in outcomes]
+    assert tokens[1] is None
+    assert tokens[0] == tokens[2] is not None
 
 
 def test_the_largest_step_runs(runner: ModelRunner) -> None:
