@@ -70,7 +70,13 @@ def _runner(
     if wide_min_bytes is not None:
         attention = runner._attention
         assert isinstance(attention, TritonAttention)
-        attention._policy = attention._policy._replace(wide_min_bytes=wide_min_bytes)
+        runner._attention = TritonAttention(
+            attention._shape,
+            windows=attention._windows,
+            device=torch.device("cuda"),
+            dtype=getattr(torch, dtype),
+            wide_min_bytes=wide_min_bytes,
+        )
     return runner
 
 
