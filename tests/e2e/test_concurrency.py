@@ -88,7 +88,8 @@ def test_a_crowd_passes_through_unmixed(relay: GatewayProcess, upstream: Scripte
 def test_a_long_prompt_holds_nobody_up(demo: GatewayProcess) -> None:
     """Tokenizing takes a while; others are answered meanwhile, again and again."""
     long = {"model": DEMO_MODEL, "prompt": "word " * 200_000}
-    chat = {"model": DEMO_MODEL, "messages": [{"role": "user", "content": "word"}] * 25_000}
+    message = {"role": "user", "content": "word word word word"}
+    chat = {"model": DEMO_MODEL, "messages": [message] * 16_000}
     for path, body in (("/v1/completions", long), ("/v1/chat/completions", chat)):
         with (
             RawConnection(demo.port, api_key=demo.api_key) as busy,
