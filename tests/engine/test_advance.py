@@ -6,13 +6,14 @@ import random
 
 import numpy as np
 import pytest
+from equal_lists import check_equal
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.advance import advance, goes_on
 from parrot_engine.attention.host_plan import HostPlanner
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import Tables, flatten_tables
-from parrot_engine.attention.work_list import WorkList, build
+from parrot_engine.attention.work_list import build
 from parrot_engine.builtin.batch import BatchRow
 from test_work_list import BLOCK, CHUNK, POLICY, SHAPE
 
@@ -68,16 +69,6 @@ def _next(rows: list[BatchRow]) -> list[BatchRow]:
     ]
 
 
-def _check_equal(found: WorkList, expected: WorkList) -> None:
-    for name, value in expected._asdict().items():
-        mine = getattr(found, name)
-        if isinstance(value, np.ndarray):
-            assert np.array_equal(mine, value), name
-            assert mine.dtype == value.dtype, name
-        else:
-            assert mine == value, name
-
-
 @settings(max_examples=1000, deadline=None)
 @given(
     decodes(),
@@ -99,7 +90,7 @@ def test_it_is_the_list_that_is_made_of_the_step(
         event("advanced" if found is not None else "made anew")
         work = build(tables, SHAPE, policy, window)
         if found is not None:
-            _check_equal(found, work)
+            check_equal(found, work)
             work = found
 
 
@@ -119,7 +110,7 @@ def test_many_steps_one_after_the_other() -> None:
         found = advance(work, before, tables, policy, None)
         if found is not None:
             advanced += 1
-            _check_equal(found, expected)
+            check_equal(found, expected)
         work = found or expected
     # Each row passes 9 multiples of 32 on its way, though 75 of a block.
     assert advanced == 300 - 9 - 9
@@ -141,7 +132,7 @@ def test_ends_of_windows(cuts: Cuts, align: int) -> None:
             expected = build(tables, SHAPE, policy, window)
             found = advance(work, before, tables, policy, window)
             if found is not None:
-                _check_equal(found, expected)
+                check_equal(found, expected)
             work = expected
 
 
@@ -216,4 +207,4 @@ def test_steps_laid_out_one_after_the_other() -> None:
         tables = _tables(rows)
         assert all(map(np.array_equal, plan.tables, tables))
         for window, work in plan.lists.items():
-            _check_equal(work, build(tables, SHAPE, POLICY, window, share=share))
+            check_equal(work, build(tables, SHAPE, POLICY, window, share=share))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from equal_lists import check_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.attention.decode_list import build_decodes
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import flatten_tables
-from parrot_engine.attention.work_list import WorkList, build
+from parrot_engine.attention.work_list import build
 from parrot_engine.builtin.batch import BatchRow
 from test_work_list import BLOCK, CHUNK, CUTS, POLICY, SHAPE
 
@@ -40,16 +40,6 @@ def decodes(draw: st.DrawFn) -> list[BatchRow]:
     return rows
 
 
-def _check_equal(found: WorkList, expected: WorkList) -> None:
-    for name, value in expected._asdict().items():
-        mine = getattr(found, name)
-        if isinstance(value, np.ndarray):
-            assert np.array_equal(mine, value), name
-            assert mine.dtype == value.dtype, name
-        else:
-            assert mine == value, name
-
-
 @settings(max_examples=600, deadline=None)
 @given(
     decodes(),
@@ -65,7 +55,7 @@ def test_it_is_the_list_that_build_makes(
     if found is None:
         return
     expected = build(tables, SHAPE, policy, window, share=share)
-    _check_equal(found, expected)
+    check_equal(found, expected)
 
 
 def _rows(*starts: int, shared: int = 0) -> list[BatchRow]:
@@ -108,4 +98,4 @@ def test_a_larger_shape_with_small_steps_cut_finer() -> None:
         found = build_decodes(tables, shape, policy, None)
         assert found is not None
         expected = build(tables, shape, policy, None)
-        _check_equal(found, expected)
+        check_equal(found, expected)

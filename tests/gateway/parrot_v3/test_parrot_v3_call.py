@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_v3_client import SAMPLING
 
 from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.parrot_v3.bodies import (
@@ -199,26 +200,9 @@ def test_unknown_criteria_are_named() -> None:
 
 # --- bodies ---------------------------------------------------------------------------------------
 
-#: As the client sends it, whole.
-FULL: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "max_gen_length": 512,
-    "ignore_tokenizer_eos": False,
-    "stop_token_ids": [],
-    "stop_str": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "n": 1,
-    "best_of": 1,
-    "logit_bias": None,
-    "repetition_penalty": 0.0,
-    "length_penalty": 0.0,
-}
-
 
 def config(**changes: Any) -> SamplingConfig:
-    return msgspec.convert(FULL | changes, SamplingConfig)
+    return msgspec.convert(SAMPLING | changes, SamplingConfig)
 
 
 def call(*parameters: dict[str, Any], **fields: Any) -> SemanticCallBody:
@@ -294,7 +278,7 @@ def test_sampling_that_cannot_be_honoured_is_named(changes: dict[str, Any], fiel
         check_call(
             call(
                 {"name": "a", "value": "x"},
-                {"name": "o", "is_output": True, "sampling_config": FULL | changes},
+                {"name": "o", "is_output": True, "sampling_config": SAMPLING | changes},
             )
         )
     assert caught.value.param is not None
@@ -328,7 +312,7 @@ def test_good_calls_pass_and_unknown_fields_are_ignored() -> None:
     body = call(
         {"name": "a", "is_output": False, "var_id": "v", "value": None},
         {"name": "c", "is_output": False, "value": ""},
-        {"name": "b", "is_output": True, "sampling_config": FULL},
+        {"name": "b", "is_output": True, "sampling_config": SAMPLING},
         {"name": "d", "is_output": True, "var_id": "w"},
         retry_times=1,
         models=[],
