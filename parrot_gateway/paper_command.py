@@ -35,9 +35,9 @@ def paper_command(
     ] = None,
 ) -> None:
     """Run the experiments of the Parrot paper, and a fleet of today's engines."""
-    from parrot_scheduler.simulator import goodput, paper
-    from parrot_scheduler.simulator.paper_report import draw_experiment, experiment_table, losses
-    from parrot_scheduler.simulator.plots import PlotsUnavailableError, require_matplotlib
+    from parrot_simulator.experiments import goodput, paper
+    from parrot_simulator.reports.paper_report import draw_experiment, experiment_table, losses
+    from parrot_simulator.reports.plots import PlotsUnavailableError, require_matplotlib
 
     try:
         figures = set(figure or ())
@@ -79,8 +79,8 @@ def paper_command(
 
 def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
     """Search the goodput of every case, print it, and give it as plain data."""
-    from parrot_scheduler.simulator import goodput
-    from parrot_scheduler.simulator.paper_report import goodput_table, objectives_table
+    from parrot_simulator.experiments import goodput
+    from parrot_simulator.reports.paper_report import goodput_table, objectives_table
 
     results: list[goodput.Found] = []
     for case in goodput.CASES:
@@ -106,8 +106,8 @@ def ablation_command(
     ] = None,
 ) -> None:
     """Switch off each policy of the scheduler in turn."""
-    from parrot_scheduler.simulator import ablation
-    from parrot_scheduler.simulator.paper_report import ablation_table
+    from parrot_simulator.experiments import ablation
+    from parrot_simulator.reports.paper_report import ablation_table
 
     try:
         rows = [

@@ -1,6 +1,6 @@
 """`parrot-gateway simulate WORKLOAD`: the scheduler on a virtual clock; options, progress, tables.
 
-All that is simulated is in `parrot_scheduler.simulator`; nothing here decides anything. What does
+All that is simulated is in `parrot_simulator`; nothing here decides anything. What does
 not begin with the name of another subcommand is a workload to simulate.
 """
 
@@ -19,10 +19,10 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from parrot_scheduler.config import SchedulerConfig
-    from parrot_scheduler.simulator.metrics import Results
-    from parrot_scheduler.simulator.network import Network
-    from parrot_scheduler.simulator.plan import Workload
-    from parrot_scheduler.simulator.profiles import EngineProfile
+    from parrot_simulator.clients.network import Network
+    from parrot_simulator.engines.profiles import EngineProfile
+    from parrot_simulator.metrics import Results
+    from parrot_simulator.plan import Workload
 
 PROGRESS_INTERVAL_S = 1.0
 
@@ -174,7 +174,7 @@ def workload_command(
         if log is not None and len(configs) * len(values) > 1:
             raise SimulateError("--log records one run: name one --policy, and no --sweep")
         if plots is not None:
-            from parrot_scheduler.simulator.plots import require_matplotlib
+            from parrot_simulator.reports.plots import require_matplotlib
 
             require_matplotlib()
         network = _network(network_ms)
@@ -204,8 +204,8 @@ def workload_command(
     except (SimulateError, OSError, ValueError) as error:
         _fail(str(error))
     except Exception as error:
-        from parrot_scheduler.simulator.plots import PlotsUnavailableError
-        from parrot_scheduler.simulator.simulation import SimulationStuckError
+        from parrot_simulator.reports.plots import PlotsUnavailableError
+        from parrot_simulator.simulation import SimulationStuckError
 
         if isinstance(error, PlotsUnavailableError | SimulationStuckError):
             _fail(str(error))
@@ -227,10 +227,10 @@ def _run(
     courses: bool,
     log: Path | None,
 ) -> Results:
-    from parrot_scheduler.simulator.fleet import Staleness
-    from parrot_scheduler.simulator.plan import ClientMode
-    from parrot_scheduler.simulator.recording import LogFile
-    from parrot_scheduler.simulator.simulation import simulate
+    from parrot_simulator.engines.fleet import Staleness
+    from parrot_simulator.plan import ClientMode
+    from parrot_simulator.recording import LogFile
+    from parrot_simulator.simulation import simulate
 
     if mode not in get_args(ClientMode):
         raise SimulateError(f"--mode {mode!r}: there are {', '.join(get_args(ClientMode))}")
@@ -280,7 +280,7 @@ def _progress(name: str, started: float) -> Callable[[int, float], None]:
 
 
 def _show(results: dict[str, Results], json: Path | None) -> None:
-    from parrot_scheduler.simulator.report import table, write_json
+    from parrot_simulator.reports.report import table, write_json
 
     typer.echo(table(results))
     if json is not None:
@@ -294,7 +294,7 @@ def _draw(
     folder: Path,
     suffix: str,
 ) -> None:
-    from parrot_scheduler.simulator.plots import draw, draw_load
+    from parrot_simulator.reports.plots import draw, draw_load
 
     paths = draw(results, folder, suffix)
     if swept:
@@ -304,7 +304,7 @@ def _draw(
 
 
 def _replay(path: Path) -> None:
-    from parrot_scheduler.simulator.recording import compare
+    from parrot_simulator.recording import compare
 
     with path.open(encoding="utf-8") as lines:
         try:
@@ -322,14 +322,14 @@ def _replay(path: Path) -> None:
 
 
 def _workloads() -> str:
-    from parrot_scheduler.simulator.workloads import WORKLOADS
+    from parrot_simulator.workloads import WORKLOADS
 
     return ", ".join(WORKLOADS)
 
 
 def _workload(name: str, parameters: list[str], scale: float | None, seed: int) -> Workload:
-    from parrot_scheduler.simulator.traces import open_trace
-    from parrot_scheduler.simulator.workloads import WORKLOADS, build
+    from parrot_simulator.traces import open_trace
+    from parrot_simulator.workloads import WORKLOADS, build
 
     if name not in WORKLOADS:
         if not Path(name).is_file():
@@ -365,7 +365,7 @@ def _sweep(text: str | None) -> tuple[str, list[float]]:
 
 
 def _profile(name: str) -> EngineProfile:
-    from parrot_scheduler.simulator.profiles import PROFILES
+    from parrot_simulator.engines.profiles import PROFILES
 
     if name not in PROFILES:
         raise SimulateError(f"--profile {name!r}: there are {', '.join(PROFILES)}")
@@ -386,7 +386,7 @@ def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
 
 
 def _network(text: str) -> Network:
-    from parrot_scheduler.simulator.network import Network
+    from parrot_simulator.clients.network import Network
 
     low, _, high = text.partition("-")
     try:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {
     "parrot_gateway": ROOT / "parrot_gateway",
     "parrot_scheduler": ROOT / "scheduler" / "parrot_scheduler",
+    "parrot_simulator": ROOT / "scheduler" / "parrot_simulator",
     "parrot_engine": ROOT / "engine" / "parrot_engine",
     "parrot_functions": ROOT / "integrations" / "parrot_functions",
     "langchain_parrot": ROOT / "integrations" / "langchain_parrot",
@@ -24,12 +25,14 @@ PACKAGES = {
 ALLOWED = {
     "parrot_gateway": (
         "parrot_scheduler",
+        "parrot_simulator",
         "parrot_engine.protocol",
         "parrot_engine.block_hash",
         "parrot_engine.wire",
         "parrot_engine.text",
     ),
     "parrot_scheduler": (),
+    "parrot_simulator": ("parrot_scheduler",),
     "parrot_engine": (),
     "parrot_functions": (),
     "langchain_parrot": (),
@@ -76,6 +79,7 @@ def test_a_wrong_import_is_found(tmp_path: Path) -> None:
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
         ("parrot_scheduler.scheduler", ["torch", "asyncio", "msgspec"]),
+        ("parrot_simulator.simulation", ["torch", "asyncio", "msgspec", "matplotlib"]),
         ("parrot_functions", ["torch", "msgspec", "pydantic", "openai", "aiohttp"]),
         ("langchain_parrot", ["torch", "openai", "httpx", "parrot_gateway", "langgraph"]),
         ("parrot_engine.llm", ["msgspec", "websockets", "fastapi", "transformers"]),

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from parrot_scheduler.simulator.plots import PlotsUnavailableError
+from parrot_simulator.reports.plots import PlotsUnavailableError
 from typer.testing import CliRunner, Result
 
 from parrot_gateway.cli import app
@@ -150,7 +150,7 @@ def test_pictures_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = simulate("gpts", "--plots", tmp_path / "plots")
     assert result.exit_code == 2
     assert "pip install 'parrot-gateway[simulate]'" in result.stderr
-    from parrot_scheduler.simulator.plots import require_matplotlib
+    from parrot_simulator.reports.plots import require_matplotlib
 
     with pytest.raises(PlotsUnavailableError):
         require_matplotlib()

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from parrot_scheduler.config import PRESETS
-from parrot_scheduler.simulator.metrics import Results
-from parrot_scheduler.simulator.network import Network
-from parrot_scheduler.simulator.plan import ApplicationPlan, CallPlan, Segment, Workload
-from parrot_scheduler.simulator.profiles import PROFILES, EngineProfile
-from parrot_scheduler.simulator.simulation import simulate
-from parrot_scheduler.simulator.workloads.tenants import Backlog
 from parrot_scheduler.task import THROUGHPUT, Objective
+from parrot_simulator.clients.network import Network
+from parrot_simulator.engines.profiles import PROFILES, EngineProfile
+from parrot_simulator.metrics import Results
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, Workload
+from parrot_simulator.simulation import simulate
+from parrot_simulator.workloads.tenants import Backlog
 
 #: Room for four calls of 1,000 + 100 tokens.
 ENGINE = PROFILES["H200-8B"].with_(capacity_tokens=4_800)

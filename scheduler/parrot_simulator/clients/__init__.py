@@ -1,0 +1,1 @@
+"""Simulated clients: applications that arrive, their calls, the network between."""

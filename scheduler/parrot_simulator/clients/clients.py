@@ -1,0 +1,211 @@
+"""Simulated clients: applications arrive, their calls are sent and answered, and they end.
+
+What happens where: a client sits half a round trip away from the server. A plain client (and one
+with a session header) sends a call when all its inputs have come back to it; with the graph, the
+server goes on by itself as soon as the inputs are there, unless something happens at the client in
+between (`pause_s`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from parrot_simulator.clients.ledger import Ledger
+from parrot_simulator.clients.network import Network
+from parrot_simulator.clients.running import Call, Run, check
+from parrot_simulator.clock import Clock
+from parrot_simulator.engines.sequence import Sequence
+from parrot_simulator.plan import ApplicationPlan, CallPlan, ClientMode, Workload
+
+
+class Server(Protocol):
+    """Where calls are sent."""
+
+    def submit(self, call: Call) -> None:
+        """A call is at the server, with all that it needs."""
+        ...
+
+    def forget_application(self, application: str) -> None:
+        """No more calls of an application will come."""
+        ...
+
+
+class Clients:
+    """The clients of one simulation.
+
+    Args:
+        workload: what arrives.
+        mode: how much the server knows of applications.
+        clock: the simulation's.
+        server: where calls are sent; it tells how they end, by `call_done` and `call_failed`.
+        network: round trips of calls.
+        seed: of the network's draws.
+        warm_up: share of the applications, by order of arrival, that do not count.
+        max_applications: stop taking in applications after so many.
+
+    Raises:
+        ValueError: the warm-up is no share.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        mode: ClientMode,
+        clock: Clock,
+        server: Server,
+        *,
+        network: Network,
+        seed: int,
+        warm_up: float,
+        max_applications: int | None,
+    ) -> None:
+        if not 0 <= warm_up < 1:
+            raise ValueError(f"warm_up must be a share from 0 to below 1, not {warm_up}")
+        self._workload = workload
+        self._mode: ClientMode = mode
+        self._clock = clock
+        self._server = server
+        self._network = network
+        self._seed = seed
+        self._max_applications = max_applications
+        self._arrivals = iter(workload.arrivals())
+        self._first_counted = self._count_warm_up(warm_up)
+        self._expected = 0
+        self._started = 0
+        #: Applications that run or are due, and those that have ended.
+        self.live_runs = 0
+        self.ended_runs = 0
+        #: When the first application came that counts; None: none did.
+        self.measured_from: float | None = None
+        self.ledger = Ledger()
+
+    def _count_warm_up(self, warm_up: float) -> int:
+        """How many applications come before those that count."""
+        if not warm_up:
+            return 0
+        count = 0
+        for _ in self._workload.arrivals():
+            count += 1
+            if count == self._max_applications:
+                break
+        return int(count * warm_up)
+
+    # Applications
+
+    def begin(self) -> None:
+        """Expect the first application."""
+        self._next_arrival()
+
+    def _next_arrival(self) -> None:
+        """Look at the next application of the open loop."""
+        if self._may_expect():
+            plan = next(self._arrivals, None)
+            if plan is not None:
+                self._expect(plan, plan.arrival_s, is_open_loop=True)
+
+    def _may_expect(self) -> bool:
+        return self._max_applications is None or self._expected < self._max_applications
+
+    def _expect(self, plan: ApplicationPlan, time: float, *, is_open_loop: bool) -> None:
+        self._expected += 1
+        self.live_runs += 1
+        self._clock.at(time, self._application_arrives, plan, is_open_loop)
+
+    def _application_arrives(self, plan: ApplicationPlan, is_open_loop: bool) -> None:
+        check(plan)
+        now = self._clock.now
+        counted = self._started >= self._first_counted
+        self._started += 1
+        if counted and self.measured_from is None:
+            self.measured_from = now
+        for call in Run(plan, now, self._network, self._seed, counted=counted).calls:
+            if not call.plan.after:
+                call.inputs_at = now
+                self._send(call)
+        if is_open_loop:
+            self._next_arrival()
+
+    # Calls
+
+    def _stays_inside(self, call: CallPlan) -> bool:
+        """Whether the server starts it by itself, once its inputs are there."""
+        return self._mode == "graph" and not call.pause_s
+
+    def _send(self, call: Call) -> None:
+        """The client sends a call, once its pause is over."""
+        call.run.live += 1
+        call.start_s = call.inputs_at + call.plan.pause_s
+        self._clock.at(call.start_s + call.round_trip_s / 2, self.reach_server, call)
+
+    def reach_server(self, call: Call, _: object = None) -> None:
+        """A call that was sent (or is begun anew there) is at the server."""
+        if call.run.failed:
+            self._call_ended(call)
+        else:
+            self._server.submit(call)
+
+    def call_done(self, call: Call, sequence: Sequence) -> None:
+        """The server has all of a call's output."""
+        now = self._clock.now
+        run = call.run
+        run.unfinished -= 1
+        consumers = [run.calls[index] for index in run.consumers[call.plan.index]]
+        inside = [c for c in consumers if self._stays_inside(c.plan)]
+        goes_back = len(inside) < len(consumers) or not consumers
+        back_s = call.round_trip_s / 2 if goes_back else 0.0
+        self.ledger.add_call(call, sequence, now, back_s)
+        for consumer in inside:
+            self._input(consumer)
+        if goes_back:
+            self._clock.at(now + back_s, self._answer_arrives, call)
+        else:
+            self._call_ended(call)
+
+    def call_failed(self, call: Call, code: str) -> None:
+        """A call will have no output: its application is given up."""
+        run = call.run
+        if not run.failed:
+            run.failed = code
+            self.ledger.add_failure(code)
+        self._call_ended(call)
+
+    def _answer_arrives(self, call: Call, _: object) -> None:
+        """A call's output is at its client: what waits for it there goes on."""
+        for index in call.run.consumers[call.plan.index]:
+            consumer = call.run.calls[index]
+            if not self._stays_inside(consumer.plan):
+                self._input(consumer)
+        call.run.ended_s = max(call.run.ended_s, self._clock.now)
+        self._call_ended(call)
+
+    def _input(self, consumer: Call) -> None:
+        """One more input of a call is there."""
+        consumer.missing -= 1
+        consumer.inputs_at = self._clock.now
+        if consumer.missing or consumer.run.failed:
+            return
+        if self._stays_inside(consumer.plan):
+            consumer.run.live += 1
+            consumer.start_s = self._clock.now
+            self.reach_server(consumer)
+        else:
+            self._send(consumer)
+
+    def _call_ended(self, call: Call) -> None:
+        run = call.run
+        run.live -= 1
+        if run.live or (run.unfinished and not run.failed):
+            return
+        plan = run.plan
+        if self._mode == "graph":
+            self._server.forget_application(plan.id)
+        self.ledger.add_application(run)
+        self.live_runs -= 1
+        self.ended_runs += 1
+        # Each call refers to its run: without this only the garbage collector would free them.
+        run.calls = []
+        if self._may_expect():
+            now = self._clock.now
+            successor = self._workload.successor(plan, now)
+            if successor is not None:
+                self._expect(successor, max(now, successor.arrival_s), is_open_loop=False)

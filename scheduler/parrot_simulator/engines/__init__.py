@@ -1,0 +1,1 @@
+"""Simulated engines: cache, steps, step times, the fleet."""

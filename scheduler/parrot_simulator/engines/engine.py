@@ -1,0 +1,411 @@
+"""A simulated engine: continuous batching over a block cache, in macro-steps.
+
+An engine works in steps, as vLLM does: every running sequence decodes one token, and the rest of
+the step's token budget fills prompts, first come first served by priority; those that can wait
+get a part of it only while something more urgent decodes, if the profile says so. As long as the
+batch stays the same the time of many steps is a sum with a closed form, so there is one event for
+all of them: when somebody finishes, memory runs out, a prompt is filled, or somebody arrives, who
+is taken in at the next step's beginning. Blocks can be found by others as soon as the step that
+computes them is planned, as in vLLM. When memory runs out, the sequence that came last is
+preempted and computed again later.
+
+Partly filled blocks count by their tokens: half a block per sequence less than real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from parrot_scheduler.lazy_heap import LazyHeap
+from parrot_scheduler.task import EngineId
+
+from parrot_simulator.engines.cache import Cache
+from parrot_simulator.engines.decodes import Decodes
+from parrot_simulator.engines.holdings import Holdings
+from parrot_simulator.engines.macro_step import MacroStep
+from parrot_simulator.engines.profiles import EngineProfile
+from parrot_simulator.engines.sequence import Sequence
+from parrot_simulator.engines.step_budget import StepBudget
+from parrot_simulator.metrics import Course
+
+
+class Listener(Protocol):
+    """What is told of an engine's doings, at the time when they happen."""
+
+    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
+        """Call `engine.wake(time, version)` then."""
+        ...
+
+    def loaded(self, engine: SimulatedEngine, sequence: Sequence, time: float) -> None:
+        """Call `engine.finish_loading(time, sequence)` then."""
+        ...
+
+    def filled(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+        """Some more of its prompt is there: `sequence.computed`."""
+        ...
+
+    def ended(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+        """It is done, or `failed`."""
+        ...
+
+    def stepped(self, engine: SimulatedEngine, now: float) -> None:
+        """The engine has planned anew: a good time to look at its counts and block events."""
+        ...
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """What happened so far, macro-steps in work not included."""
+
+    busy_s: float = 0.0
+    steps: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    reloaded_tokens: int = 0
+    #: Integrals over busy time, per second: of sequences and of tokens in use.
+    batch_seconds: float = 0.0
+    kv_seconds: float = 0.0
+
+
+class SimulatedEngine:
+    """One engine of a profile. Times are handed in; the listener says when to come back."""
+
+    def __init__(self, engine_id: EngineId, profile: EngineProfile, listener: Listener) -> None:
+        self.id = engine_id
+        self.profile = profile
+        self.cache = Cache(
+            profile.capacity_tokens,
+            profile.block_tokens,
+            host_tokens=profile.host_tokens if profile.prefix_caching else 0,
+            records=profile.prefix_caching,
+        )
+        self.counts = EngineCounts()
+        #: Set this to have its course recorded.
+        self.course: Course | None = None
+        self._listener = listener
+        self._serial = 0
+        self._version = 0
+        self._holdings = Holdings(self.cache, prefix_caching=profile.prefix_caching)
+        #: By (priority, arrival).
+        self._waiting: LazyHeap[Sequence] = LazyHeap()
+        self._loading: dict[Sequence, None] = {}
+        self._filling: dict[Sequence, None] = {}
+        self._decodes = Decodes(profile.block_tokens, shared_attention=profile.shared_attention)
+        self._link_free_at = 0.0
+
+        # The macro-step in work; what its steps fill, and whether they decode.
+        self._working = False
+        self._wake_pending = False
+        self._macro = MacroStep()
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._advances = False
+        self._is_open = True
+
+    # What it looks like
+
+    @property
+    def running(self) -> int:
+        """Sequences in its batch."""
+        return len(self._decodes) + len(self._filling) + len(self._loading)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in its queue."""
+        return len(self._waiting)
+
+    @property
+    def used_tokens(self) -> int:
+        """KV of running sequences."""
+        return self.cache.pinned_tokens + self.cache.private_tokens
+
+    def check(self) -> None:
+        """Assert that counts agree with what is there; for tests."""
+        self.cache.check()
+        if not self.running:
+            assert self._decodes.context_tokens == self._holdings.claimed_tokens == 0
+
+    # What can be asked of it
+
+    def submit(self, now: float, sequence: Sequence) -> None:
+        """Put a sequence into the queue; one that could never fit fails at once."""
+        self._serial += 1
+        sequence.key = (sequence.key[0], self._serial)
+        sequence.submitted_at = now
+        most = sequence.prompt.tokens + max(0, sequence.output_tokens - 1)
+        if most > self.cache.capacity_tokens:
+            sequence.state = "ended"
+            sequence.failed = True
+            self._listener.ended(self, sequence, now)
+            return
+        self._waiting.push(sequence, sequence.key)
+        self._stir(now)
+
+    def cancel(self, now: float, sequence: Sequence) -> None:
+        """Stop a sequence; nothing is told of its end."""
+        if sequence.state == "waiting":
+            self._waiting.remove(sequence)
+            sequence.state = "ended"
+        elif sequence.state != "ended":
+            if self._working:
+                self._settle(now)
+            if sequence.state != "ended":
+                self._leave(sequence, now)
+                sequence.state = "ended"
+            self._plan(now)
+
+    def forget(self, application: str) -> None:
+        """What only this application left here goes first from now on."""
+        self.cache.forget(application)
+
+    def stop(self, now: float) -> list[Sequence]:
+        """The engine is gone with all that it had; its sequences, in order of arrival."""
+        if self._working:
+            self._settle(now)
+        self._version += 1
+        self._working = False
+        lost = [*self._filling, *self._loading, *self._decodes, *self._waiting]
+        for sequence in lost:
+            sequence.state = "ended"
+        return sorted(lost, key=lambda s: s.key[1])
+
+    def wake(self, now: float, version: int) -> None:
+        """A wish of `wake_engine` came due."""
+        if version != self._version:
+            return
+        self._wake_pending = False
+        if self._working:
+            self._settle(now)
+        self._plan(now)
+
+    def finish_loading(self, now: float, sequence: Sequence) -> None:
+        """A sequence's KV came back from the host."""
+        if sequence.state == "loading":
+            del self._loading[sequence]
+            self._filling[sequence] = None
+            sequence.state = "filling"
+            self._stir(now, at_once=True)
+
+    # Macro-steps
+
+    def _stir(self, now: float, *, at_once: bool = False) -> None:
+        """Somebody came: plan anew at the end of the step in work, if there could be room."""
+        if not self._working:
+            if not self._wake_pending:
+                # Not at once: others may come at this very moment.
+                self._wake_pending = True
+                self._version += 1
+                self._listener.wake_engine(self, now, self._version)
+            return
+        if not (self._is_open or at_once):
+            return
+        steps = self._macro.steps_until(now - self._macro.since)
+        if steps < self._macro.planned:
+            self._macro.planned = steps
+            self._version += 1
+            end = self._macro.since + self._macro.time_of(steps)
+            self._listener.wake_engine(self, end, self._version)
+
+    def _settle(self, now: float) -> None:
+        """Take in what the macro-step in work has done by now."""
+        self._working = False
+        macro = self._macro
+        elapsed = now - macro.since
+        steps = macro.planned
+        if macro.time_of(steps) > elapsed + 1e-9:
+            # Cut in the middle of a step: by a cancellation, or the engine's end.
+            steps = macro.steps_until(elapsed) - 1
+        decodes = self._decodes
+        chunks, self._chunks = self._chunks, []
+        batch = len(decodes) + len(chunks)
+        grown = len(decodes) * steps if self._advances else 0
+        filled = steps * sum(tokens for _, tokens in chunks)
+        kv = self.used_tokens
+        counts = self.counts
+        counts.busy_s += elapsed
+        counts.batch_seconds += elapsed * batch
+        counts.kv_seconds += elapsed * (kv + grown / 2)
+        if self.course is not None:
+            self.course.add(macro.since, now, batch, kv, filled)
+        counts.steps += steps
+        counts.prefilled_tokens += filled
+        for sequence, tokens in chunks:
+            sequence.computed += tokens * steps
+            sequence.prefilled += tokens * steps
+            if steps > 1:
+                self._holdings.publish(sequence, sequence.computed)
+        if grown:
+            counts.generated_tokens += grown
+            decodes.advance(steps)
+            self.cache.private_tokens += grown
+            self.cache.make_room(0)
+            while (done := decodes.done()) is not None:
+                self._finish(done, now)
+        for sequence, _ in chunks:
+            if steps and sequence.state == "filling":
+                if sequence.computed >= sequence.target:
+                    self._finish_prompt(sequence, now)
+                else:
+                    self._listener.filled(self, sequence, now)
+
+    def _plan(self, now: float) -> None:
+        """Decide on the next macro-step, and wish to be woken at its end."""
+        profile = self.profile
+        self._version += 1
+        blocked = False
+        while self._decodes and self.cache.free_tokens < len(self._decodes):
+            self._preempt(now)
+            blocked = True
+        self._chunks = []
+        budget = StepBudget(
+            profile.max_batch_tokens - (len(self._decodes) if profile.chunked_prefill else 0),
+            profile.max_background_tokens,
+            self._decodes.most_urgent,
+        )
+        filling: Iterable[Sequence] = self._filling
+        if budget.is_shared:
+            filling = sorted(filling, key=lambda s: s.key)
+        for sequence in filling:
+            if budget.tokens <= 0:
+                break
+            if budget.left_for(sequence) > 0:
+                self._take_chunk(sequence, budget)
+        while budget.tokens > 0 and not blocked:
+            first = self._waiting.first()
+            if first is None or budget.left_for(first) <= 0:
+                # Nobody is in line; or the next one there, and all behind it, can wait.
+                break
+            if self._may_enter(first, budget.tokens) and self._admit(first, now):
+                self._waiting.remove(first)
+                if first.state == "filling":
+                    self._take_chunk(first, budget)
+            else:
+                blocked = True
+        self._is_open = budget.tokens > 0 and not blocked and self.running < profile.max_batch
+        self._begin(now)
+        self._listener.stepped(self, now)
+
+    def _begin(self, now: float) -> None:
+        """Begin the macro-step of the chunks and decodes at hand."""
+        model = self.profile.step_model
+        chunked = self.profile.chunked_prefill
+        chunks = self._chunks
+        decodes = len(self._decodes)
+        if not chunks and not decodes:
+            return
+        tokens = sum(n for _, n in chunks)
+        self._advances = decodes > 0 and (chunked or not chunks)
+        context = self._decodes.context_tokens if self._advances else 0
+        macro = self._macro
+        macro.compute_s = tokens * model.prefill_token_s + model.overhead_s
+        macro.memory_s = model.weights_s + context * model.context_token_s + model.overhead_s
+        macro.growth_s = decodes * model.context_token_s if self._advances else 0.0
+        steps = 1
+        if not chunks:
+            steps = self._decodes.steps_to_next_end
+        elif chunked and len(chunks) == 1 and tokens + decodes >= self.profile.max_batch_tokens:
+            # One prompt fills step after step.
+            sequence = chunks[0][0]
+            steps = (sequence.target - sequence.computed) // tokens
+        if self._advances:
+            most = self.cache.free_tokens // decodes
+            steps = max(1, min(steps, self._decodes.steps_to_next_end, most))
+        self._working = True
+        macro.since = now
+        macro.planned = steps
+        self._listener.wake_engine(self, now + macro.time_of(steps), self._version)
+
+    # Sequences
+
+    def _may_enter(self, sequence: Sequence, budget: int) -> bool:
+        """Whether limits other than memory let it in."""
+        profile = self.profile
+        running = self.running
+        if running >= profile.max_batch:
+            return False
+        claimed = self._holdings.claimed_tokens + self._holdings.claim(sequence)
+        if profile.token_cap is not None and running and claimed > profile.token_cap:
+            return False
+        # A prompt that is filled whole shares a step only if it fits.
+        return profile.chunked_prefill or not self._chunks or sequence.target <= budget
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        """Take a sequence in, if its whole prompt finds room."""
+        match = self._holdings.take(sequence, len(self._decodes), alone=not self.running)
+        if match is None:
+            return False
+        if sequence.admitted_at < 0:
+            sequence.admitted_at = now
+            sequence.cached = min(sequence.computed, sequence.prompt.tokens)
+        if match.host_blocks:
+            self.cache.load(match)
+            tokens = match.host_blocks * self.cache.block_tokens
+            self.counts.reloaded_tokens += tokens
+            self._link_free_at = max(now, self._link_free_at) + tokens * self.profile.reload_token_s
+            sequence.state = "loading"
+            self._loading[sequence] = None
+            self._listener.loaded(self, sequence, self._link_free_at)
+        else:
+            sequence.state = "filling"
+            self._filling[sequence] = None
+        return True
+
+    def _take_chunk(self, sequence: Sequence, budget: StepBudget) -> None:
+        """Let a sequence fill some of its prompt in the next step."""
+        tokens = sequence.target - sequence.computed
+        if self.profile.chunked_prefill:
+            tokens = min(tokens, budget.left_for(sequence))
+        budget.spend(sequence, tokens)
+        self._chunks.append((sequence, tokens))
+        self._holdings.publish(sequence, sequence.computed + tokens)
+
+    def _finish_prompt(self, sequence: Sequence, now: float) -> None:
+        """All is filled, and its first (or next) token is there."""
+        if sequence.output_tokens > 0:
+            sequence.generated += 1
+            self.counts.generated_tokens += 1
+            if sequence.first_token_at < 0:
+                sequence.first_token_at = now
+        self._listener.filled(self, sequence, now)
+        if sequence.generated >= sequence.output_tokens:
+            self._finish(sequence, now)
+            return
+        del self._filling[sequence]
+        sequence.state = "decoding"
+        self._decodes.join(sequence)
+
+    def _finish(self, sequence: Sequence, now: float) -> None:
+        """It has generated all that it wanted; its output stays to be found."""
+        sequence.generated = sequence.output_tokens
+        self._leave(sequence, now, done=True)
+        sequence.state = "ended"
+        self._listener.ended(self, sequence, now)
+
+    def _leave(self, sequence: Sequence, now: float, *, done: bool = False) -> None:
+        """Take a running sequence out of the batch, and let go of its KV."""
+        if sequence.state == "decoding":
+            sequence.private += self._decodes.grown(sequence)
+            self._decodes.leave(sequence)
+        elif sequence.state == "filling":
+            del self._filling[sequence]
+        else:
+            del self._loading[sequence]
+        if done:
+            self._holdings.publish_output(sequence)
+        self._holdings.release(sequence, now)
+
+    def _preempt(self, now: float) -> None:
+        """Send the running sequence that came last back to the queue; its KV is let go."""
+        victim = max((*self._filling, *self._decodes), key=lambda s: s.key)
+        if victim.state == "decoding":
+            victim.generated += self._decodes.grown(victim)
+            # The tokens that it has are filled like a prompt when it comes back.
+            victim.target = victim.prompt.tokens + victim.generated
+        self._leave(victim, now)
+        victim.state = "waiting"
+        victim.computed = 0
+        victim.preemptions += 1
+        self.counts.preemptions += 1
+        self._waiting.push(victim, victim.key)

@@ -1,0 +1,204 @@
+"""The engines of one simulation: they join and leave, and what they do is told of, now or late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from parrot_scheduler.events import (
+    BlocksEvicted,
+    BlocksStored,
+    EngineDraining,
+    EngineJoined,
+    EngineLeft,
+    EngineReport,
+    Event,
+    TaskProgress,
+)
+from parrot_scheduler.task import EngineId
+
+from parrot_simulator.clock import Clock
+from parrot_simulator.engines import sequence as sequences
+from parrot_simulator.engines.engine import SimulatedEngine
+from parrot_simulator.engines.profiles import EngineProfile
+from parrot_simulator.metrics import Course, EngineUse
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How late the scheduler learns of things, in seconds. The end of a task is never late."""
+
+    blocks_s: float = 0.0
+    progress_s: float = 0.0
+    report_s: float = 0.0
+    #: Shortest time between two reports of an engine.
+    report_interval_s: float = 1.0
+
+
+class EngineChange(NamedTuple):
+    """Something that befalls an engine, by its place among `engines`."""
+
+    at_s: float
+    engine: int
+    what: Literal["leave", "drain", "join"]
+
+
+class Gateway(Protocol):
+    """Who is told of what engines do."""
+
+    def tell(self, event: Event, _: object = None) -> None:
+        """Something that the scheduler is to hear at once."""
+        ...
+
+    def ended(self, sequence: sequences.Sequence) -> None:
+        """A sequence is done, or `failed`."""
+        ...
+
+    def lost(self, sequence: sequences.Sequence) -> None:
+        """A sequence was on an engine that has left."""
+        ...
+
+
+class Fleet:
+    """The engines, by id; implements `engine.Listener`.
+
+    Args:
+        profiles: one an engine; all have joined by the time this returns.
+        clock: the simulation's.
+        gateway: is told.
+        staleness: how late the scheduler learns of what engines do.
+        changes: engines that leave, drain or join again.
+        with_courses: record each engine's course over time.
+
+    Raises:
+        ValueError: a change names no engine.
+    """
+
+    def __init__(
+        self,
+        profiles: Sequence[EngineProfile],
+        clock: Clock,
+        gateway: Gateway,
+        *,
+        staleness: Staleness,
+        changes: Sequence[EngineChange],
+        with_courses: bool,
+    ) -> None:
+        for change in changes:
+            if not 0 <= change.engine < len(profiles):
+                raise ValueError(f"changes: there is no engine {change.engine}")
+        self._profiles = profiles
+        self._clock = clock
+        self._gateway = gateway
+        self._staleness = staleness
+        self._with_courses = with_courses
+        self.engines: dict[EngineId, SimulatedEngine] = {}
+        self.courses: dict[str, Course] = {}
+        self._reported_at: dict[EngineId, float] = {}
+        self._left: list[EngineUse] = []
+        for index in range(len(profiles)):
+            self._join(index)
+        for change in changes:
+            clock.at(change.at_s, self._befall, change)
+
+    def uses(self) -> list[EngineUse]:
+        """What each engine did until now or until it left, those that have left first."""
+        return [*self._left, *map(_use_of, self.engines.values())]
+
+    def _join(self, index: int) -> None:
+        profile = self._profiles[index]
+        engine_id = f"engine-{index}"
+        engine = SimulatedEngine(engine_id, profile, self)
+        if self._with_courses:
+            engine.course = self.courses.setdefault(engine_id, Course())
+        self.engines[engine_id] = engine
+        self._reported_at[engine_id] = float("-inf")
+        self._gateway.tell(EngineJoined(profile.description(engine_id)))
+
+    def _befall(self, change: EngineChange, _: object) -> None:
+        engine_id = f"engine-{change.engine}"
+        engine = self.engines.get(engine_id)
+        if change.what == "join":
+            if engine is None:
+                self._join(change.engine)
+        elif engine is None:
+            return
+        elif change.what == "drain":
+            self._gateway.tell(EngineDraining(engine_id))
+        else:
+            lost = engine.stop(self._clock.now)
+            self._left.append(_use_of(engine))
+            del self.engines[engine_id]
+            self._gateway.tell(EngineLeft(engine_id))
+            for sequence in lost:
+                self._gateway.lost(sequence)
+
+    def _tell(self, event: Event, delay_s: float) -> None:
+        if delay_s > 0:
+            self._clock.at(self._clock.now + delay_s, self._gateway.tell, event)
+        else:
+            self._gateway.tell(event)
+
+    # What engines say
+
+    def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
+        """See `engine.Listener`."""
+        self._clock.at(time, self._wake, engine, version)
+
+    def _wake(self, engine: SimulatedEngine, version: int) -> None:
+        engine.wake(self._clock.now, version)
+
+    def loaded(self, engine: SimulatedEngine, sequence: sequences.Sequence, time: float) -> None:
+        """See `engine.Listener`."""
+        self._clock.at(time, self._finish_loading, engine, sequence)
+
+    def _finish_loading(self, engine: SimulatedEngine, sequence: sequences.Sequence) -> None:
+        engine.finish_loading(self._clock.now, sequence)
+
+    def filled(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
+        """See `engine.Listener`."""
+        event = TaskProgress(
+            sequence.task_id,
+            min(sequence.computed, sequence.prompt.tokens),
+            sequence.cached,
+            sequence.generated,
+        )
+        self._tell(event, self._staleness.progress_s)
+
+    def ended(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
+        """See `engine.Listener`."""
+        self._gateway.ended(sequence)
+
+    def stepped(self, engine: SimulatedEngine, now: float) -> None:
+        """See `engine.Listener`."""
+        staleness = self._staleness
+        changes = engine.cache.changes
+        if changes:
+            engine.cache.changes = []
+            for stored, hashes in changes:
+                kind = BlocksStored if stored else BlocksEvicted
+                self._tell(kind(engine.id, hashes), staleness.blocks_s)
+        if now - self._reported_at[engine.id] >= staleness.report_interval_s:
+            self._reported_at[engine.id] = now
+            report = EngineReport(engine.id, engine.running, engine.waiting, engine.used_tokens)
+            self._tell(report, staleness.report_s)
+
+
+def _use_of(engine: SimulatedEngine) -> EngineUse:
+    """What an engine did until now."""
+    counts = engine.counts
+    busy = counts.busy_s or 1.0
+    return EngineUse(
+        id=engine.id,
+        busy_s=counts.busy_s,
+        steps=counts.steps,
+        prefilled_tokens=counts.prefilled_tokens,
+        generated_tokens=counts.generated_tokens,
+        preemptions=counts.preemptions,
+        reloaded_tokens=counts.reloaded_tokens,
+        evicted_tokens=engine.cache.evicted_tokens,
+        mean_batch=counts.batch_seconds / busy,
+        mean_kv_tokens=counts.kv_seconds / busy,
+        capacity_tokens=engine.profile.capacity_tokens,
+    )

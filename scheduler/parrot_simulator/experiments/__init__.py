@@ -1,0 +1,1 @@
+"""The experiments: the paper's figures, engines of today, goodput, ablation."""

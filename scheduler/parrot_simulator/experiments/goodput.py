@@ -1,0 +1,350 @@
+"""Goodput: the highest load at which applications still meet their objectives.
+
+As the field uses the word: of the applications of every kind at least `SHARE` meet all bounds that
+they have. What differs between arms is how much load that allows. Loads are steps of a geometric
+grid, the same for all arms; the search assumes that what holds at a load holds below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from parrot_scheduler.config import PRESETS
+
+from parrot_simulator.engines.profiles import DEFAULT_PROFILE, PROFILES
+from parrot_simulator.experiments.experiments import (
+    MODERN,
+    OURS,
+    RECORDED,
+    VARIANTS,
+    Arm,
+    mixed_load,
+)
+from parrot_simulator.metrics import Results
+from parrot_simulator.plan import ApplicationPlan, Workload
+from parrot_simulator.simulation import simulate
+from parrot_simulator.workloads import build
+
+#: As `--figure` takes it.
+FIGURE = "fleet goodput"
+#: Of the applications of each kind, how many have to meet their objective.
+SHARE = 0.9
+#: Steps of the grid of loads for a factor of two: neighbours are 9 % apart.
+STEPS = 8
+#: Loads that the search begins with are this many steps apart, before it halves what is between.
+STRIDE = 4
+#: Steps below and above a case's first load at which the search gives up.
+LOWEST, HIGHEST = -24, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What an application has to meet; None: any."""
+
+    #: Seconds to the first token, of the slowest call; seconds a token after it, on average.
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    #: The whole application, in times of what it takes on the empty fleet of the modern baseline.
+    times_alone: float | None = None
+    why: str = ""
+
+
+_PERSON = Objective(
+    ttft_s=2.0,
+    tpot_s=0.05,
+    why="A person reads along: 50 ms a token is 20 tokens/s, well above reading speed, and 2 s is "
+    "about what one waits for an answer to begin.",
+)
+_JOB = Objective(
+    times_alone=3.0,
+    why="Somebody waits for the whole result only. Three times as long as with nobody else there, "
+    "on the baseline's fleet, so that a faster arm gets no tighter bound.",
+)
+_TURN = Objective(
+    ttft_s=5.0,
+    tpot_s=0.05,
+    why="Each turn's first token within what filling a context of 200,000 tokens anew takes (24 us "
+    "a token): a context may be lost, but not wait besides. Tokens as for a person.",
+)
+
+#: Bounds by kind of application. Fixed before any search was run.
+OBJECTIVES: Mapping[str, Objective] = {
+    "multi-agent": _JOB,
+    "map-reduce": _JOB,
+    "chat": _PERSON,
+    "productivity": _PERSON,
+    "image-generation": _PERSON,
+    "programming": _PERSON,
+    "data-analysis": _PERSON,
+    "agent": _TURN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload whose load is searched."""
+
+    workload: str
+    #: What the load counts.
+    unit: str
+    parameters: Callable[[float], Mapping[str, str | float]]
+    #: Where the search of the first arm begins; others begin where the one before them ended.
+    first: float
+    #: The workload with one application of each kind, for `Objective.times_alone`.
+    alone: Mapping[str, str | float] = field(default_factory=dict)
+    engines: int = 4
+    #: Of `PROFILES`.
+    profile: str = DEFAULT_PROFILE
+    #: Baselines besides `ARMS`.
+    more: tuple[Arm, ...] = ()
+    note: str = ""
+
+
+#: The first is what the others are compared with.
+ARMS: tuple[Arm, ...] = (MODERN[0], MODERN[2], VARIANTS[0], OURS)
+BASELINE = ARMS[0]
+#: A baseline whose operator trades speed of prompts for steady decoding; shown where prompts of
+#: many tokens are filled beside decodes whose time is bounded.
+_SMALL_CHUNKS = Arm("LMetric, chunks of 2048", "lmetric", engine={"max_batch_tokens": 2048})
+
+#: Short horizons, so that all searches together take some minutes: a load a little beyond what
+#: engines can do in the long run may pass. That is so for every arm.
+CASES: tuple[Case, ...] = (
+    Case(
+        "multi-agent",
+        "jobs/s",
+        lambda load: {"branches": 8, "rate": load, "count": max(1, round(120 * load))},
+        first=0.4,
+        alone={"branches": 8, "count": 1},
+        note="8 branches, arrivals for 120 s",
+    ),
+    Case(
+        "gpts",
+        "calls/s",
+        lambda load: {"rate": load, "count": max(4, round(30 * load))},
+        first=50.0,
+        note="arrivals for 30 s",
+    ),
+    Case(
+        "mixed",
+        "times 30 chats/s and 1.09 summaries/s",
+        mixed_load,
+        first=2.0,
+        alone={**mixed_load(1.0), "count": 1, "summaries": 1},
+        more=(_SMALL_CHUNKS,),
+        note="arrivals for 30 s",
+    ),
+    Case(
+        "agents",
+        "agents at once",
+        lambda load: {
+            "clients": max(1, round(load)),
+            "count": max(1, round(load)),
+            "turns_scale": 0.2,
+            "turns_max": 40,
+            "pause_max_s": 60,
+        },
+        first=48.0,
+        engines=1,
+        more=(_SMALL_CHUNKS,),
+        note="a fifth of the recorded turns, pauses of at most 60 s",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What a search found: the highest step that passes, and the lowest seen to fail.
+
+    `passed` is None when nothing passed, `failed` when nothing failed.
+    """
+
+    passed: int | None
+    failed: int | None
+    runs: int
+
+
+def search(
+    passes: Callable[[int], bool],
+    start: int,
+    *,
+    lowest: int = LOWEST,
+    highest: int = HIGHEST,
+    stride: int = STRIDE,
+    finest: int = 1,
+) -> Level:
+    """The highest step in `lowest` to `highest` that passes, where all below it pass too.
+
+    Goes from `start` in strides until one passes and one fails, then halves what is between them
+    until they are `finest` apart: at most (highest - lowest) / stride + log2(stride) + 2 runs.
+
+    Raises:
+        ValueError: `start` is out of range, or a stride is below 1.
+    """
+    if not lowest <= start <= highest or stride < 1 or finest < 1:
+        raise ValueError(f"cannot search from {start} in {lowest} to {highest} by {stride}")
+    runs = 1
+    passed, failed = (start, None) if passes(start) else (None, start)
+    while failed is None and passed is not None and passed < highest:
+        step = min(highest, passed + stride)
+        runs += 1
+        passed, failed = (step, None) if passes(step) else (passed, step)
+    while passed is None and failed is not None and failed > lowest:
+        step = max(lowest, failed - stride)
+        runs += 1
+        passed, failed = (step, failed) if passes(step) else (None, step)
+    while passed is not None and failed is not None and failed - passed > finest:
+        step = (passed + failed) // 2
+        runs += 1
+        passed, failed = (step, failed) if passes(step) else (passed, step)
+    return Level(passed, failed, runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The goodput of one arm on one workload."""
+
+    workload: str
+    unit: str
+    arm: str
+    #: Highest load that passed and the next one of the grid, which failed; None: none did.
+    load: float | None
+    beyond: float | None
+    #: Share of applications of the worst kind that met their objective, at both loads.
+    share: float | None
+    share_beyond: float | None
+    #: The worst kind at `beyond`: what limits the arm.
+    limit: str | None
+    runs: int
+    #: `load` over that of `BASELINE`.
+    ratio: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def run(
+    case: Case,
+    *,
+    seeds: int = 1,
+    finest: int = 1,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[Found]:
+    """The goodput of each arm, that of `BASELINE` first.
+
+    Args:
+        case: What to run.
+        seeds: Runs at each load; a kind's share is the mean over them.
+        finest: Steps of the grid between what passes and what fails at the end.
+        progress: Told of each load.
+    """
+    bounds = jobs_alone(case)
+    start, base = 0, None
+    for arm in (*ARMS, *case.more):
+        shares: dict[int, tuple[float, str]] = {}
+
+        def passes(
+            step: int, arm: Arm = arm, shares: dict[int, tuple[float, str]] = shares
+        ) -> bool:
+            load = load_of(case, step)
+            progress(f"{FIGURE}, {case.workload}, {load:.3g} {case.unit}: {arm.name}")
+            shares[step] = _worst([run_once(case, arm, load, bounds, s) for s in range(seeds)])
+            return shares[step][0] >= SHARE
+
+        level = search(passes, start, finest=finest)
+        found = _found(case, arm, level, shares)
+        base = found.load if arm is BASELINE else base
+        if level.passed is not None:
+            start = level.passed
+        yield replace(found, ratio=found.load / base if base and found.load else None)
+
+
+def _found(case: Case, arm: Arm, level: Level, shares: Mapping[int, tuple[float, str]]) -> Found:
+    passed, failed = level.passed, level.failed
+    return Found(
+        workload=case.workload,
+        unit=case.unit,
+        arm=arm.name,
+        load=None if passed is None else load_of(case, passed),
+        beyond=None if failed is None else load_of(case, failed),
+        share=None if passed is None else shares[passed][0],
+        share_beyond=None if failed is None else shares[failed][0],
+        limit=None if failed is None else shares[failed][1],
+        runs=level.runs,
+    )
+
+
+def load_of(case: Case, step: int) -> float:
+    """A load of the case's grid."""
+    return float(case.first * 2.0 ** (step / STEPS))
+
+
+def run_once(case: Case, arm: Arm, load: float, alone: Mapping[str, float], seed: int) -> Results:
+    """One simulation at one load, with the objectives of `OBJECTIVES`.
+
+    `alone`: seconds of an application on the empty fleet, by kind; see `jobs_alone`.
+    """
+    workload = build(case.workload, {**case.parameters(load), "seed": seed})
+    return _simulate(case, arm, WithObjectives(workload, alone), seed)
+
+
+def jobs_alone(case: Case) -> dict[str, float]:
+    """Seconds of one application on the baseline's empty fleet, by kind; empty without need."""
+    if not case.alone:
+        return {}
+    results = _simulate(case, BASELINE, build(case.workload, case.alone), 0)
+    return {kind: measures.job_s.mean for kind, measures in results.kinds.items()}
+
+
+def _simulate(case: Case, arm: Arm, workload: Workload, seed: int) -> Results:
+    return simulate(
+        workload,
+        config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
+        engines=[PROFILES[case.profile].with_(**arm.engine)] * case.engines,
+        mode=arm.client,
+        network=RECORDED,
+        seed=seed,
+    )
+
+
+def _worst(results: list[Results]) -> tuple[float, str]:
+    """The smallest share of a kind's applications that met their objective, and the kind."""
+    kinds = sorted(results[0].kinds)
+    shares = {
+        kind: fmean(r.kinds[kind].good / r.kinds[kind].applications for r in results)
+        for kind in kinds
+    }
+    kind = min(kinds, key=shares.__getitem__)
+    return shares[kind], kind
+
+
+class WithObjectives:
+    """A workload whose applications have the objectives of `OBJECTIVES` in place of their own."""
+
+    def __init__(self, workload: Workload, alone: Mapping[str, float]) -> None:
+        self.name = workload.name
+        self._workload = workload
+        self._alone = alone
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        """The same plans."""
+        return map(self._bound, self._workload.arrivals())
+
+    def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
+        """The same plans."""
+        plan = self._workload.successor(finished, now)
+        return None if plan is None else self._bound(plan)
+
+    def _bound(self, plan: ApplicationPlan) -> ApplicationPlan:
+        objective = OBJECTIVES[plan.kind]
+        times = objective.times_alone
+        return replace(
+            plan,
+            ttft_s=objective.ttft_s,
+            tpot_s=objective.tpot_s,
+            job_s=None if times is None else times * self._alone[plan.kind],
+        )

@@ -1,0 +1,257 @@
+"""Runs the experiments of `experiments` and compares their arms.
+
+Every arm of a point sees the same applications at the same times, for each of several seeds; what
+is compared is the mean over the seeds. A ratio says how many times better "ours" is: a baseline's
+time over ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from parrot_scheduler.config import PRESETS
+
+from parrot_simulator.engines.profiles import PROFILES
+from parrot_simulator.experiments import goodput
+from parrot_simulator.experiments.experiments import (
+    FLEET,
+    OURS,
+    PAPER,
+    Arm,
+    Experiment,
+    Metric,
+    Point,
+)
+from parrot_simulator.metrics import Measures, Results, Sketch
+from parrot_simulator.simulation import simulate
+from parrot_simulator.workloads import build
+
+#: Experiments by their figure's name.
+EXPERIMENTS = {experiment.figure: experiment for experiment in (*PAPER, *FLEET)}
+DEFAULT_SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One arm at one point: means over the seeds. Times in the metric's unit (s, or ms a token)."""
+
+    figure: str
+    point: str
+    arm: str
+    mean: float
+    p50: float
+    p99: float
+    #: Smallest and largest mean of one seed.
+    low: float
+    high: float
+    #: Mean seconds of an application, over all kinds.
+    job_s: float
+    #: Applications within their goals, per second, and as a share; NaN without goals.
+    goodput: float
+    good_share: float
+    hit_rate: float
+    failed: int
+    #: Further figures that the experiment names, by `kind metric`.
+    besides: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON; what is not a number is None."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in plain.items()
+        }
+
+
+def select(figures: Iterable[str]) -> list[Experiment]:
+    """Experiments by figure (`12a`, or `12` for both), `paper`, `fleet`; all without any.
+
+    Raises:
+        ValueError: there is none of that name; says which there are.
+    """
+    found: dict[str, Experiment] = {}
+    for name in figures:
+        group = {"paper": PAPER, "fleet": FLEET}.get(name)
+        matches = [
+            e
+            for e in group or EXPERIMENTS.values()
+            if group or name == e.figure or name == e.figure.rstrip("ab")
+        ]
+        if not matches:
+            raise ValueError(
+                f"no figure {name!r}; there are {', '.join(EXPERIMENTS)}, {goodput.FIGURE}, "
+                "paper, fleet"
+            )
+        found |= {experiment.figure: experiment for experiment in matches}
+    return list(found.values()) or list(EXPERIMENTS.values())
+
+
+def quick(experiment: Experiment) -> Experiment:
+    """The experiment with its first and last points only."""
+    points = experiment.points
+    return replace(experiment, points=points if len(points) < 3 else (points[0], points[-1]))
+
+
+def run(
+    experiment: Experiment,
+    *,
+    seeds: int = DEFAULT_SEEDS,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[Outcome]:
+    """All points and arms of an experiment, one outcome after the other."""
+    for point in experiment.points:
+        for arm in experiment.arms:
+            progress(f"figure {experiment.figure}, {point.label}: {arm.name}")
+            results = [run_once(experiment, point, arm, seed) for seed in range(seeds)]
+            yield _outcome(experiment, point, arm, results)
+
+
+def run_once(experiment: Experiment, point: Point, arm: Arm, seed: int) -> Results:
+    """One simulation."""
+    parameters: dict[str, str | float] = {**point.parameters, "seed": seed}
+    if experiment.repetition is not None:
+        parameters[experiment.repetition] = seed % 10
+    return simulate(
+        build(experiment.workload, parameters),
+        config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
+        engines=[PROFILES[experiment.profile].with_(**arm.engine)] * experiment.engines,
+        mode=arm.client,
+        network=experiment.network,
+        seed=seed,
+    )
+
+
+def _sketch(results: Results, kind: str | None, metric: Metric) -> tuple[Sketch, float]:
+    """A distribution, and the factor from seconds to the metric's unit."""
+    measures: Measures = results.total if kind is None else results.kinds.get(kind, Measures())
+    if metric == "job_s":
+        return measures.job_s, 1.0
+    if metric == "ms_per_token":
+        return measures.normalised_s, 1000.0
+    if metric == "call_s":
+        return measures.latency_s, 1.0
+    return measures.tpot_s, 1000.0
+
+
+def _outcome(experiment: Experiment, point: Point, arm: Arm, results: Sequence[Results]) -> Outcome:
+    found = [_sketch(r, experiment.kind, experiment.metric) for r in results]
+    means = [sketch.mean * unit for sketch, unit in found]
+    besides = {}
+    for kind, metric in experiment.besides:
+        sketches = [_sketch(r, kind, metric) for r in results]
+        besides[f"{kind or 'all'} {metric}"] = fmean(s.mean * unit for s, unit in sketches)
+    return Outcome(
+        figure=experiment.figure,
+        point=point.label,
+        arm=arm.name,
+        mean=fmean(means),
+        p50=fmean(sketch.quantile(0.5) * unit for sketch, unit in found),
+        p99=fmean(sketch.quantile(0.99) * unit for sketch, unit in found),
+        low=min(means),
+        high=max(means),
+        job_s=fmean(r.total.job_s.mean for r in results),
+        goodput=fmean(r.goodput for r in results),
+        good_share=fmean(r.good_share for r in results),
+        hit_rate=fmean(r.total.hit_rate for r in results),
+        failed=sum(r.total.failed for r in results),
+        besides=besides,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A baseline beside ours, at one point, or in the rate that each allows."""
+
+    figure: str
+    point: str
+    baseline: str
+    theirs: float
+    ours: float
+    ratio: float
+    #: What the paper prints for it; None: nothing.
+    printed: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def compare(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Comparison]:
+    """Every other arm against ours."""
+    by_place = {(o.point, o.arm): o for o in outcomes}
+    found = []
+    for point in experiment.points:
+        ours = by_place.get((point.label, OURS.name))
+        for arm in experiment.arms:
+            theirs = by_place.get((point.label, arm.name))
+            if ours is None or theirs is None or theirs is ours:
+                continue
+            found.append(
+                Comparison(
+                    experiment.figure,
+                    point.label,
+                    arm.name,
+                    theirs.mean,
+                    ours.mean,
+                    theirs.mean / ours.mean,
+                    point.printed.get(arm.name),
+                )
+            )
+    if experiment.rate_at_ms is not None:
+        found += _compare_rates(experiment, outcomes)
+    return found
+
+
+#: Printed ratios of rates.
+PRINTED_RATES = {"vLLM 2023": 12.0, "ours, ordinary engine": 2.4}
+
+
+def _compare_rates(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Comparison]:
+    bound = experiment.rate_at_ms
+    assert bound is not None
+    rates = {
+        arm.name: rate_at(
+            [
+                (float(point.parameters["rate"]), o.mean)
+                for point in experiment.points
+                for o in outcomes
+                if (o.point, o.arm) == (point.label, arm.name)
+            ],
+            bound,
+        )
+        for arm in experiment.arms
+    }
+    ours = rates[OURS.name]
+    return [
+        Comparison(
+            experiment.figure,
+            f"calls/s at {bound:g} ms a token",
+            name,
+            rate,
+            ours,
+            ours / rate if rate else math.inf,
+            PRINTED_RATES.get(name),
+        )
+        for name, rate in rates.items()
+        if name != OURS.name
+    ]
+
+
+def rate_at(points: Sequence[tuple[float, float]], bound: float) -> float:
+    """The rate at which a rising curve (rate, value) crosses `bound`, between the logarithms.
+
+    The largest rate of the curve when it stays below; 0 when it begins above.
+    """
+    points = sorted(points)
+    if not points or points[0][1] > bound:
+        return 0.0
+    for (rate, value), (next_rate, next_value) in pairwise(points):
+        if next_value > bound:
+            share = math.log(bound / value) / math.log(next_value / value)
+            return rate * math.exp(math.log(next_rate / rate) * share)
+    return points[-1][0]

@@ -1,0 +1,145 @@
+"""Pictures of results, with matplotlib, which the extra `simulate` installs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parrot_simulator.metrics import Course, Results
+
+#: Engines in one picture of courses.
+MAX_ENGINES = 16
+
+
+class PlotsUnavailableError(Exception):
+    """There is no matplotlib; the message says how to get it."""
+
+
+def require_matplotlib() -> Any:
+    """Matplotlib's `pyplot`, drawing into files.
+
+    Raises:
+        PlotsUnavailableError: it is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise PlotsUnavailableError(
+            "plots need matplotlib: pip install 'parrot-gateway[simulate]'"
+        ) from None
+    mpl.use("Agg")
+    # The same input gives the same file.
+    mpl.rcParams["svg.hashsalt"] = "parrot"
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def draw(results: Mapping[str, Results], folder: Path, suffix: str = "svg") -> list[Path]:
+    """All pictures that the results are good for.
+
+    Args:
+        results: By the name of the run, usually its policy.
+        folder: Made if it is not there.
+        suffix: `svg` or `png`.
+
+    Returns:
+        The files: `completion.*`, and `engines-NAME.*` for each run whose courses were recorded.
+
+    Raises:
+        PlotsUnavailableError: matplotlib is not installed.
+        OSError: a file cannot be written.
+    """
+    plt = require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [_completion(plt, results, folder / f"completion.{suffix}")]
+    for name, result in results.items():
+        if result.courses:
+            safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+            files.append(_engines(plt, name, result, folder / f"engines-{safe}.{suffix}"))
+    return files
+
+
+def draw_load(
+    sweeps: Mapping[str, Mapping[float, Results]], path: Path, xlabel: str = "load"
+) -> Path:
+    """Hit rate and mean completion time against load, a line for each policy.
+
+    Args:
+        sweeps: By policy, then by load: any number that was varied.
+        path: The file, `.svg` or `.png`.
+        xlabel: What was varied.
+
+    Raises:
+        PlotsUnavailableError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    plt = require_matplotlib()
+    figure, (upper, lower) = plt.subplots(2, 1, sharex=True, figsize=(6.4, 6.4))
+    for name, sweep in sweeps.items():
+        loads = sorted(sweep)
+        upper.plot(loads, [100 * sweep[x].total.hit_rate for x in loads], "o-", label=name)
+        lower.plot(loads, [sweep[x].total.job_s.mean for x in loads], "o-", label=name)
+    upper.set(ylabel="prompt tokens found in cache (%)", ylim=(0, 100))
+    lower.set(ylabel="mean completion time (s)", xlabel=xlabel, yscale="log")
+    upper.legend()
+    return _save(plt, figure, path)
+
+
+def _completion(plt: Any, results: Mapping[str, Results], path: Path) -> Path:
+    """Distribution of applications' times, a panel for each kind."""
+    kinds = sorted({kind for result in results.values() for kind in result.kinds})
+    columns = max(1, len(kinds))
+    figure, axes = plt.subplots(
+        1, columns, squeeze=False, sharey=True, figsize=(2.4 + 4 * columns, 4)
+    )
+    for axis, kind in zip(axes[0], kinds, strict=False):
+        for name, result in results.items():
+            measures = result.kinds.get(kind)
+            if measures is None or not measures.job_s.count:
+                continue
+            points = measures.job_s.cdf()
+            axis.step([x for x, _ in points], [y for _, y in points], where="post", label=name)
+        axis.set(title=kind, xlabel="completion time (s)", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+    axes[0][0].set(ylabel="share of applications")
+    axes[0][0].legend()
+    return _save(plt, figure, path)
+
+
+def _engines(plt: Any, name: str, result: Results, path: Path) -> Path:
+    """Course of each engine: batch, KV in use, tokens filled per second."""
+    courses = dict(list(result.courses.items())[:MAX_ENGINES])
+    figure, axes = plt.subplots(
+        len(courses), 3, squeeze=False, sharex=True, figsize=(12, 1.2 + 1.4 * len(courses))
+    )
+    for row, (engine_id, course) in zip(axes, courses.items(), strict=True):
+        times = [i * course.width_s for i in range(course.bins)]
+        used = _used_bins(course, result.duration_s)
+        for axis, values in zip(row, (course.batch, course.kv, course.filled), strict=True):
+            rates = [value / course.width_s for value in values[:used]]
+            axis.fill_between(times[:used], rates, step="post", alpha=0.6)
+            axis.set_ylim(bottom=0)
+        row[0].set_ylabel(engine_id, rotation=0, ha="right")
+    for axis, title in zip(
+        axes[0], ("sequences", "KV tokens in use", "tokens filled per second"), strict=True
+    ):
+        axis.set_title(title)
+    for axis in axes[-1]:
+        axis.set_xlabel("virtual time (s)")
+    left_out = len(result.courses) - len(courses)
+    figure.suptitle(name + (f" (and {left_out} engines more)" if left_out else ""))
+    return _save(plt, figure, path)
+
+
+def _used_bins(course: Course, duration_s: float) -> int:
+    return min(course.bins, int(duration_s / course.width_s) + 1)
+
+
+def _save(plt: Any, figure: Any, path: Path) -> Path:
+    figure.tight_layout()
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    figure.savefig(path, metadata=metadata)
+    plt.close(figure)
+    return path

@@ -1,0 +1,316 @@
+"""The scheduler on a virtual clock: simulated clients on one side, simulated engines on the other.
+
+The scheduler is the very one that the gateway runs. This shell turns what clients and engines do
+into its events, and does what its actions say.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, WakeAt
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.events import ApplicationFinished, Event, TaskFinished, TaskSubmitted, Tick
+from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.task import TaskId
+
+from parrot_simulator.clients.clients import Clients
+from parrot_simulator.clients.network import Network
+from parrot_simulator.clients.running import Call
+from parrot_simulator.clients.task_maker import TaskMaker
+from parrot_simulator.clock import Clock
+from parrot_simulator.engines import sequence as sequences
+from parrot_simulator.engines.engine import SimulatedEngine
+from parrot_simulator.engines.fleet import EngineChange, Fleet, Staleness
+from parrot_simulator.engines.profiles import EngineProfile
+from parrot_simulator.metrics import Results
+from parrot_simulator.plan import ClientMode, Workload
+
+
+class SimulationStuckError(Exception):
+    """Calls are unfinished and nothing is going to happen any more."""
+
+
+class StepLog(Protocol):
+    """Where steps of the scheduler are recorded."""
+
+    def record(self, now: float, events: Sequence[Event], actions: Sequence[Action]) -> None:
+        """One step."""
+        ...
+
+
+def simulate(
+    workload: Workload,
+    *,
+    engines: Sequence[EngineProfile],
+    config: SchedulerConfig | None = None,
+    mode: ClientMode = "graph",
+    network: Network | None = None,
+    seed: int = 0,
+    warm_up: float = 0.0,
+    max_applications: int | None = None,
+    staleness: Staleness | None = None,
+    changes: Sequence[EngineChange] = (),
+    share_tenants: bool = False,
+    courses: bool = False,
+    log: StepLog | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Results:
+    """Run a workload to its end.
+
+    Args:
+        workload: What arrives.
+        engines: One profile an engine; all with prefix caching must have blocks of one size.
+        config: The scheduler's policies and limits.
+        mode: How much the server knows of applications.
+        network: Round trips of calls; none without.
+        seed: Of the network's draws; the workload has its own, the scheduler `config.seed`.
+        warm_up: Share of the applications, by order of arrival, that do not count.
+        max_applications: Stop taking in applications after so many.
+        staleness: How late the scheduler learns of what engines do.
+        changes: Engines that leave (their tasks are submitted anew), drain or join again.
+        share_tenants: Whether tenants share cached prefixes.
+        courses: Record each engine's course over time.
+        log: Told of every step of the scheduler.
+        progress: Called now and then with applications ended so far and the virtual time.
+
+    Raises:
+        ValueError: engines that do not go together, or a plan that makes no sense.
+        SimulationStuckError: the scheduler forgot a call.
+    """
+    return _Simulation(
+        workload,
+        engines=engines,
+        config=config or SchedulerConfig(),
+        mode=mode,
+        network=network or Network(),
+        seed=seed,
+        warm_up=warm_up,
+        max_applications=max_applications,
+        staleness=staleness or Staleness(),
+        changes=changes,
+        share_tenants=share_tenants,
+        courses=courses,
+        log=log,
+        progress=progress,
+    ).run()
+
+
+@dataclass(slots=True)
+class _Submitted:
+    """A call at the server, its sequence, and the engine that it was placed on."""
+
+    call: Call
+    sequence: sequences.Sequence
+    engine: SimulatedEngine | None = None
+
+
+class _Simulation:
+    """One run, see `simulate`: the clients' `Server`, and the `Gateway` of the fleet."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        engines: Sequence[EngineProfile],
+        config: SchedulerConfig,
+        mode: ClientMode,
+        network: Network,
+        seed: int,
+        warm_up: float,
+        max_applications: int | None,
+        staleness: Staleness,
+        changes: Sequence[EngineChange],
+        share_tenants: bool,
+        courses: bool,
+        log: StepLog | None,
+        progress: Callable[[int, float], None] | None,
+    ) -> None:
+        sizes = {profile.block_tokens for profile in engines if profile.prefix_caching}
+        if len(sizes) > 1:
+            raise ValueError(f"engines' blocks must be of one size, not {sorted(sizes)}")
+        self._log = log
+        self._progress = progress
+        self._clock = Clock()
+        self._scheduler = Scheduler(config)
+        #: What the scheduler hears of in its next step.
+        self._events: list[Event] = []
+        self._tasks: dict[TaskId, _Submitted] = {}
+        self._next_task = 0
+        self._wish: float | None = None
+        self._tick_at: float | None = None
+        self._steps = 0
+        self._happened = 0
+        self._maker = TaskMaker(
+            mode, block_tokens=sizes.pop() if sizes else None, share_tenants=share_tenants
+        )
+        self._clients = Clients(
+            workload,
+            mode,
+            self._clock,
+            self,
+            network=network,
+            seed=seed,
+            warm_up=warm_up,
+            max_applications=max_applications,
+        )
+        self._fleet = Fleet(
+            engines,
+            self._clock,
+            self,
+            staleness=staleness,
+            changes=changes,
+            with_courses=courses,
+        )
+        self._settings: dict[str, Any] = {
+            "workload": workload.name,
+            "mode": mode,
+            "engines": len(engines),
+            "profiles": sorted({profile.name for profile in engines}),
+            "seed": seed,
+            "warm_up": warm_up,
+            "network_s": [network.low_s, network.high_s, len(network.samples_s)],
+            "config": asdict(config),
+        }
+
+    # The loop
+
+    def run(self) -> Results:
+        """Run to the end."""
+        thresholds = gc.get_threshold()
+        # Next to nothing here is in cycles, and looking for them costs a sixth of the time.
+        gc.set_threshold(200_000, 50, 50)
+        try:
+            self._run()
+        finally:
+            gc.set_threshold(*thresholds)
+        return self._results()
+
+    def _run(self) -> None:
+        clock, clients = self._clock, self._clients
+        clients.begin()
+        if self._events:
+            self._step()
+        while clients.live_runs:
+            if clock.next_time() is None:
+                raise SimulationStuckError(
+                    f"{clients.live_runs} applications are unfinished at {clock.now:.3f} s and "
+                    f"nothing is due; the scheduler has {self._scheduler.num_tasks} tasks"
+                )
+            clock.advance()
+            self._happened += 1
+            if self._events and clock.next_time() != clock.now:
+                self._step()
+            if self._progress is not None and self._happened % 20_000 == 0:
+                self._progress(clients.ended_runs, clock.now)
+
+    def _step(self) -> None:
+        events, self._events = self._events, []
+        now = self._clock.now
+        actions = self._scheduler.step(now, events)
+        self._steps += 1
+        if self._log is not None:
+            self._log.record(now, events, actions)
+        for action in actions:
+            if isinstance(action, Place):
+                self._place(action)
+            elif isinstance(action, WakeAt):
+                self._wake_at(action.time)
+            elif isinstance(action, Reject):
+                self._clients.call_failed(self._tasks.pop(action.task_id).call, action.code)
+            elif isinstance(action, Forget):
+                engine = self._fleet.engines.get(action.engine_id)
+                if engine is not None:
+                    engine.forget(action.application)
+            elif isinstance(action, Cancel):
+                self._cancel(action.task_id)
+
+    def _place(self, action: Place) -> None:
+        task = self._tasks[action.task_id]
+        task.engine = self._fleet.engines[action.engine_id]
+        task.sequence.key = (action.priority, 0)
+        task.sequence.retention = action.retention
+        task.engine.submit(self._clock.now, task.sequence)
+
+    def _cancel(self, task_id: TaskId) -> None:
+        task = self._tasks.pop(task_id)
+        if task.engine is not None:
+            task.engine.cancel(self._clock.now, task.sequence)
+        self.tell(TaskFinished(task_id, task.sequence.cached, 0, succeeded=False))
+        self._clients.call_failed(task.call, "cancelled")
+
+    def _wake_at(self, time: float) -> None:
+        self._wish = time
+        if self._tick_at is None or time < self._tick_at:
+            self._tick_at = time
+            self._clock.at(time, self._tick, time)
+
+    def _tick(self, time: float, _: object) -> None:
+        if time != self._tick_at:
+            return
+        self._tick_at = None
+        if self._wish is None:
+            return
+        if self._wish <= self._clock.now:
+            self._wish = None
+            self.tell(Tick())
+        else:
+            self._wake_at(self._wish)
+
+    # What clients and engines do
+
+    def submit(self, call: Call) -> None:
+        """See `clients.Server`."""
+        task_id = self._next_task
+        self._next_task += 1
+        call.submitted_s = self._clock.now
+        task, sequence = self._maker.make(task_id, call)
+        self._tasks[task_id] = _Submitted(call, sequence)
+        self.tell(TaskSubmitted(task))
+
+    def forget_application(self, application: str) -> None:
+        """See `clients.Server`."""
+        self.tell(ApplicationFinished(application))
+
+    def tell(self, event: Event, _: object = None) -> None:
+        """See `fleet.Gateway`."""
+        self._events.append(event)
+
+    def ended(self, sequence: sequences.Sequence) -> None:
+        """See `fleet.Gateway`."""
+        call = self._tasks.pop(sequence.task_id).call
+        succeeded = not sequence.failed
+        self.tell(
+            TaskFinished(sequence.task_id, sequence.cached, sequence.generated, succeeded=succeeded)
+        )
+        if succeeded:
+            self._clients.call_done(call, sequence)
+        else:
+            self._clients.call_failed(call, "too_large_for_engine")
+
+    def lost(self, sequence: sequences.Sequence) -> None:
+        """See `fleet.Gateway`: it is begun anew, as a new task."""
+        self._clients.reach_server(self._tasks.pop(sequence.task_id).call)
+
+    def _results(self) -> Results:
+        now = self._clock.now
+        clients, ledger = self._clients, self._clients.ledger
+        measured_from = clients.measured_from if clients.measured_from is not None else now
+        return Results(
+            settings=self._settings,
+            total=ledger.total(),
+            kinds=ledger.kinds,
+            tenants=ledger.tenants,
+            engines=self._fleet.uses(),
+            duration_s=now,
+            measured_s=now - measured_from,
+            failures=ledger.failures,
+            actions=dict(self._scheduler.counts),
+            ignored=dict(self._scheduler.ignored),
+            events=self._happened,
+            scheduler_steps=self._steps,
+            courses=self._fleet.courses,
+        )

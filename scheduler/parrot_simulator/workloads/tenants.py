@@ -1,0 +1,154 @@
+"""Many tenants on the same engines, some large, one that floods. Not from the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+from itertools import accumulate, takewhile
+
+from parrot_scheduler.task import LATENCY, THROUGHPUT
+
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
+from parrot_simulator.workloads.base import Generator, chat_lengths, poisson
+
+
+@dataclass(slots=True, kw_only=True)
+class Tenants(Generator):
+    """Single calls of many tenants, whose rates fall as 1 / rank (Zipf).
+
+    Each tenant has a system prompt of 1,500 tokens of its own, then the lengths of a chat
+    (`chat_lengths`). One more tenant, `flood`, sends nothing for the first quarter of the time,
+    `flood_rate` calls a second over the middle half, and nothing in the last quarter. A first
+    token is on time within 2 s; results are told apart by kind: `tenant` and `flood`.
+    """
+
+    name: str = "tenants"
+    tenants: int = 50
+    #: Calls a second of all tenants but the flooding one.
+    rate: float = 20.0
+    flood_rate: float = 60.0
+    duration_s: float = 120.0
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        """All calls in order of time."""
+        yield from merge(self._regular(), self._flood(), key=lambda plan: plan.arrival_s)
+
+    def _regular(self) -> Iterator[ApplicationPlan]:
+        random = self.random("regular")
+        cumulative = list(accumulate(1.0 / rank for rank in range(1, self.tenants + 1)))
+        names = range(self.tenants)
+        times = takewhile(lambda now: now < self.duration_s, poisson(random, self.rate))
+        for number, now in enumerate(times):
+            tenant = random.choices(names, cum_weights=cumulative)[0]
+            lengths = chat_lengths(random)
+            yield self._plan(f"call-{number}", f"tenant-{tenant}", "tenant", now, lengths)
+
+    def _flood(self) -> Iterator[ApplicationPlan]:
+        if self.flood_rate == 0:
+            return
+        random = self.random("flood")
+        length = self.duration_s / 2
+        times = takewhile(lambda now: now < length, poisson(random, self.flood_rate))
+        for number, now in enumerate(times):
+            arrival_s = self.duration_s / 4 + now
+            lengths = chat_lengths(random)
+            yield self._plan(f"flood-{number}", "flood", "flood", arrival_s, lengths)
+
+    def _plan(
+        self, name: str, tenant: str, kind: str, arrival_s: float, lengths: tuple[int, int]
+    ) -> ApplicationPlan:
+        prompt, output = lengths
+        call = CallPlan(
+            index=0,
+            prompt=(
+                Segment(("system", tenant), self.tokens(1500)),
+                Segment(("own", name), self.tokens(prompt)),
+            ),
+            output_tokens=self.tokens(output),
+            max_tokens=self.tokens(output),
+            template=tenant,
+            objective=LATENCY,
+        )
+        return ApplicationPlan(
+            id=name, arrival_s=arrival_s, calls=(call,), tenant=tenant, kind=kind, ttft_s=2.0
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Backlog(Generator):
+    """Long and short applications of one tenant, faster than an engine takes them. Not from the
+    paper.
+
+    One application in `long_every` is a chain of `long_calls` calls, the others are two calls;
+    each call has a prompt of 1,000 tokens of its own and generates 200. Nobody waits for single
+    calls. Who serves the short ones first has the shorter mean, and the long ones lose little.
+    """
+
+    name: str = "backlog"
+    rate: float = 8.0
+    count: int = 400
+    long_every: int = 4
+    long_calls: int = 16
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        """`count` applications."""
+        random = self.random()
+        times = poisson(random, self.rate)
+        for number in range(self.count):
+            is_long = random.random() < 1 / self.long_every
+            name = f"job-{number}"
+            length = self.long_calls if is_long else 2
+            calls = tuple(
+                CallPlan(
+                    index=index,
+                    prompt=(Segment(("own", name, index), self.tokens(1000)),),
+                    output_tokens=self.tokens(200),
+                    max_tokens=self.tokens(200),
+                    after=(index - 1,) if index else (),
+                    template="long" if is_long else "short",
+                    objective=THROUGHPUT,
+                    successors=length - 1 - index,
+                )
+                for index in range(length)
+            )
+            yield ApplicationPlan(
+                id=name, arrival_s=next(times), calls=calls, kind="long" if is_long else "short"
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class HotPrefix(Generator):
+    """One popular prompt of 6,000 tokens beside calls that share nothing. Not from the paper.
+
+    `hot_share` of all calls begin with the popular prompt. Chasing its cache puts half of all
+    work on one engine; ignoring it computes it everywhere again and again. All calls have the
+    lengths of a chat besides; a first token is on time within 2 s.
+    """
+
+    name: str = "hot-prefix"
+    rate: float = 20.0
+    count: int = 2000
+    hot_share: float = 0.5
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        """`count` calls."""
+        random = self.random()
+        times = poisson(random, self.rate)
+        for number in range(self.count):
+            is_hot = random.random() < self.hot_share
+            prompt, output = chat_lengths(random)
+            name = f"call-{number}"
+            own = Segment(("own", name), self.tokens(prompt))
+            call = CallPlan(
+                index=0,
+                prompt=(Segment("hot", self.tokens(6000)), own) if is_hot else (own,),
+                output_tokens=self.tokens(output),
+                max_tokens=self.tokens(output),
+                template="hot" if is_hot else "chat",
+                objective=LATENCY,
+            )
+            kind = "hot" if is_hot else "other"
+            yield ApplicationPlan(
+                id=name, arrival_s=next(times), calls=(call,), kind=kind, ttft_s=2.0
+            )

@@ -1,0 +1,168 @@
+"""The paper's experiments and the ablation: complete, runnable, and reported as they came out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parrot_scheduler.config import PRESETS
+from parrot_scheduler.scheduler import policies_of
+from parrot_simulator.engines.profiles import PROFILES
+from parrot_simulator.experiments import ablation, paper
+from parrot_simulator.experiments.experiments import (
+    FLEET,
+    OURS,
+    PAPER,
+    ROUND_TRIPS_S,
+    Experiment,
+)
+from parrot_simulator.reports.paper_report import (
+    ablation_table,
+    draw_experiment,
+    experiment_table,
+    losses,
+)
+from parrot_simulator.workloads import build
+from typer.testing import CliRunner
+
+from parrot_gateway.cli import app
+
+EVERYTHING = [*PAPER, *FLEET]
+
+
+def tiny() -> Experiment:
+    """Figure 17 with few branches and short texts."""
+    figure = paper.EXPERIMENTS["17"]
+    point = figure.points[0]
+    parameters = {**point.parameters, "branches": 2, "scale": 0.1}
+    return replace(figure, points=(replace(point, parameters=parameters),))
+
+
+def test_every_figure_of_the_paper_is_there() -> None:
+    figures = {experiment.figure for experiment in PAPER}
+    assert figures == {"10", "11", "12a", "12b", "13", "14", "15", "16", "17", "18"}
+
+
+@pytest.mark.parametrize("experiment", EVERYTHING, ids=lambda e: e.figure)
+def test_experiments_name_things_that_exist(experiment: Experiment) -> None:
+    labels = [point.label for point in experiment.points]
+    assert len(set(labels)) == len(labels)
+    names = {arm.name for arm in experiment.arms}
+    assert OURS.name in names
+    assert len(names) == len(experiment.arms)
+    for point in experiment.points:
+        build(experiment.workload, point.parameters)
+        assert {*point.printed, *point.measured} <= names
+    for arm in experiment.arms:
+        policies_of(PRESETS[arm.preset])
+        PROFILES[experiment.profile].with_(**arm.engine)
+
+
+def test_round_trips_are_as_recorded() -> None:
+    assert fmean(ROUND_TRIPS_S) == pytest.approx(0.244, abs=0.001)
+    assert pstdev(ROUND_TRIPS_S) == pytest.approx(0.021, abs=0.002)
+    assert min(ROUND_TRIPS_S) >= 0.218
+    assert max(ROUND_TRIPS_S) <= 0.345
+
+
+def test_arms_are_compared_with_ours_and_what_loses_is_said() -> None:
+    experiment = tiny()
+    outcomes = list(paper.run(experiment, seeds=2))
+    assert [o.arm for o in outcomes] == [arm.name for arm in experiment.arms]
+    comparisons = paper.compare(experiment, outcomes)
+    by_name = {c.baseline: c for c in comparisons}
+    assert OURS.name not in by_name
+    latency = by_name["vLLM 2023, latency"]
+    assert latency.printed == 2.96
+    assert latency.ratio == pytest.approx(latency.theirs / latency.ours)
+    text = experiment_table(experiment, outcomes, comparisons)
+    assert f"| {latency.point} | {latency.baseline} |" in text
+    worse = replace(latency, ratio=0.5)
+    assert "vLLM 2023, latency" in losses([worse, latency])
+    assert "nowhere" in losses([latency])
+
+
+def test_arms_see_the_same_applications() -> None:
+    experiment = tiny()
+    point = experiment.points[0]
+    runs = [paper.run_once(experiment, point, arm, seed=1) for arm in experiment.arms]
+    assert len({(r.total.calls, r.total.prompt_tokens, r.total.output_tokens) for r in runs}) == 1
+
+
+@given(st.lists(st.floats(0.1, 1000), min_size=1, max_size=6, unique=True), st.floats(0.2, 900))
+def test_the_rate_at_a_bound_is_between_the_points_around_it(
+    values: list[float], bound: float
+) -> None:
+    points = [(float(2**i), value) for i, value in enumerate(sorted(values))]
+    rate = paper.rate_at(points, bound)
+    below = [r for r, value in points if value <= bound]
+    above = [r for r, value in points if value > bound]
+    if not below:
+        assert rate == 0
+    else:
+        assert rate >= max(below) * (1 - 1e-9)
+        assert rate <= (min(above) if above else max(below)) * (1 + 1e-9)
+
+
+def test_the_rate_at_a_bound_is_read_between_logarithms() -> None:
+    assert paper.rate_at([(1, 10), (4, 1000)], 100) == pytest.approx(2)
+
+
+def test_experiments_are_chosen_by_figure() -> None:
+    assert [e.figure for e in paper.select(["12", "17"])] == ["12a", "12b", "17"]
+    assert paper.select(["fleet"]) == list(FLEET)
+    assert paper.select([]) == EVERYTHING
+    with pytest.raises(ValueError, match=r"no figure '9'; there are 10, 11, 12a"):
+        paper.select(["9"])
+
+
+def test_every_switch_is_a_configuration() -> None:
+    for changes in ablation.SWITCHES.values():
+        policies_of(replace(PRESETS["parrot"], **changes))
+    for case in ablation.CASES:
+        build(case.workload, case.parameters)
+
+
+def test_an_ablation_compares_with_everything_on() -> None:
+    case = ablation.Case("mixed", {"count": 6, "summaries": 1, "scale": 0.2}, engines=2)
+    rows = list(ablation.run(case))
+    assert [row.switch for row in rows] == list(ablation.SWITCHES)
+    assert rows[0].ratio == 1.0
+    assert all(row.ratio == pytest.approx(row.mean_s / rows[0].mean_s) for row in rows)
+    assert not any(math.isnan(row.mean_s) for row in rows)
+    assert ablation_table(rows).count("| mixed |") == len(rows)
+    with pytest.raises(ValueError, match="no ablation of 'nope'; there are agents"):
+        ablation.select(["nope"])
+
+
+def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
+    path = tmp_path / "paper.json"
+    arguments = ["simulate", "paper", "--figure", "17", "--quick", "--json", str(path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Figure 17: multi-agent coding" in result.output
+    (data,) = json.loads(path.read_text(encoding="utf-8"))
+    assert {o["point"] for o in data["outcomes"]} == {"4 branches", "16 branches"}
+    assert data["seeds"] == 1
+
+
+def test_the_command_refuses_unknown_figures() -> None:
+    result = CliRunner().invoke(app, ["simulate", "paper", "--figure", "99"])
+    assert result.exit_code == 2
+    assert "no figure '99'" in result.output
+    result = CliRunner().invoke(app, ["simulate", "ablation", "--workload", "nope"])
+    assert result.exit_code == 2
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    experiment = tiny()
+    path = draw_experiment(experiment, list(paper.run(experiment, seeds=1)), tmp_path)
+    assert path.name == "figure-17.svg"
+    assert path.read_text(encoding="utf-8").startswith("<?xml")
