@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 from typer.main import get_command
 
-from parrot_gateway.cli import app
-from parrot_gateway.settings import (
+from parrot_gateway.cli.main import app
+from parrot_gateway.settings.model import (
     EngineLinkSettings,
     ModelSettings,
     ParrotV3Settings,

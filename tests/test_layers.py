@@ -67,15 +67,19 @@ def test_imports_point_one_way(package: str) -> None:
 
 
 def test_a_wrong_import_is_found(tmp_path: Path) -> None:
-    (tmp_path / "wrong.py").write_text("def f():\n    from parrot_gateway.app import create_app\n")
-    assert violations("parrot_engine", tmp_path) == ["wrong.py: parrot_gateway.app.create_app"]
+    (tmp_path / "wrong.py").write_text(
+        "def f():\n    from parrot_gateway.server.app import create_app\n"
+    )
+    assert violations("parrot_engine", tmp_path) == [
+        "wrong.py: parrot_gateway.server.app.create_app"
+    ]
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("parrot_gateway.app", ["torch", "transformers", "tokenizers", "jinja2", "openai"]),
-        ("parrot_gateway.cli", ["torch", "fastapi", "aiohttp", "uvicorn", "pydantic", "yaml"]),
+        ("parrot_gateway.server.app", ["torch", "transformers", "tokenizers", "jinja2", "openai"]),
+        ("parrot_gateway.cli.main", ["torch", "fastapi", "aiohttp", "uvicorn", "pydantic", "yaml"]),
         ("parrot_engine.protocol", ["torch", "msgspec", "tokenizers"]),
         ("parrot_engine.text", ["torch", "transformers"]),
         ("parrot_scheduler.scheduler", ["torch", "asyncio", "msgspec"]),

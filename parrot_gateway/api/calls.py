@@ -11,22 +11,22 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.validation import decode, missing_parameter
+from parrot_gateway.api.placement import seats_for
 from parrot_gateway.api.responses.routes import ResponseRoutes
-from parrot_gateway.api.seating import seats_for
 from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
 from parrot_gateway.api.semantic.routing import SemanticCalls
-from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
-from parrot_gateway.core.catalog import EngineTarget
-from parrot_gateway.core.places import PLACES
-from parrot_gateway.core.placing import ModelSeats, salt_of
-from parrot_gateway.core.reference import has_reference
-from parrot_gateway.core.template import BodyTemplate, read_aside
+from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.generation.placing import ModelSeats, salt_of
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.prompt_locations import PLACES
+from parrot_gateway.semantic.templates.reference import has_reference
+from parrot_gateway.server.gateway import Gateway
 
 
 class _Head(msgspec.Struct):

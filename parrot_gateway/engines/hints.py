@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from parrot_gateway.core.objective import KINDS
-from parrot_gateway.core.placing import Purpose
+from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.semantic.graph.objective import KINDS
 
 HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
 

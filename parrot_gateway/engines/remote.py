@@ -1,7 +1,8 @@
 """The gateway's end of one engine: channels to its contexts, and how busy it is.
 
-`RemoteEngine` is the state of a joined engine; it does no I/O. The link (`parrot_gateway.api.link`)
-hands in what arrives and takes out what is to be sent. Which engine runs what is decided elsewhere.
+`RemoteEngine` is the state of a joined engine; it does no I/O. The link
+(`parrot_gateway.api.engine_join`) hands in what arrives and takes out what is to be sent. Which
+engine runs what is decided elsewhere.
 """
 
 from __future__ import annotations

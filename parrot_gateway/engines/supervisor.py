@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from parrot_gateway.engines.environment import engine_environment
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.settings import EngineLinkSettings, ModelSettings
+from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from parrot_gateway.exceptions import (
     OverloadedError,
     UpstreamError,
 )
-from parrot_gateway.secret_reference import read_secret
-from parrot_gateway.settings import UpstreamSettings
+from parrot_gateway.settings.model import UpstreamSettings
+from parrot_gateway.settings.secret_reference import read_secret
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import os
 import aiohttp
 
 from parrot_gateway.exceptions import UpstreamError, UpstreamTimeoutError
-from parrot_gateway.settings import UpstreamSettings
+from parrot_gateway.settings.model import UpstreamSettings
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from parrot_scheduler.events import TaskUpdated
 
-from parrot_gateway.core.placing import Purpose
+from parrot_gateway.generation.placing import Purpose
 from parrot_gateway.scheduling.shell import SchedulerShell, Ticket
 from parrot_gateway.scheduling.tasks import group_refs, scheduler_objective
 

@@ -12,15 +12,15 @@ from parrot_scheduler.actions import Place
 from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.task import Task
 
-from parrot_gateway.core.objective import KINDS
-from parrot_gateway.core.placing import Purpose
-from parrot_gateway.core.request import GenerationRequest
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import EngineLostError
+from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.scheduling.renewal import Renewal
 from parrot_gateway.scheduling.shell import SchedulerShell, Ticket
 from parrot_gateway.scheduling.tasks import prefix_of, task_of
+from parrot_gateway.semantic.graph.objective import KINDS
 
 if TYPE_CHECKING:
     from parrot_engine.text import Tokenizer
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineSeat:
-    """See `parrot_gateway.core.placing.Seat`.
+    """See `parrot_gateway.generation.placing.Seat`.
 
     Args:
         seats: of the model.
@@ -77,7 +77,7 @@ class EngineSeat:
 
 
 class Seats:
-    """The engines of one model for one call; see `parrot_gateway.core.placing.ModelSeats`.
+    """The engines of one model for one call; see `parrot_gateway.generation.placing.ModelSeats`.
 
     Args:
         shell: the scheduler.

@@ -8,9 +8,9 @@ from parrot_engine.block_hash import prompt_hashes
 from parrot_engine.protocol import EngineInfo
 from parrot_scheduler.task import GroupRef, Objective, Task
 
-from parrot_gateway.core import objective as core_objective
-from parrot_gateway.core.placing import Purpose
-from parrot_gateway.core.request import GenerationRequest
+from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.semantic.graph import objective as core_objective
 
 #: Tokens whose hashes are made in place, in about a millisecond.
 _INLINE_TOKENS = 8192

@@ -156,7 +156,7 @@ def test_it_runs_without_the_gateways_packages(tmp_path: Path) -> None:
 def test_the_command_of_the_gateway(tmp_path: Path) -> None:
     """Its options are the program's own, and its status too."""
     file = tmp_path / "engine.json"
-    program = "import sys; from parrot_gateway.cli import main; main()"
+    program = "import sys; from parrot_gateway.cli.main import main; main()"
     command_line = [sys.executable, "-c", program, "bench", "engine"]
     options = ["--model", "parrot-demo", "--device", "cpu", "--quick", "--cases", "decode"]
     ran = subprocess.run(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.core.generation import GenerationEngine
-from parrot_gateway.core.request import GenerationRequest
+from parrot_gateway.generation.generate import GenerationEngine
+from parrot_gateway.generation.request import GenerationRequest
 
 
 class DirectSeat:
-    """A place that is always free; see `parrot_gateway.core.placing.Seat`."""
+    """A place that is always free; see `parrot_gateway.generation.placing.Seat`."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self.priority = 0
@@ -32,7 +32,7 @@ class DirectSeat:
 
 
 class DirectSeats:
-    """One engine; see `parrot_gateway.core.placing.ModelSeats`."""
+    """One engine; see `parrot_gateway.generation.placing.ModelSeats`."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine

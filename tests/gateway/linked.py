@@ -16,7 +16,7 @@ from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from parrot_gateway.api.link import JOIN_PATH, EngineLinkEndpoint
+from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 

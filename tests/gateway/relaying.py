@@ -13,14 +13,14 @@ import msgspec
 import uvicorn
 from yarl import URL
 
-from parrot_gateway.api.auth import KeyCheck
-from parrot_gateway.api.dispatch import Dispatcher
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.bench.fake_upstream import FakeUpstream
-from parrot_gateway.core.gate import CallGate
 from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.settings import UpstreamSettings
+from parrot_gateway.http.admission import CallGate
+from parrot_gateway.http.auth import KeyCheck
+from parrot_gateway.http.dispatch import Dispatcher
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.settings.model import UpstreamSettings
 
 DEADLINE_S = 10.0
 

@@ -7,12 +7,12 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from parrot_gateway.core.call_spec import CallSpec
-from parrot_gateway.core.job import Job
-from parrot_gateway.core.semantic_service import SemanticService
-from parrot_gateway.core.session import Session
-from parrot_gateway.core.variable import Variable
-from parrot_gateway.settings import SessionSettings
+from parrot_gateway.semantic.call_spec import CallSpec
+from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.settings.model import SessionSettings
 
 PATH = "/v1/completions"
 

@@ -22,11 +22,11 @@ from parrot_engine.wire import (
 )
 from scripted_remote import ScriptedRemoteEngine
 
-from parrot_gateway.api.corked import CorkedHttpProtocol
-from parrot_gateway.app import create_app
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.gateway import Gateway
-from parrot_gateway.settings import SchedulerSettings, ServerSettings, Settings
+from parrot_gateway.http.write_coalescing import CorkedHttpProtocol
+from parrot_gateway.server.app import create_app
+from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.model import SchedulerSettings, ServerSettings, Settings
 
 
 class Service:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parrot_gateway.api.auth import KeyCheck
 from parrot_gateway.exceptions import AuthenticationError
+from parrot_gateway.http.auth import KeyCheck
 
 
 def test_open_without_a_key() -> None:

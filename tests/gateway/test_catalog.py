@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from parrot_gateway.core.catalog import Catalog, EngineTarget, UpstreamTarget
+from parrot_gateway.engines.catalog import Catalog, EngineTarget, UpstreamTarget
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     ModelLoadingError,

@@ -16,7 +16,7 @@ from scripted_remote import ScriptedRemoteEngine
 from serving import Service, until
 
 from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.settings import UpstreamSettings
+from parrot_gateway.settings.model import UpstreamSettings
 
 
 async def test_conversation(service: Service, engine: ScriptedRemoteEngine) -> None:

@@ -15,12 +15,12 @@ from semantic_tools import Http, echo
 from serving import Service, serving, until
 from test_scheduling import SYSTEM, fills, small_engine
 
-from parrot_gateway.core.node import CallNode
-from parrot_gateway.core.objective import LATENCY, THROUGHPUT, parse_objective
-from parrot_gateway.core.purpose import purpose_of
-from parrot_gateway.core.semantic_service import SemanticService
-from parrot_gateway.core.template import Binding
-from parrot_gateway.settings import SchedulerSettings
+from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, parse_objective
+from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.semantic.templates.body_template import Binding
+from parrot_gateway.settings.model import SchedulerSettings
 
 
 def shown(service: SemanticService, job: Any) -> tuple[str, list[tuple[str, int, str]]]:

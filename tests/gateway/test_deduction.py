@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parrot_gateway.core import deduction as module
-from parrot_gateway.core.deduction import Deduction, deduce
-from parrot_gateway.core.graph import Graph
-from parrot_gateway.core.node import CallNode, TransformNode
-from parrot_gateway.core.objective import (
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.graph import deduction as module
+from parrot_gateway.semantic.graph.deduction import Deduction, deduce
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.node import CallNode, TransformNode
+from parrot_gateway.semantic.graph.objective import (
     KINDS,
     LATENCY,
     THROUGHPUT,
@@ -20,8 +21,7 @@ from parrot_gateway.core.objective import (
     parse_objective,
     stronger,
 )
-from parrot_gateway.core.variable import Variable
-from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.variable import Variable
 
 TTFT = Objective("ttft", 0.2)
 TPOT = Objective("tpot", 0.05)

@@ -11,7 +11,7 @@ from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, answer_to, echo, http_of, text_of
 from serving import serving
 
-from parrot_gateway.core.reference import find_references
+from parrot_gateway.semantic.templates.reference import find_references
 
 
 async def test_two_deferred_calls_feed_a_third(http: Http, engine: ScriptedRemoteEngine) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import COMPLETIONS, PATHS, Http, answer_to, body_of, text_of
 
-from parrot_gateway.core.reference import reference_of
+from parrot_gateway.semantic.templates.reference import reference_of
 
 #: Has the form of an id.
 UNKNOWN = "v" + "a" * 26

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.settings import UpstreamSettings
+from parrot_gateway.settings.model import UpstreamSettings
 
 GOOD = b'{"data":[{"id":"m"}]}'
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg, to_text
-from parrot_gateway.core.drawing.labels import clean, clip, duration, select, width_of
-from parrot_gateway.core.drawing.layout import layout_of
-from parrot_gateway.core.drawing.mermaid import escape
-from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
+from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
+from parrot_gateway.semantic.drawing.labels import clean, clip, duration, select, width_of
+from parrot_gateway.semantic.drawing.layout import layout_of
+from parrot_gateway.semantic.drawing.mermaid import escape
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,10 +9,6 @@ import pytest
 from scripted_runner import ScriptedRunner, gauges, service_of, spec, submit
 from serving import until
 
-from parrot_gateway.core.job import Job
-from parrot_gateway.core.reference import reference_of
-from parrot_gateway.core.template import Binding
-from parrot_gateway.core.transform import parse_transform
 from parrot_gateway.exceptions import (
     CycleError,
     DeadlineError,
@@ -25,6 +21,10 @@ from parrot_gateway.exceptions import (
     VariableNotFoundError,
     VariableStateError,
 )
+from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.templates.body_template import Binding
+from parrot_gateway.semantic.templates.reference import reference_of
+from parrot_gateway.semantic.transforms.transform import parse_transform
 
 # -- order ----------------------------------------------------------------------------------
 

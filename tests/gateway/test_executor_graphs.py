@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_runner import ScriptedRunner, check_quiet, service_of, spec
 
-from parrot_gateway.core.job import Job
-from parrot_gateway.core.reference import reference_of
-from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.templates.reference import reference_of
+from parrot_gateway.semantic.variable import Variable
 
 
 @st.composite

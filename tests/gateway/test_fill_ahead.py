@@ -13,7 +13,7 @@ from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, http_of
 from serving import until
 
-from parrot_gateway.core.fill_ahead import LOWEST_PRIORITY, PORTION_TOKENS
+from parrot_gateway.semantic.execution.fill_ahead import LOWEST_PRIORITY, PORTION_TOKENS
 
 BLOCK = 16
 LONG = "0123456789" * 30

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from parrot_gateway.core.gate import CallGate
 from parrot_gateway.exceptions import DrainingError, OverloadedError
+from parrot_gateway.http.admission import CallGate
 
 
 async def test_refuses_over_the_limit_and_recovers() -> None:

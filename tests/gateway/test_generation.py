@@ -12,11 +12,11 @@ from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
-from parrot_gateway.core.generation import Generation
-from parrot_gateway.core.generation_state import MAX_OPEN_CONTEXTS
-from parrot_gateway.core.request import GenerationRequest, Prompt
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import OverloadedError
+from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.request import GenerationRequest, Prompt
+from parrot_gateway.generation.state import MAX_OPEN_CONTEXTS
 
 
 def prompts(count: int) -> list[str]:

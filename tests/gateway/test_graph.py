@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from parrot_gateway.core.graph import Graph
-from parrot_gateway.core.graph_snapshot import snapshot_of
-from parrot_gateway.core.node import CallNode, Node, TransformNode
-from parrot_gateway.core.side_by_side import runs_side_by_side
-from parrot_gateway.core.variable import Failure, Variable
 from parrot_gateway.exceptions import (
     CycleError,
     DoubleProducerError,
     SessionFullError,
     VariableNotFoundError,
 )
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.node import CallNode, Node, TransformNode
+from parrot_gateway.semantic.graph.parallel_groups import runs_side_by_side
+from parrot_gateway.semantic.graph.take_snapshot import snapshot_of
+from parrot_gateway.semantic.variable import Failure, Variable
 
 MAX_FINISHED = 4
 

@@ -13,9 +13,9 @@ from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 from parrot_gateway.bench.apps import map_reduce
 from parrot_gateway.bench.apps.runner import GatewayClient, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
-from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg, to_text
-from parrot_gateway.core.snapshot import GraphSnapshot, NodeView, VariableView
-from parrot_gateway.graph_command import GraphUnavailableError, read_graph
+from parrot_gateway.cli.graph import GraphUnavailableError, read_graph
+from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
 
 SESSION = "tea party, with a hatter"
 

@@ -14,11 +14,11 @@ from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, PATHS, body_of, http_of
 
 from parrot_gateway.api.semantic.answer_text import AnswerReader
-from parrot_gateway.core.call_spec import CallSpec
-from parrot_gateway.core.job import Job
-from parrot_gateway.core.semantic_service import SemanticService
 from parrot_gateway.exceptions import AnswerError, OverloadedError, SessionNotFoundError
-from parrot_gateway.settings import SessionSettings
+from parrot_gateway.semantic.call_spec import CallSpec
+from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.settings.model import SessionSettings
 
 
 class Stuck:

@@ -13,7 +13,7 @@ from serving import Service
 from parrot_gateway.api.openai.messages import MAX_MESSAGES
 from parrot_gateway.api.openai.tokenize import MAX_CHARACTERS
 from parrot_gateway.api.openai.validation import MAX_STOP_CHARACTERS
-from parrot_gateway.core.tool_call import ArgumentsPiece, ToolCallReader, ToolFormat
+from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ToolCallReader, ToolFormat
 
 RESPONSES = "/v1/responses"
 LONG = "x" * (MAX_STOP_CHARACTERS + 1)

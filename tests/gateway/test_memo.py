@@ -6,10 +6,10 @@ import pytest
 from scripted_runner import ScriptedRunner, service_of, submit
 from serving import until
 
-from parrot_gateway.core.job import Job
-from parrot_gateway.core.reference import reference_of
-from parrot_gateway.core.transform import parse_transform
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.templates.reference import reference_of
+from parrot_gateway.semantic.transforms.transform import parse_transform
 
 SEEDED = {"temperature": 0}
 

@@ -9,10 +9,10 @@ from parrot_engine.wire import Register
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.testclient import TestClient
 
-from parrot_gateway.app import create_app
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.gateway import Gateway
-from parrot_gateway.settings import ModelSettings, Settings
+from parrot_gateway.server.app import create_app
+from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.model import ModelSettings, Settings
 
 
 def test_configured_models_are_listed_while_their_engines_are_away() -> None:

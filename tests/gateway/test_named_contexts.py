@@ -11,17 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from parrot_gateway.core.contexts import (
-    Contents,
-    ContextName,
-    ContextUse,
-    enter,
-    find_context,
-    free_all_contexts,
-    free_context,
-    parse_context,
-)
-from parrot_gateway.core.session import Session
 from parrot_gateway.exceptions import (
     ConflictError,
     ContextNotFoundError,
@@ -31,7 +20,18 @@ from parrot_gateway.exceptions import (
     SessionFullError,
     UnsupportedError,
 )
-from parrot_gateway.settings import SessionSettings
+from parrot_gateway.semantic.contexts import (
+    Contents,
+    ContextName,
+    ContextUse,
+    enter,
+    find_context,
+    free_all_contexts,
+    free_context,
+    parse_context,
+)
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.settings.model import SessionSettings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from parrot_gateway.api.patience import BODY_STEP_BYTES, READ_STEP_BYTES, Patience
+from parrot_gateway.http.timeouts import BODY_STEP_BYTES, READ_STEP_BYTES, Patience
 
 
 class Clock:

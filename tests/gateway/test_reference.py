@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.core.reference import (
+from parrot_gateway.semantic.templates.reference import (
     find_escaped_references,
     find_references,
     has_reference,

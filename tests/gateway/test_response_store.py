@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from parrot_gateway.core.line import Line, wait_turn
-from parrot_gateway.core.response_items import Item, Part, Turn, chain_of, history_of
-from parrot_gateway.core.response_store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.exceptions import DeadlineError, InvalidRequestError, OverloadedError
-from parrot_gateway.settings import ResponseSettings
+from parrot_gateway.generation.fifo_lock import Line, wait_turn
+from parrot_gateway.generation.responses.items import Item, Part, Turn, chain_of, history_of
+from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
+from parrot_gateway.settings.model import ResponseSettings
 
 
 def item(text: str) -> Item:

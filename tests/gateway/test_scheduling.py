@@ -20,12 +20,12 @@ from parrot_scheduler.task import StepModel
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
-from parrot_gateway.config_file import ConfigError
-from parrot_gateway.core.drawing.text import to_text
-from parrot_gateway.graph_command import read_graph
+from parrot_gateway.cli.graph import read_graph
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
-from parrot_gateway.settings import SchedulerSettings
-from parrot_gateway.settings_sources import load_settings
+from parrot_gateway.semantic.drawing.text import to_text
+from parrot_gateway.settings.config_file import ConfigError
+from parrot_gateway.settings.model import SchedulerSettings
+from parrot_gateway.settings.sources import load_settings
 
 #: Longer than a block of the engines here, so that it has a prefix.
 SYSTEM = "You answer in one word, and never in two. " * 4

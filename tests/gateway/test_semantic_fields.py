@@ -17,9 +17,9 @@ from parrot_gateway.api.semantic.fields import (
     may_be_semantic,
     read_fields,
 )
-from parrot_gateway.core.objective import LATENCY
-from parrot_gateway.core.reference import mint_variable_id, reference_of
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.graph.objective import LATENCY
+from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
 
 
 def read(headers: dict[str, str] | None = None, parrot: Any = None) -> SemanticFields:

@@ -10,10 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from parrot_gateway.core.node import CallNode
-from parrot_gateway.core.session import Session
-from parrot_gateway.core.sessions import SessionStore
-from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import (
     ConflictError,
     GatewayError,
@@ -24,7 +20,11 @@ from parrot_gateway.exceptions import (
     ValueTooLargeError,
     VariableNotFoundError,
 )
-from parrot_gateway.settings import SessionSettings
+from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.sessions import SessionStore
+from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.settings.model import SessionSettings
 
 
 def counter(prefix: str) -> Callable[[], str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parrot_gateway.config_file import ConfigError
-from parrot_gateway.secret_reference import read_secret
-from parrot_gateway.settings import Settings, api_key_of
-from parrot_gateway.settings_sources import is_loopback, load_settings
+from parrot_gateway.settings.config_file import ConfigError
+from parrot_gateway.settings.model import Settings, api_key_of
+from parrot_gateway.settings.secret_reference import read_secret
+from parrot_gateway.settings.sources import is_loopback, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from parrot_simulator.reports.plots import PlotsUnavailableError
 from typer.testing import CliRunner, Result
 
-from parrot_gateway.cli import app
+from parrot_gateway.cli.main import app
 
 
 def simulate(*arguments: object) -> Result:

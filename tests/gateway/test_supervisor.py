@@ -18,7 +18,7 @@ from linked import KEY, WAIT_S, eventually, join_server, joined
 from parrot_gateway.engines import supervisor as supervisor_module
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.supervisor import EngineSupervisor, worker_command
-from parrot_gateway.settings import ModelSettings
+from parrot_gateway.settings.model import ModelSettings
 
 WORKER = Path(__file__).parent / "scripted_worker.py"
 

@@ -12,17 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.core import json_text
-from parrot_gateway.core.json_text import Span, escape_json, find_documents, well_formed
-from parrot_gateway.core.reference import mint_variable_id, reference_of
-from parrot_gateway.core.template import (
+from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
+from parrot_gateway.semantic.templates import json_text
+from parrot_gateway.semantic.templates.body_template import (
     Binding,
     BodyTemplate,
     Placeholder,
     TextTemplate,
     parse_placeholders,
 )
-from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
+from parrot_gateway.semantic.templates.json_text import (
+    Span,
+    escape_json,
+    find_documents,
+    well_formed,
+)
+from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 V = mint_variable_id()

@@ -11,7 +11,7 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import COMPLETIONS, Http, body_of, http_of
 
-from parrot_gateway.core.template import INLINE_BYTES, BodyTemplate
+from parrot_gateway.semantic.templates.body_template import INLINE_BYTES, BodyTemplate
 
 LONG = 4 * INLINE_BYTES
 

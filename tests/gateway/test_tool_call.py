@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.core.tool_call import (
+from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,
     CallBegin,
     ContentPiece,

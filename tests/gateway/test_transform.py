@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.core.transform import parse_transform
-from parrot_gateway.core.transforms import grammar, operations
-from parrot_gateway.core.transforms.functions import FUNCTIONS
-from parrot_gateway.core.transforms.grammar import parse_pipeline
 from parrot_gateway.exceptions import TransformError, TransformSyntaxError
+from parrot_gateway.semantic.transforms import grammar, operations
+from parrot_gateway.semantic.transforms.functions import FUNCTIONS
+from parrot_gateway.semantic.transforms.grammar import parse_pipeline
+from parrot_gateway.semantic.transforms.transform import parse_transform
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "transforms.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r'("(?:[^"\\]|\\.)*") +-> (.+?) +-> (error|"(?:[^"\\]|\\.)*")')

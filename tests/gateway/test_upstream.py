@@ -11,7 +11,7 @@ from relaying import eventually, relaying
 from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError
-from parrot_gateway.settings import UpstreamSettings
+from parrot_gateway.settings.model import UpstreamSettings
 
 BODY: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**BODY, "stream": True}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relaying import relaying
 
-from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
-from parrot_gateway.core.placing import ORDINARY, Purpose
 from parrot_gateway.engines.hints import urgency_of, with_hints
+from parrot_gateway.generation.placing import ORDINARY, Purpose
+from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
 
 BODY = b'{"model": "m",  "prompt": "x", "n": 1.0}'
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}

@@ -7,9 +7,9 @@ import asyncio
 from scripted_runner import ScriptedRunner, service_of, submit
 from serving import until
 
-from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
-from parrot_gateway.core.reference import reference_of
-from parrot_gateway.core.session import Session
+from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.templates.reference import reference_of
 
 
 def objectives(session: Session) -> dict[str, Objective]:

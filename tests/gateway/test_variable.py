@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from parrot_gateway.core.variable import TRANSITIONS, Failure, State, Variable
 from parrot_gateway.exceptions import (
     GatewayError,
     OverloadedError,
     ValueTooLargeError,
     VariableStateError,
 )
+from parrot_gateway.semantic.variable import TRANSITIONS, Failure, State, Variable
 
 LIMIT = 40
 FAILURE = Failure("engine_lost", "the engine went away", "x", "call-1")
@@ -277,7 +277,7 @@ def test_a_listener_that_raises_keeps_nobody_from_hearing() -> None:
 
 
 def test_listeners_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parrot_gateway.core.variable.MAX_LISTENERS", 2)
+    monkeypatch.setattr("parrot_gateway.semantic.variable.MAX_LISTENERS", 2)
     subject = variable()
     for _ in range(2):
         subject.subscribe(lambda _: None)

@@ -12,7 +12,7 @@ from semantic_tools import COMPLETIONS, Http, http_of
 from serving import until
 
 from parrot_gateway.api.semantic.fields import FIELDS
-from parrot_gateway.core.reference import reference_of
+from parrot_gateway.semantic.templates.reference import reference_of
 
 #: Has the form of an id.
 UNKNOWN = "v" + "a" * 26

@@ -13,7 +13,6 @@ import msgspec
 from parrot_engine.protocol import Grammar
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.answers import (
     ChunkWriter,
     Envelope,
@@ -38,22 +37,23 @@ from parrot_gateway.api.openai.validation import (
     refuse,
     sampling_of,
 )
-from parrot_gateway.core.collect import Outcome, collect, hand_over
-from parrot_gateway.core.generation import Generation
-from parrot_gateway.core.placing import ModelSeats, ServedModel
-from parrot_gateway.core.prompts import prompts_of_texts
-from parrot_gateway.core.request import (
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.collect import Outcome, collect, hand_over
+from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.placing import ModelSeats, ServedModel
+from parrot_gateway.generation.prompts import prompts_of_texts
+from parrot_gateway.generation.request import (
     ChoiceDelta,
     GenerationRequest,
     Prompt,
     PromptFilled,
     Update,
 )
-from parrot_gateway.core.tool_call import WRITINGS, ToolFormat
-from parrot_gateway.core.tool_grammar import calls_grammar, optional_calls_grammar
-from parrot_gateway.core.tools import ToolUse, tool_format
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
-from parrot_gateway.settings import ServerSettings
+from parrot_gateway.generation.tools.definitions import ToolUse, tool_format
+from parrot_gateway.generation.tools.grammar import calls_grammar, optional_calls_grammar
+from parrot_gateway.generation.tools.parsing import WRITINGS, ToolFormat
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.settings.model import ServerSettings
 
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA = 16

@@ -11,7 +11,6 @@ from typing import Any, cast
 import msgspec
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.answers import (
     ChunkWriter,
     Envelope,
@@ -34,18 +33,19 @@ from parrot_gateway.api.openai.validation import (
     refuse,
     sampling_of,
 )
-from parrot_gateway.core.collect import Outcome, collect, hand_over
-from parrot_gateway.core.generation import Generation
-from parrot_gateway.core.placing import ModelSeats, ServedModel
-from parrot_gateway.core.prompts import prompts_of_texts, start_token
-from parrot_gateway.core.request import (
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.generation.collect import Outcome, collect, hand_over
+from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.placing import ModelSeats, ServedModel
+from parrot_gateway.generation.prompts import prompts_of_texts, start_token
+from parrot_gateway.generation.request import (
     GenerationRequest,
     Prompt,
     PromptFilled,
     Update,
 )
-from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.settings import ServerSettings
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.settings.model import ServerSettings
 
 #: OpenAI's default.
 DEFAULT_MAX_TOKENS = 16

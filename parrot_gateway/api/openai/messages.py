@@ -16,8 +16,8 @@ from parrot_gateway.api.openai.validation import (
     missing_parameter,
     nested_too_deeply,
 )
-from parrot_gateway.core.tools import Tool, knows_tools, told_in_words
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.tools.definitions import Tool, knows_tools, told_in_words
 
 #: Bodies that are rendered in place: about a millisecond.
 INLINE_BYTES = 32 * 1024

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from parrot_gateway.api.http import EVENT_STREAM, Exchange
-from parrot_gateway.core.generation import Generation
-from parrot_gateway.core.request import Update
 from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.request import Update
+from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import asyncio
 
 import msgspec
 
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.openai.messages import render_chat_aside
 from parrot_gateway.api.openai.shapes import DetokenizeBody, TokenizeBody
@@ -20,9 +19,10 @@ from parrot_gateway.api.openai.validation import (
     decode,
     missing_parameter,
 )
-from parrot_gateway.core.placing import ServedModel
-from parrot_gateway.core.prompts import tokenize
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.generation.placing import ServedModel
+from parrot_gateway.generation.prompts import tokenize
+from parrot_gateway.http.exchange import Exchange
 
 #: Characters that `/tokenize` takes: a tokenizer needs some 80 bytes for each while it works.
 MAX_CHARACTERS = 4 * 1024 * 1024

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from parrot_gateway.api.openai.answers import encode
-from parrot_gateway.core.tool_call import (
+from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,
     CallBegin,
     ContentPiece,

@@ -8,8 +8,8 @@ from typing import Any
 from parrot_gateway.api.openai.shapes import ChatBody
 from parrot_gateway.api.openai.structured import check_size, schema_grammar
 from parrot_gateway.api.openai.validation import check_length, missing_parameter, refuse
-from parrot_gateway.core.tools import Tool, ToolMode, ToolUse
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.tools.definitions import Tool, ToolMode, ToolUse
 
 MAX_TOOLS = 128
 #: Parameters of all tools: they are read, checked and written into grammars in one go.

@@ -13,9 +13,9 @@ import msgspec
 
 from parrot_gateway.api.openai import validation
 from parrot_gateway.api.openai.validation import MAX_STOP_STRINGS, check_choice, check_range
-from parrot_gateway.core.model_choice import MODEL_TYPES
-from parrot_gateway.core.session import MAX_NAME
+from parrot_gateway.engines.model_choice import MODEL_TYPES
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.semantic.session import MAX_NAME
 
 #: Parameters of one call, and models that it allows.
 MAX_PARAMETERS = 1024

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from parrot_gateway.api.auth import KeyCheck
-from parrot_gateway.api.http import Exchange, size_of_headers
 from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.parrot_v3.bodies import (
     AuthBody,
@@ -34,16 +32,7 @@ from parrot_gateway.api.parrot_v3.bodies import (
     sampling_fields,
     session_number,
 )
-from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.core.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
-from parrot_gateway.core.json_text import well_formed
-from parrot_gateway.core.model_choice import ChosenModel, ModelType, choose_model
-from parrot_gateway.core.objective import LATENCY
-from parrot_gateway.core.semantic_call import objective_of
-from parrot_gateway.core.session import Session
-from parrot_gateway.core.session_secret import SessionSecrets
-from parrot_gateway.core.transform import parse_transform
-from parrot_gateway.core.variable import Variable
+from parrot_gateway.engines.model_choice import ChosenModel, ModelType, choose_model
 from parrot_gateway.exceptions import (
     AuthenticationError,
     GatewayError,
@@ -52,7 +41,18 @@ from parrot_gateway.exceptions import (
     SessionNotFoundError,
     UnsupportedError,
 )
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.http.auth import KeyCheck
+from parrot_gateway.http.exchange import Exchange, size_of_headers
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.semantic.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
+from parrot_gateway.semantic.graph.objective import LATENCY
+from parrot_gateway.semantic.semantic_call import objective_of
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.session_secret import SessionSecrets
+from parrot_gateway.semantic.templates.json_text import well_formed
+from parrot_gateway.semantic.transforms.transform import parse_transform
+from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.server.gateway import Gateway
 
 #: What a handler is given besides the body: whose request it is, and the end of its path.
 Handler: TypeAlias = Callable[["_Request"], Awaitable[dict[str, Any]]]

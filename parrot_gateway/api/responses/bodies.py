@@ -23,8 +23,8 @@ from parrot_gateway.api.openai.validation import (
     missing_parameter,
     refuse,
 )
-from parrot_gateway.core.response_items import Item, Part, Role, mint_item_id
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.responses.items import Item, Part, Role, mint_item_id
 
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA = 16

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import msgspec
 
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.answers import chat_logprobs, encode
 from parrot_gateway.api.openai.sse import EventStream, run_stream
 from parrot_gateway.api.openai.validation import (
@@ -39,11 +38,12 @@ from parrot_gateway.api.responses.events import (
 )
 from parrot_gateway.api.responses.history import History, find_history
 from parrot_gateway.api.responses.prompt import prompt_of
-from parrot_gateway.core.generation import Generation
-from parrot_gateway.core.line import wait_turn
-from parrot_gateway.core.placing import ModelSeats
-from parrot_gateway.core.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
-from parrot_gateway.core.response_items import (
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.fifo_lock import wait_turn
+from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.placing import ModelSeats
+from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
+from parrot_gateway.generation.responses.items import (
     Item,
     Part,
     Turn,
@@ -51,9 +51,9 @@ from parrot_gateway.core.response_items import (
     mint_item_id,
     mint_response_id,
 )
-from parrot_gateway.core.response_store import Cut, ResponseStore, StoredResponse
-from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.settings import ServerSettings
+from parrot_gateway.generation.responses.store import Cut, ResponseStore, StoredResponse
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.settings.model import ServerSettings
 
 _RESPONSE = msgspec.json.Decoder(ResponseBody)
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
-from parrot_gateway.core.request import Usage
-from parrot_gateway.core.response_store import Cut
 from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.request import Usage
+from parrot_gateway.generation.responses.store import Cut
 
 #: What says that a response ended, by its status.
 _LAST_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete"}

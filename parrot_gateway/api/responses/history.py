@@ -6,9 +6,9 @@ import time
 from typing import NamedTuple
 
 from parrot_gateway.api.responses.bodies import ConversationRef, InputFields, ResponseBody
-from parrot_gateway.core.response_items import Turn
-from parrot_gateway.core.response_store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.exceptions import NotFoundError
+from parrot_gateway.generation.responses.items import Turn
+from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 
 
 class History(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from parrot_gateway.api.openai.messages import render_chat_aside
 from parrot_gateway.api.openai.shapes import ChatBody, Message
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody
-from parrot_gateway.core.placing import ModelSeats
-from parrot_gateway.core.prompts import prompts_of_texts
-from parrot_gateway.core.request import Prompt
-from parrot_gateway.core.response_items import Item
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError
+from parrot_gateway.generation.placing import ModelSeats
+from parrot_gateway.generation.prompts import prompts_of_texts
+from parrot_gateway.generation.request import Prompt
+from parrot_gateway.generation.responses.items import Item
 
 
 async def prompt_of(

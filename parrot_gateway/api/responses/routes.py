@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from parrot_gateway.api.http import Exchange
 from parrot_gateway.api.openai.validation import decode, missing_parameter
-from parrot_gateway.api.seating import seats_for
+from parrot_gateway.api.placement import seats_for
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
-from parrot_gateway.api.tenants import tenant_of
 from parrot_gateway.api.upstream.passthrough import model_of
-from parrot_gateway.core.catalog import EngineTarget
+from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.server.gateway import Gateway
 
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"

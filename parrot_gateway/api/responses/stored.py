@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from parrot_gateway.api.http import EVENT_STREAM, Exchange
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.openai.validation import (
     check_choice,
@@ -28,14 +27,15 @@ from parrot_gateway.api.responses.bodies import (
     items_of,
 )
 from parrot_gateway.api.responses.events import replay
-from parrot_gateway.core.response_items import Item, Turn, mint_conversation_id
-from parrot_gateway.core.response_store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
 )
+from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
+from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
+from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 
 _BODY = msgspec.json.Decoder(ConversationBody)
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from parrot_gateway.core.objective import Objective, parse_objective
-from parrot_gateway.core.reference import has_reference
-from parrot_gateway.core.session import check_name
-from parrot_gateway.core.template import is_placeholder_name
-from parrot_gateway.core.transform import Transform, parse_transform
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.graph.objective import Objective, parse_objective
+from parrot_gateway.semantic.session import check_name
+from parrot_gateway.semantic.templates.body_template import is_placeholder_name
+from parrot_gateway.semantic.templates.reference import has_reference
+from parrot_gateway.semantic.transforms.transform import Transform, parse_transform
 
 PREFIX = b"x-parrot-"
 MAX_PRIORITY = 1_000_000

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers, Message, Scope
 from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.semantic.answer_text import AnswerReader
-from parrot_gateway.core.catalog import EngineTarget
-from parrot_gateway.core.job import Job
-from parrot_gateway.core.purpose import purpose_of
-from parrot_gateway.core.request import Usage
+from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.request import Usage
+from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers, Message, Scope
+from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.execution.job import Job
 
 if TYPE_CHECKING:
-    from parrot_gateway.gateway import Gateway
+    from parrot_gateway.server.gateway import Gateway
 
 #: Answers a call whose body was read: exchange, body.
 Answerer: TypeAlias = Callable[[Exchange, bytes], Awaitable[None]]

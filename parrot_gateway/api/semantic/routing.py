@@ -13,33 +13,33 @@ from collections.abc import Collection
 
 import msgspec
 
-from parrot_gateway.api.http import (
+from parrot_gateway.api.openai.validation import decode
+from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
+from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
+from parrot_gateway.api.semantic.identity import identify
+from parrot_gateway.api.semantic.internal import Answerer
+from parrot_gateway.api.semantic.response_observer import AnswerTee
+from parrot_gateway.api.semantic.submission import check_deferrable
+from parrot_gateway.exceptions import GatewayError, InvalidRequestError
+from parrot_gateway.http.exchange import (
     EVENT_STREAM,
     ClientDisconnected,
     Exchange,
     Headers,
     size_of_headers,
 )
-from parrot_gateway.api.openai.validation import decode
-from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
-from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
-from parrot_gateway.api.semantic.identity import identify
-from parrot_gateway.api.semantic.internal import Answerer
-from parrot_gateway.api.semantic.submission import check_deferrable
-from parrot_gateway.api.semantic.tee import AnswerTee
-from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.core.call_spec import CallSpec
-from parrot_gateway.core.contexts import parse_context
-from parrot_gateway.core.job import CutTokens, Job
-from parrot_gateway.core.job_maker import template_of
-from parrot_gateway.core.purpose import purpose_of
-from parrot_gateway.core.reference import has_reference, reference_of
-from parrot_gateway.core.session import Session
-from parrot_gateway.core.template import Binding, BodyTemplate, read_aside
-from parrot_gateway.core.token_cut import token_cutter
-from parrot_gateway.core.variable import Failure, Variable
-from parrot_gateway.exceptions import GatewayError, InvalidRequestError
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.semantic.call_spec import CallSpec
+from parrot_gateway.semantic.contexts import parse_context
+from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.execution.job import CutTokens, Job
+from parrot_gateway.semantic.execution.job_maker import template_of
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.reference import has_reference, reference_of
+from parrot_gateway.semantic.transforms.token_cut import token_cutter
+from parrot_gateway.semantic.variable import Failure, Variable
+from parrot_gateway.server.gateway import Gateway
 
 
 class _StreamOptions(msgspec.Struct):

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.http import Exchange
-from parrot_gateway.api.route_table import Query, RouteTable
-from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.core.contexts import NamedContext, find_context, free_context
-from parrot_gateway.core.drawing import to_json, to_mermaid, to_svg
-from parrot_gateway.core.node import CallNode
-from parrot_gateway.core.session import Session
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
+from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
+from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.server.gateway import Gateway
 
 #: Sessions listed at most, last used first.
 MAX_LISTED = 1000

@@ -6,11 +6,11 @@ import msgspec
 
 from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.semantic.fields import SemanticFields
-from parrot_gateway.core.catalog import EngineTarget
-from parrot_gateway.core.reference import has_reference
+from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.semantic.templates.reference import has_reference
+from parrot_gateway.server.gateway import Gateway
 
 #: A model's name is kept with its calls, which upstreams that take any name do not bound.
 MAX_MODEL_CHARACTERS = 1024

@@ -12,23 +12,23 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.http import EVENT_STREAM, Exchange
 from parrot_gateway.api.openai.sse import DONE, KEEP_ALIVE
 from parrot_gateway.api.openai.validation import decode, missing_parameter
-from parrot_gateway.api.route_table import Query, RouteTable
-from parrot_gateway.api.tenants import tenant_of
-from parrot_gateway.core.objective import LATENCY, parse_objective
-from parrot_gateway.core.reference import find_references, reference_of
-from parrot_gateway.core.session import Session
-from parrot_gateway.core.template import BodyTemplate, read_aside
-from parrot_gateway.core.variable import Variable
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     GatewayError,
     InvalidRequestError,
     VariableStateError,
 )
-from parrot_gateway.gateway import Gateway
+from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
+from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.semantic.graph.objective import LATENCY, parse_objective
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.reference import find_references, reference_of
+from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.server.gateway import Gateway
 
 
 class _Creation(msgspec.Struct, forbid_unknown_fields=True):

@@ -18,9 +18,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.http import ClientDisconnected, Exchange, Headers
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
-from parrot_gateway.api.upstream.form import form_field
+from parrot_gateway.api.upstream.multipart_field import form_field
 from parrot_gateway.engines.hints import HINTED_PATHS, with_hints
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
@@ -32,6 +31,7 @@ from parrot_gateway.exceptions import (
     OverloadedError,
     UpstreamError,
 )
+from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
 
 #: Answers a call with another model (the upstream's `fallback`) on the same exchange.
 Fallback: TypeAlias = Callable[[str], Awaitable[None]]

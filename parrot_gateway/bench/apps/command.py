@@ -15,7 +15,7 @@ from parrot_gateway.bench.apps.recipes import RECIPES
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
 from parrot_gateway.bench.report import machine
 from parrot_gateway.bench.servers import BenchmarkError, Server
-from parrot_gateway.demo_model import DEMO_MODEL
+from parrot_gateway.settings.demo_model import DEMO_MODEL
 
 if TYPE_CHECKING:
     from parrot_gateway.bench.apps.measure import AppOutcome, Comparison
@@ -225,8 +225,8 @@ def apps_command(
     """
     from rich.console import Console
 
-    from parrot_gateway.client_key import key_of_option
-    from parrot_gateway.config_file import ConfigError
+    from parrot_gateway.settings.client_key import key_of_option
+    from parrot_gateway.settings.config_file import ConfigError
 
     console = Console(stderr=True)
     apps = tuple(dict.fromkeys(app or BY_CLIENT))

@@ -21,10 +21,16 @@ from parrot_gateway.api.parrot_v3.bodies import (
     sampling_fields,
     session_number,
 )
-from parrot_gateway.core.catalog import EngineTarget, Target, UpstreamTarget
-from parrot_gateway.core.model_choice import ChosenModel, choose_model
-from parrot_gateway.core.objective import LATENCY, THROUGHPUT, Objective
-from parrot_gateway.core.semantic_call import (
+from parrot_gateway.engines.catalog import EngineTarget, Target, UpstreamTarget
+from parrot_gateway.engines.model_choice import ChosenModel, choose_model
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    ModelLoadingError,
+    ModelNotFoundError,
+    UnsupportedError,
+)
+from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
+from parrot_gateway.semantic.semantic_call import (
     MAX_OUTPUTS,
     PATHS,
     Form,
@@ -33,13 +39,7 @@ from parrot_gateway.core.semantic_call import (
     objective_of,
     steps_of,
 )
-from parrot_gateway.core.template import Binding, BodyTemplate
-from parrot_gateway.exceptions import (
-    InvalidRequestError,
-    ModelLoadingError,
-    ModelNotFoundError,
-    UnsupportedError,
-)
+from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate
 
 # --- templates ------------------------------------------------------------------------------------
 

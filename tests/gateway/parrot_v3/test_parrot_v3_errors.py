@@ -9,9 +9,9 @@ import pytest
 from parrot_v3_client import SAMPLING, V3Client, V3Error
 from v3_service import Model
 
-from parrot_gateway.app import create_app
-from parrot_gateway.gateway import Gateway
-from parrot_gateway.settings import ParrotV3Settings, Settings
+from parrot_gateway.server.app import create_app
+from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.model import ParrotV3Settings, Settings
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from parrot_simulator.reports.paper_report import goodput_table, objectives_tabl
 from parrot_simulator.workloads import build
 from typer.testing import CliRunner
 
-from parrot_gateway.cli import app
+from parrot_gateway.cli.main import app
 
 #: Chats for 4 s, on one slow engine.
 TINY = Case(

@@ -31,7 +31,7 @@ from parrot_simulator.reports.paper_report import (
 from parrot_simulator.workloads import build
 from typer.testing import CliRunner
 
-from parrot_gateway.cli import app
+from parrot_gateway.cli.main import app
 
 EVERYTHING = [*PAPER, *FLEET]
 

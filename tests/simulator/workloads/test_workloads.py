@@ -17,11 +17,11 @@ from parrot_simulator.workloads import WORKLOADS, WorkloadError, build
 from parrot_simulator.workloads.agents import gap_s
 from parrot_simulator.workloads.graph import deduced
 
-from parrot_gateway.core.deduction import deduce
-from parrot_gateway.core.graph import Graph
-from parrot_gateway.core.node import CallNode
-from parrot_gateway.core.objective import LATENCY as GATEWAY_LATENCY
-from parrot_gateway.core.variable import Variable
+from parrot_gateway.semantic.graph.deduction import deduce
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.graph.objective import LATENCY as GATEWAY_LATENCY
+from parrot_gateway.semantic.variable import Variable
 
 
 def some(name: str, **parameters: float) -> list[ApplicationPlan]:

@@ -1,0 +1,243 @@
+"""Where engines join: a WebSocket on which they register, and the pump behind it.
+
+The engine's end is `parrot_engine.link`. Here are authentication, the handshake, and the end of a
+link that has fallen silent; what the messages mean is in `parrot_gateway.engines.remote`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Sequence
+
+from fastapi import WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
+from parrot_engine.protocol import PROTOCOL_VERSION, BlockChanges
+from parrot_engine.text import TextAssetsError, Tokenizer
+from parrot_engine.wire import (
+    Blocks,
+    Events,
+    FromEngine,
+    Goodbye,
+    Heartbeat,
+    Refused,
+    Register,
+    Registered,
+    WireError,
+    decode_from_engine,
+    encode,
+)
+
+from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
+from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.exceptions import AuthenticationError
+from parrot_gateway.http.exchange import new_request_id
+from parrot_gateway.settings.model import EngineLinkSettings
+
+logger = logging.getLogger(__name__)
+
+JOIN_PATH = "/v1/engines/join"
+
+#: How long an engine may take to send its registration, tokenizer included.
+_REGISTER_TIMEOUT_S = 60.0
+
+#: A link is lost after this many heartbeats that did not come.
+_MISSING_HEARTBEATS = 3
+
+#: WebSocket close codes.
+_PROTOCOL_ERROR = 1002
+#: Not 1001 or 1012, which tell an engine that the gateway itself ends.
+_TRY_AGAIN_LATER = 1013
+
+
+class _Lost(Exception):
+    """The link is over; the message says why."""
+
+
+class EngineLinkEndpoint:
+    """The handler of `JOIN_PATH`.
+
+    Mount it with `@app.websocket(JOIN_PATH)`, or a Starlette `WebSocketRoute`, and limit messages
+    to `parrot_engine.wire.MAX_MESSAGE_BYTES` in the server.
+
+    Args:
+        registry: where engines are added and removed.
+        join_keys: keys of which an engine must send one; only their hashes are kept.
+        heartbeat_s: how often engines shall show that they are alive.
+    """
+
+    def __init__(
+        self,
+        registry: EngineRegistry,
+        join_keys: Sequence[str],
+        heartbeat_s: float = EngineLinkSettings().heartbeat_s,
+    ) -> None:
+        self._registry = registry
+        self._digests = [_digest(key.encode()) for key in join_keys]
+        self._heartbeat_s = heartbeat_s
+
+    async def __call__(self, websocket: WebSocket) -> None:
+        """Serve one engine until its link ends."""
+        if not self._may_join(websocket.headers.get("authorization")):
+            error = AuthenticationError("Engines join with the gateway's join key.")
+            address = websocket.client.host if websocket.client else "an unknown address"
+            logger.warning("an engine at %s was refused: no join key, or a wrong one", address)
+            await websocket.send_denial_response(
+                JSONResponse(
+                    {"error": error.to_dict()},
+                    status_code=error.status,
+                    headers={"x-request-id": new_request_id()},
+                )
+            )
+            return
+        await websocket.accept()
+        engine: RemoteEngine | None = None
+        reason, code = "its link was closed", _TRY_AGAIN_LATER
+        try:
+            engine = await self._register(websocket)
+            if engine is not None:
+                await self._pump(websocket, engine)
+        except _Lost as lost:
+            reason = str(lost)
+        except WebSocketDisconnect:
+            reason = "the connection broke"
+        except WireError as error:
+            reason, code = f"protocol error: {error}", _PROTOCOL_ERROR
+        finally:
+            if engine is not None:
+                self._registry.remove(engine.id, reason)
+                logger.info("engine %s (%s) left: %s", engine.id, engine.name, reason)
+            elif code == _PROTOCOL_ERROR:
+                logger.warning("an engine did not register: %s", reason)
+        await _close(websocket, code)
+
+    def _may_join(self, authorization: str | None) -> bool:
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = _digest(key.strip().encode())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+    async def _register(self, websocket: WebSocket) -> RemoteEngine | None:
+        """The handshake; None when the engine was refused."""
+        try:
+            async with asyncio.timeout(_REGISTER_TIMEOUT_S):
+                message = await _receive(websocket)
+        except TimeoutError:
+            raise WireError("no registration came") from None
+        if not isinstance(message, Register):
+            raise WireError("the first message was not a registration")
+        try:
+            if message.protocol_version != PROTOCOL_VERSION:
+                raise RegistrationRefused(
+                    f"it speaks protocol version {message.protocol_version}, this gateway "
+                    f"{PROTOCOL_VERSION}: install the same version of parrot-gateway",
+                    retry=False,
+                )
+            self._registry.check(message)
+            tokenizer = self._registry.shared_tokenizer(message)
+            if tokenizer is None:
+                # Building it takes up to a second, which must not stop everything else.
+                tokenizer = await asyncio.to_thread(Tokenizer, message.text)
+            engine = self._registry.add(message, tokenizer)
+        except RegistrationRefused as refused:
+            await websocket.send_bytes(encode(Refused(refused.reason, refused.retry)))
+            logger.warning("engine %s was refused: %s", message.name, refused.reason)
+            return None
+        except TextAssetsError as error:
+            raise WireError(str(error)) from None
+        logger.info("engine %s (%s) joined with %s", engine.id, engine.name, engine.info.model)
+        return engine
+
+    async def _pump(self, websocket: WebSocket, engine: RemoteEngine) -> None:
+        """Move messages both ways until the link ends, which is always an exception."""
+        seen = _LastSeen()
+        tasks = [
+            asyncio.create_task(self._send(websocket, engine), name="engine-send"),
+            asyncio.create_task(self._receive_all(websocket, engine, seen), name="engine-receive"),
+            asyncio.create_task(self._watch(seen), name="engine-watch"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _send(self, websocket: WebSocket, engine: RemoteEngine) -> None:
+        await websocket.send_bytes(encode(Registered(engine.id, self._heartbeat_s)))
+        while True:
+            data = engine.take_outgoing()
+            if data is None:
+                await engine.has_outgoing.wait()
+            else:
+                await websocket.send_bytes(data)
+
+    async def _receive_all(
+        self, websocket: WebSocket, engine: RemoteEngine, seen: _LastSeen
+    ) -> None:
+        while True:
+            message = await _receive(websocket)
+            seen.now()
+            if isinstance(message, Events):
+                engine.deliver(message.events)
+            elif isinstance(message, Blocks):
+                engine.note_blocks(BlockChanges(message.stored, message.evicted))
+            elif isinstance(message, Heartbeat):
+                engine.note_stats(message.stats)
+            elif isinstance(message, Goodbye):
+                logger.info("engine %s is leaving: %s", engine.id, message.reason)
+                self._registry.drain(engine.id)
+            else:
+                raise WireError("a second registration on the same link")
+
+    async def _watch(self, seen: _LastSeen) -> None:
+        """Raise once the engine has been silent for too long.
+
+        NOTE: silence is counted in turns of this loop, not read off the clock at the end: a
+        gateway that was itself stopped for a while must read what has arrived before it judges.
+        """
+        silent = 0
+        before = seen.count
+        while silent < _MISSING_HEARTBEATS:
+            await asyncio.sleep(self._heartbeat_s)
+            silent = 0 if seen.count != before else silent + 1
+            before = seen.count
+        raise _Lost(f"no heartbeat for {silent * self._heartbeat_s:g} s")
+
+
+class _LastSeen:
+    """Counts messages, so that silence can be noticed."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def now(self) -> None:
+        self.count += 1
+
+
+async def _receive(websocket: WebSocket) -> FromEngine:
+    message = await websocket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code") or 1006)
+    data = message.get("bytes")
+    if data is None:
+        raise WireError("a text frame on the link")
+    return decode_from_engine(data)
+
+
+async def _close(websocket: WebSocket, code: int) -> None:
+    try:
+        await websocket.close(code)
+    except (RuntimeError, OSError, WebSocketDisconnect):
+        # The other side was faster.
+        logger.debug("the link was closed already")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

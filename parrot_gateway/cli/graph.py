@@ -1,0 +1,285 @@
+"""`parrot-gateway graph SESSION`: fetches a session's graph from a running gateway and draws it.
+
+The gateway answers with plain data; the pictures are made here, with `core.drawing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+import typer
+
+from parrot_gateway.semantic.drawing import to_mermaid, to_svg, to_text
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+TIMEOUT_S = 15.0
+WATCH_INTERVAL_S = 0.5
+
+
+class GraphUnavailableError(Exception):
+    """The graph cannot be had; the message says why and what to do."""
+
+
+class Format(StrEnum):
+    """What is printed."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+    JSON = "json"
+
+
+class _Node(msgspec.Struct):
+    id: str
+    state: str
+    name: str = ""
+    kind: str = "call"
+    stage: int = 0
+    inputs: tuple[str, ...] = ()
+    output: str | None = None
+    transform: str | None = None
+    model: str | None = None
+    objective: str | None = None
+    priority: int = 0
+    tokens: int = 0
+    engine: str | None = None
+    placement: str | None = None
+    run: str | None = None
+    parent: str | None = None
+    group: str | None = None
+    submitted_s: float = 0.0
+    started_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    failure: str | None = None
+
+
+class _Variable(msgspec.Struct):
+    id: str
+    name: str
+    state: str
+    producer: str | None = None
+    consumers: tuple[str, ...] = ()
+    size_bytes: int = 0
+
+
+class _Session(msgspec.Struct):
+    id: str
+    name: str = ""
+
+
+class _Graph(msgspec.Struct):
+    session: _Session
+    calls: list[_Node]
+    variables: list[_Variable]
+    duration_s: float = 0.0
+    calls_not_kept: int = 0
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class _Error(msgspec.Struct):
+    error: _ErrorDetail
+
+
+def read_graph(data: bytes) -> GraphSnapshot:
+    """The graph that `core.drawing.to_json` made into data; its clock begins at 0.
+
+    Raises:
+        GraphUnavailableError: the data is something else.
+    """
+    try:
+        graph = msgspec.json.decode(data, type=_Graph)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise GraphUnavailableError(f"The answer is not a graph: {error}") from None
+    nodes = tuple(
+        NodeView(
+            id=node.id,
+            name=node.name,
+            kind=node.kind,
+            state=node.state,
+            stage=node.stage,
+            inputs=node.inputs,
+            output=node.output,
+            detail=node.transform or "",
+            model=node.model or "",
+            objective=node.objective or "",
+            priority=node.priority,
+            tokens=node.tokens,
+            engine=node.engine,
+            placement=node.placement or "",
+            run=node.run,
+            parent=node.parent,
+            group=node.group,
+            submitted=node.submitted_s,
+            started=node.started_s,
+            first_token=node.first_token_s,
+            finished=node.finished_s,
+            failure=node.failure,
+        )
+        for node in graph.calls
+    )
+    variables = tuple(
+        VariableView(v.id, v.name, v.state, v.producer, v.consumers, v.size_bytes)
+        for v in graph.variables
+    )
+    # NOTE: the duration ends now while something is unfinished; else now does not matter.
+    return GraphSnapshot(
+        session_id=graph.session.id,
+        session_name=graph.session.name,
+        taken_at=graph.duration_s,
+        nodes=nodes,
+        variables=variables,
+        pruned=graph.calls_not_kept,
+    )
+
+
+async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes:
+    """The graph of a session as JSON.
+
+    Args:
+        base_url: of the gateway, ending in `/v1`.
+        session: its id or its name.
+        api_key: sent when given.
+
+    Raises:
+        GraphUnavailableError: no gateway there, an unknown session, a wrong key, or another error.
+    """
+    # Here, so that the command line does not wait for it.
+    import aiohttp
+
+    url = f"{base_url.rstrip('/')}/sessions/{quote(session, safe='')}/graph"
+    headers = {"Accept": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.get(url, headers=headers) as response,
+        ):
+            status, data = response.status, await response.read()
+    except TimeoutError:
+        raise GraphUnavailableError(f"{base_url} did not answer within {TIMEOUT_S:g} s.") from None
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ValueError):
+        raise GraphUnavailableError(
+            f"--base-url {base_url!r} is not a URL; it looks like {DEFAULT_BASE_URL}."
+        ) from None
+    except aiohttp.ClientError as error:
+        reason = getattr(error, "os_error", None) or error
+        raise GraphUnavailableError(
+            f"No gateway answers at {base_url} ({reason}). Start one with parrot-gateway serve, or "
+            "say where it is: --base-url URL, or the variable OPENAI_BASE_URL."
+        ) from None
+    if status != 200:
+        raise GraphUnavailableError(_explain(status, data, base_url, session))
+    return data
+
+
+def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
+    try:
+        detail = msgspec.json.decode(data, type=_Error).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        detail = _ErrorDetail()
+    if status in (401, 403):
+        return (
+            f"{base_url} wants a key, or another one than it got: set PARROT_API_KEY, or name the "
+            "environment variable that holds the right one: --api-key env:NAME."
+        )
+    if status == 404 and detail.code == "session_not_found":
+        return (
+            f"{base_url} knows no session '{session}': it was never used, has expired, or belongs "
+            "to another key."
+        )
+    said = detail.message or data[:200].decode("utf-8", "replace")
+    return f"{base_url} has no graph for '{session}' (status {status}): {said}"
+
+
+def draw(data: bytes, form: Format, width: int) -> str:
+    """What the command prints, ending in a line end.
+
+    Raises:
+        GraphUnavailableError: the data is no graph.
+    """
+    if form is Format.JSON:
+        read_graph(data)
+        return msgspec.json.format(data, indent=2).decode() + "\n"
+    snapshot = read_graph(data)
+    if form is Format.TEXT:
+        return to_text(snapshot, width)
+    picture = to_mermaid(snapshot) if form is Format.MERMAID else to_svg(snapshot)
+    return picture if picture.endswith("\n") else picture + "\n"
+
+
+def graph_command(
+    session: Annotated[str, typer.Argument(help="Name or id of the session.")],
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            help="The gateway.",
+            show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="env:NAME",
+            help="Environment variable with the key; PARROT_API_KEY is read without this, and "
+            "OPENAI_API_KEY where OPENAI_BASE_URL is set.",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TEXT,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Draw again until every call has ended.")
+    ] = False,
+) -> None:
+    """Draw a session's graph: its calls, their states and times."""
+    from rich.console import Console
+
+    from parrot_gateway.settings.client_key import key_of_option, usual_key
+    from parrot_gateway.settings.config_file import ConfigError
+
+    if watch and form is not Format.TEXT:
+        raise typer.BadParameter("goes with --format text only", param_hint="--watch")
+    try:
+        key = key_of_option(api_key) if api_key else usual_key(base_url)
+        target = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        if watch:
+            asyncio.run(_watch(target, session, key))
+            return
+        data = asyncio.run(fetch_graph(target, session, key))
+        # NOTE: as UTF-8 whatever the terminal says: pictures are redirected into files.
+        sys.stdout.buffer.write(draw(data, form, Console().width).encode())
+        sys.stdout.buffer.flush()
+    except (GraphUnavailableError, ConfigError) as error:
+        typer.secho(str(error), err=True, fg=typer.colors.RED)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+async def _watch(base_url: str, session: str, api_key: str | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            snapshot = read_graph(await fetch_graph(base_url, session, api_key))
+            text = Text(to_text(snapshot, console.width), no_wrap=True, end="")
+            live.update(text, refresh=True)
+            if all(node.finished is not None for node in snapshot.nodes):
+                return
+            await asyncio.sleep(WATCH_INTERVAL_S)

@@ -1,0 +1,272 @@
+"""The command line: `parrot-gateway serve | engine | graph | bench | simulate | doctor`.
+
+Only parses and prints. Imports what a command needs inside it, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from parrot_gateway import __version__
+from parrot_gateway.bench.apps.command import apps_command
+from parrot_gateway.bench.engine import ENGINE_COMMAND_SETTINGS, engine_command
+from parrot_gateway.bench.overhead import overhead_command
+from parrot_gateway.bench.scheduler import scheduler_command
+from parrot_gateway.cli.graph import graph_command
+from parrot_gateway.cli.paper import ablation_command, paper_command
+from parrot_gateway.cli.simulate import simulate
+
+if TYPE_CHECKING:
+    from parrot_gateway.server.gateway import Gateway
+
+app = typer.Typer(
+    name="parrot-gateway",
+    help="An OpenAI-compatible gateway that sees the application behind the calls.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+app.add_typer(simulate, name="simulate")
+simulate.command("paper")(paper_command)
+simulate.command("ablation")(ablation_command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Without the garbage collector, which takes a tenth of the time and finds nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"parrot-gateway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder or hub id of a model to run; repeatable.", show_default=False),
+    ] = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="OpenAI-compatible server to pass calls to; repeatable. Its key is read from "
+            "the environment variable NAME_API_KEY.",
+            show_default=False,
+        ),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS=MODEL",
+            help="Serve MODEL under another name too, e.g. gpt-4o=parrot-demo; * matches any "
+            "name; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with settings.", show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="env:NAME",
+            help="Environment variable with the key that clients must send; PARROT_API_KEY is "
+            "read without this. Needed for any address but loopback.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="How calls are placed on engines: parrot, or a simple policy to compare with: "
+            "round-robin, least-loaded, session-affinity, prefix-linear, lmetric, paper.",
+            show_default="parrot",
+        ),
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
+    ] = None,
+) -> None:
+    """Start the gateway; without a model or an upstream it runs the demo model."""
+    with _quick_imports():
+        from parrot_gateway.settings.config_file import ConfigError
+        from parrot_gateway.settings.demo_model import DEMO_MODEL
+        from parrot_gateway.settings.sources import load_settings
+
+    flags: dict[str, Any] = {}
+    server = {"host": host, "port": port, "api_key": api_key, "log_level": log_level}
+    given = {name: value for name, value in server.items() if value is not None}
+    if given:
+        flags["server"] = given
+    if policy is not None:
+        flags["scheduler"] = {"policy": policy}
+    try:
+        if model:
+            flags["models"] = [{"model": item} for item in model]
+        if upstream:
+            pairs = [_pair(item, "--upstream", "NAME=URL") for item in upstream]
+            flags["upstreams"] = [{"name": name, "url": url} for name, url in pairs]
+        if alias:
+            flags["aliases"] = dict(_pair(item, "--alias", "ALIAS=MODEL") for item in alias)
+        settings = load_settings(flags, config)
+        if not (settings.models or settings.upstreams or settings.engines.join_key):
+            settings = load_settings({**flags, "models": [{"model": DEMO_MODEL}]}, config)
+        _log_to_stderr(settings.server.log_level)
+
+        with _quick_imports():
+            from parrot_gateway.server.serve import run_server
+
+        status = run_server(settings, announce=_announce, report=_complain)
+    except ConfigError as error:
+        _complain(str(error))
+        raise typer.Exit(2) from None
+    raise typer.Exit(status)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def engine(context: typer.Context) -> None:
+    """Run one engine: --join URL for a gateway, --listen on its own (see engine --help)."""
+    # The engine is a program of its own: the gateway's process must never load torch.
+    arguments = [sys.executable, "-m", "parrot_engine", *context.args]
+    os.execv(sys.executable, arguments)  # noqa: S606
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine can do, what is missing, and how to get it."""
+    from parrot_gateway.cli.doctor import examine, show
+
+    findings = examine()
+    show(findings)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+bench.command("overhead")(overhead_command)
+bench.command("apps")(apps_command)
+bench.command("scheduler")(scheduler_command)
+bench.command("engine", context_settings=ENGINE_COMMAND_SETTINGS, add_help_option=False)(
+    engine_command
+)
+app.command("graph")(graph_command)
+
+
+def _pair(text: str, option: str, form: str) -> tuple[str, str]:
+    from parrot_gateway.settings.config_file import ConfigError
+
+    name, separator, value = text.partition("=")
+    if not (separator and name and value):
+        raise ConfigError(f"{option} {text!r}: expected {form}")
+    return name, value
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    # These two report every connection and every start-up step at info.
+    for noisy in ("uvicorn", "websockets"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
+    # NOTE: uvicorn says so, as an error, of each engine that is refused with a 401; the link says
+    # which one it was.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: "returned without completing handshake" not in record.getMessage()
+    )
+
+
+def _complain(text: str) -> None:
+    typer.secho(text, err=True, fg=typer.colors.RED)
+
+
+def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
+    """Print the base URL, the models, those that cannot be served, and lines to paste."""
+    from parrot_gateway.settings.model import api_key_of
+
+    failures = gateway.failures()
+    served = [name for name in gateway.engine_models() if name not in failures]
+    names = [*served]
+    for upstream in gateway.upstreams.values():
+        served += upstream.models()
+        names += [f"{name}  (upstream {upstream.name})" for name in upstream.models()]
+        if upstream.serves_any():
+            names.append(f"any other name  (upstream {upstream.name})")
+        elif not upstream.ready:
+            names.append(f"(upstream {upstream.name} has not told its models yet)")
+    if gateway.remote_join_key is not None and not names:
+        join_url = base_url.replace("http", "ws", 1) + "/engines/join"
+        names = [f"(none before an engine joins at {join_url})"]
+    first = served[0] if served else "MODEL"
+    reference = gateway.settings.server.api_key or "env:PARROT_API_KEY"
+    variable = reference.removeprefix("env:")
+    key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
+    body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
+    lost = set(gateway.catalog.dangling())
+    lines = [
+        f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
+        "",
+        "models:",
+        *(f"  {name}" for name in names[:20]),
+        *([f"  … and {len(names) - 20} more"] if len(names) > 20 else []),
+        *(
+            f"  {name} -> {to}" + ("  (not served so far)" if name in lost else "")
+            for name, to in gateway.settings.aliases.items()
+        ),
+        *(["", "not served:"] if failures else []),
+        *(f"  {name}: {reason}" for name, reason in failures.items()),
+        "",
+        "try:",
+        f"  export OPENAI_BASE_URL={base_url}",
+        *([f'  export OPENAI_API_KEY="${variable}"'] if key else []),
+        f"  curl {base_url}/completions{key} -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}",
+        "",
+    ]
+    for line in lines:
+        typer.echo(line)
+    sys.stdout.flush()

@@ -1,1 +1,0 @@
-"""What the gateway knows about calls and models. No HTTP in here."""

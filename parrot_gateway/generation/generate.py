@@ -1,0 +1,222 @@
+"""One call on one engine: from prompts to the text of its candidates. No HTTP.
+
+What a call needs of an engine, and the thin shell that waits for it. Which primitives are sent and
+what events mean is decided in `generation_state`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Protocol
+
+from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive, Retention
+from parrot_engine.text import Tokenizer
+
+from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
+from parrot_gateway.generation.placing import ModelSeats, Seat
+from parrot_gateway.generation.request import GenerationRequest, Update
+from parrot_gateway.generation.state import GenerationState
+
+#: The scheduler hears of a call's output every so many tokens.
+TOLD_EVERY = 16
+
+
+class Channel(Protocol):
+    """Contexts of one call on an engine. Leaving it frees them, and cancels what still runs."""
+
+    @property
+    def context_ids(self) -> list[int]:
+        """All its ids: those that it was opened with, and those added since."""
+        ...
+
+    def extend(self, count: int) -> list[int]:
+        """So many fresh contexts more.
+
+        Raises:
+            EngineLostError: the engine went away.
+            OverloadedError: it has too much to do. When this passes, what is submitted in the same
+                turn of the event loop is taken.
+        """
+        ...
+
+    def __enter__(self) -> Channel: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def submit(self, *primitives: Primitive) -> None:
+        """Send primitives, in order; never blocks."""
+        ...
+
+    async def next(self) -> Event:
+        """The next event of these contexts. A cancelled wait loses none.
+
+        Raises:
+            EngineLostError: the engine went away.
+        """
+        ...
+
+
+class GenerationEngine(Protocol):
+    """What a call needs of an engine: `RemoteEngine`, or a double of it."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        ...
+
+    def open(self, count: int, *, salt: str = "", retention: Retention = "normal") -> Channel:
+        """A channel with `count` fresh contexts.
+
+        Args:
+            count: at least 1.
+            salt: of their tokens, in the prefix cache.
+            retention: what becomes of their KV when they are freed.
+
+        Raises:
+            EngineLostError: the engine went away.
+            OverloadedError: it has too much to do.
+        """
+        ...
+
+
+class Generation:
+    """Runs one call; a context manager, whose exit frees all that it has on the engine.
+
+    Cancelling a wait and leaving the `with` block is all it takes to cancel the call.
+
+    Args:
+        seats: the engines of its model, of which it gets one.
+        request: what is asked.
+        deadline: `time.perf_counter()` at which the call is given up; None never.
+    """
+
+    def __init__(
+        self,
+        seats: ModelSeats,
+        request: GenerationRequest,
+        deadline: float | None = None,
+    ) -> None:
+        self._seats = seats
+        self._request = request
+        self._deadline = deadline
+        self._seat: Seat
+        #: Once there is a place for the call.
+        self._channel: Channel | None = None
+        #: Generated tokens that the seat has been told of.
+        self._told = 0
+        #: From entering on.
+        self.state: GenerationState
+
+    def __enter__(self) -> Generation:
+        """Ask for an engine; `next` begins as soon as there is one."""
+        self.state = GenerationState(self._request, self._seats.tokenizer)
+        self._seat = self._seats.seat(self._request)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._channel is not None:
+            self._channel.__exit__(kind, error, trace)
+        if self.state.done:
+            self._tell_progress()
+            self._seat.succeed()
+        self._seat.close()
+
+    async def next(self, until: float | None = None) -> Update | None:
+        """The next update; None when there was none `until` this `time.perf_counter()`.
+
+        Raises:
+            DeadlineError: the call took too long.
+            EngineLostError: the engine went away.
+            OverloadedError: there is too much to do.
+            GatewayError: the engine gave the call up.
+        """
+        while True:
+            limit = _earlier(until, self._deadline)
+            try:
+                if limit is None:
+                    event = await self._next_event()
+                else:
+                    async with asyncio.timeout(limit - time.perf_counter()):
+                        event = await self._next_event()
+            except TimeoutError:
+                if self._deadline is not None and limit == self._deadline:
+                    raise DeadlineError(
+                        "The call took longer than this gateway allows "
+                        "(setting server.call_timeout_s) and was cancelled."
+                    ) from None
+                return None
+            progress = self.state.apply(event)
+            if progress.primitives and not self.state.done and self._channel is not None:
+                self._channel.submit(*progress.primitives)
+                self._begin_further(self._channel)
+            if isinstance(event, Filled) or self._told + TOLD_EVERY <= (
+                self.state.usage.completion_tokens
+            ):
+                self._tell_progress()
+            if progress.update is not None:
+                return progress.update
+
+    async def _next_event(self) -> Event:
+        if self._channel is None:
+            self._channel = self._begin(await self._seat.taken())
+        return await self._channel.next()
+
+    def _begin(self, engine: GenerationEngine) -> Channel:
+        """Send the call to its engine."""
+        self.state.priority = self._seat.priority
+        channel = engine.open(
+            self.state.contexts_wanted, salt=self._request.salt, retention=self._seat.retention
+        )
+        channel.__enter__()
+        try:
+            channel.submit(*self.state.begin(list(channel.context_ids)))
+        except BaseException:
+            channel.__exit__(None, None, None)
+            raise
+        return channel
+
+    def _tell_progress(self) -> None:
+        usage = self.state.usage
+        self._told = usage.completion_tokens
+        self._seat.progress(
+            filled=self.state.filled_tokens,
+            cached=usage.cached_tokens,
+            generated=usage.completion_tokens,
+        )
+
+    def _begin_further(self, channel: Channel) -> None:
+        """Begin prompts in the place of those that have ended."""
+        count = self.state.contexts_wanted
+        if not count:
+            return
+        try:
+            context_ids = channel.extend(count)
+        except OverloadedError as error:
+            if isinstance(error, EngineLostError) or not self.state.waits:
+                raise
+            # The next event of what is in work brings us back here.
+            return
+        channel.submit(*self.state.begin(context_ids))
+
+
+def _earlier(first: float | None, second: float | None) -> float | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)

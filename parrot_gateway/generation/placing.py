@@ -1,0 +1,118 @@
+"""What a call needs of whoever finds it an engine, and what is said of the call for that.
+
+Plain values and protocols: which engine it becomes is decided by the scheduler, behind
+`parrot_gateway.scheduling`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from parrot_gateway.semantic.graph.objective import LATENCY, Objective
+
+if TYPE_CHECKING:
+    from parrot_engine.protocol import EngineInfo, Retention
+    from parrot_engine.text import Tokenizer
+
+    from parrot_gateway.generation.generate import GenerationEngine
+    from parrot_gateway.generation.request import GenerationRequest
+
+
+#: Whose requests those with the gateway's key are.
+DEFAULT_TENANT = "default"
+
+
+def salt_of(tenant: str) -> str:
+    """Under which a tenant's prompts are kept in engines' caches: nobody finds another one's."""
+    return "" if tenant == DEFAULT_TENANT else tenant
+
+
+class Fellowship(NamedTuple):
+    """A task group that a call is in: calls that matter only when the last of them ends."""
+
+    id: str
+    size: int
+    objective: Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What is known of a call beside its prompt. The default is an ordinary call: a client waits
+    for it, and nothing else is known."""
+
+    tenant: str = DEFAULT_TENANT
+    #: Its id, if it is a session's; more may become known of such a call while it waits.
+    call: str = ""
+    #: The session that it belongs to; empty: it is an application of its own.
+    application: str = ""
+    #: What calls of its kind have in common; empty: the beginning of its prompt says it.
+    template: str = ""
+    objective: Objective = LATENCY
+    groups: tuple[Fellowship, ...] = ()
+    #: As its caller gave it: larger is earlier, within the tenant.
+    priority: int = 0
+    #: Calls on the longest chain that waits for it.
+    successors: int = 0
+    #: Name of an engine that holds something of it already.
+    prefers: str | None = None
+
+
+ORDINARY = Purpose()
+
+
+class Seat(Protocol):
+    """A call's place on an engine, or its wait for one; `close` it when the call has ended."""
+
+    @property
+    def priority(self) -> int:
+        """For the engine's own queue, once taken: smaller runs earlier."""
+        ...
+
+    @property
+    def retention(self) -> Retention:
+        """What shall become of its KV when it has ended, once taken."""
+        ...
+
+    async def taken(self) -> GenerationEngine:
+        """The engine, as soon as there is a place. A cancelled wait can be taken up again.
+
+        Raises:
+            OverloadedError: there is too much to do, or no engine any more.
+            ContextLengthError: no engine of the model can hold it.
+        """
+        ...
+
+    def progress(self, *, filled: int, cached: int, generated: int) -> None:
+        """Tokens so far: of the prompts, of these found in a cache, and of the answers."""
+        ...
+
+    def succeed(self) -> None:
+        """The call has all its tokens; anything else that ends it was no success."""
+        ...
+
+    def close(self) -> None:
+        """The call has ended, and its contexts are freed. Safe to call twice."""
+        ...
+
+
+class ServedModel(Protocol):
+    """What can be known of a model without an engine to run it on."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What each of them is."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        ...
+
+
+class ModelSeats(ServedModel, Protocol):
+    """The engines of one model, as a call sees them before it has one."""
+
+    def seat(self, request: GenerationRequest) -> Seat:
+        """Ask for a place for a call; must be closed."""
+        ...

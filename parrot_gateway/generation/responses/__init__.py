@@ -1,0 +1,1 @@
+"""Items and stored objects of the Responses API."""

@@ -1,0 +1,1 @@
+"""Tools that a model may call: definitions, grammars, and calls read from text."""

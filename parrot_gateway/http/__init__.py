@@ -1,0 +1,1 @@
+"""HTTP on raw ASGI: exchanges, authentication, admission and timeouts. Knows no API."""

@@ -1,0 +1,136 @@
+"""The gateway's own routes under `/v1/` that wait or stream: a table, on the thin HTTP layer.
+
+They go before the pass-through to upstreams. Segments of a path are matched one by one and decoded
+afterwards, so that a name may hold a slash written as `%2F`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+from urllib.parse import parse_qs, unquote
+
+from parrot_gateway.exceptions import InvalidRequestError, MethodNotAllowedError
+from parrot_gateway.http.exchange import Exchange
+
+#: Answers an exchange; gets the variable segments of the path.
+RouteHandler: TypeAlias = Callable[..., Awaitable[None]]
+Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
+
+
+class RouteTable:
+    """Routes by the number and the constant segments of their paths."""
+
+    def __init__(self) -> None:
+        self._routes: list[tuple[str, tuple[str | None, ...], RouteHandler]] = []
+        #: Method, pattern and summary of each route, for the description of the API.
+        self.described: list[tuple[str, str, str]] = []
+        #: First segments after `/v1/`: one look-up tells other paths apart.
+        self._firsts: set[str] = set()
+
+    def add(self, method: str, pattern: str, handler: RouteHandler) -> None:
+        """Let `handler` answer `method` of a path such as `/v1/variables/{id}`."""
+        segments = tuple(
+            None if part.startswith("{") else part for part in pattern.strip("/").split("/")
+        )
+        self._routes.append((method, segments, handler))
+        self._firsts.add(segments[1] or "")
+        _, _, summary = (handler.__doc__ or "").partition(":")
+        self.described.append((method, pattern, summary.split("\n\n")[0].strip().rstrip(".")))
+
+    def find(self, exchange: Exchange) -> Handler | None:
+        """Who answers, if the path is one of these; a wrong method is answered too."""
+        path = exchange.path
+        end = path.find("/", 4)
+        if (
+            not path.startswith("/v1/")
+            or (path[4:] if end < 0 else path[4:end]) not in self._firsts
+        ):
+            return None
+        raw = exchange.scope.get("raw_path") or path.encode()
+        segments = [unquote(part) for part in raw.decode("latin-1").strip("/").split("/")]
+        allowed: list[str] = []
+        for method, pattern, handler in self._routes:
+            if _matches(pattern, segments):
+                if method == exchange.method:
+                    return _bound(handler, pattern, segments)
+                allowed.append(method)
+        if not allowed:
+            return None
+
+        async def refuse(exchange: Exchange) -> None:
+            raise MethodNotAllowedError(
+                f"{exchange.path} takes {' or '.join(allowed)}, not {exchange.method}."
+            )
+
+        return refuse
+
+
+def _matches(pattern: Sequence[str | None], segments: Sequence[str]) -> bool:
+    return len(pattern) == len(segments) and all(
+        wanted is None or wanted == given for wanted, given in zip(pattern, segments, strict=True)
+    )
+
+
+def _bound(
+    handler: RouteHandler, pattern: Sequence[str | None], segments: Sequence[str]
+) -> Handler:
+    given = [text for wanted, text in zip(pattern, segments, strict=True) if wanted is None]
+
+    async def answer(exchange: Exchange) -> None:
+        await handler(exchange, *given)
+
+    return answer
+
+
+class Query:
+    """The query of a request.
+
+    Args:
+        exchange: whose.
+        known: the parameters that there are.
+
+    Raises:
+        InvalidRequestError: it has another one, or one of them twice.
+    """
+
+    def __init__(self, exchange: Exchange, *known: str) -> None:
+        raw = exchange.scope.get("query_string", b"").decode("latin-1")
+        try:
+            found = parse_qs(raw, keep_blank_values=True, max_num_fields=64)
+        except ValueError:
+            raise InvalidRequestError("The query has too many parameters.") from None
+        self._values: dict[str, str] = {}
+        for name, values in found.items():
+            if name not in known:
+                raise InvalidRequestError(
+                    f"Unknown query parameter '{name[:80]}'. There are: {', '.join(known)}.",
+                    param=name[:80],
+                    code="unknown_parameter",
+                )
+            if len(values) > 1:
+                raise InvalidRequestError(f"'{name}' is given twice.", param=name)
+            self._values[name] = values[0]
+
+    def text(self, name: str) -> str | None:
+        """A parameter; None when it is not given."""
+        return self._values.get(name)
+
+    def seconds(self, name: str, limit: float) -> float | None:
+        """A time of at most `limit`; a longer one is cut.
+
+        Raises:
+            InvalidRequestError: it is no number, or negative.
+        """
+        text = self._values.get(name)
+        if text is None:
+            return None
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not seconds >= 0:
+            raise InvalidRequestError(
+                f"'{name}' must be a time in seconds.", param=name, code="invalid_value"
+            )
+        return min(seconds, limit)

@@ -1,0 +1,1 @@
+"""Sessions, semantic variables and the calls between them. Knows no routes."""

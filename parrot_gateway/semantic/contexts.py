@@ -1,0 +1,410 @@
+"""Named contexts of a session: what was said so far, kept, so that the next call goes on from it.
+
+A call on a context takes its turn (in the order of submission, one at a time), is given what the
+context holds in front of its own prompt, and adds its prompt and its text when it succeeds; one
+that fails leaves the context as it was. `chat<main` makes a context from another one. Only text is
+kept here: the engine finds its KV by the prompt's prefix. Pure but for the futures of the lines;
+who runs calls is the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from parrot_gateway.exceptions import (
+    ConflictError,
+    ContextNotFoundError,
+    ContextTooLargeError,
+    InvalidRequestError,
+    UnsupportedError,
+)
+from parrot_gateway.generation.fifo_lock import Line, Ticket
+from parrot_gateway.semantic.session import Session, check_name
+
+Kind: TypeAlias = Literal["chat", "text"]
+
+_KINDS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
+_ROUTES: dict[Kind, str] = {kind: path for path, kind in _KINDS.items()}
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Body(msgspec.Struct):
+    n: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    messages: msgspec.Raw = msgspec.Raw(b"null")
+    echo: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_body_decoder = msgspec.json.Decoder(_Body)
+
+
+class ContextName(NamedTuple):
+    """What `X-Parrot-Context` says."""
+
+    name: str
+    #: The context that a new one begins with.
+    parent: str | None = None
+
+
+def parse_context(text: str, param: str = "context") -> ContextName:
+    """Read `chat`, or `chat<main`.
+
+    Raises:
+        InvalidRequestError: one of the names is none, or both are the same.
+    """
+    name, fork, parent = text.partition("<")
+    if not fork:
+        return ContextName(check_name(name, param))
+    found = ContextName(check_name(name, param), check_name(parent, param))
+    if found.name == found.parent or "<" in parent:
+        raise InvalidRequestError(
+            f"'{text[:80]}' is no context: write 'new<old' to make one from another.",
+            param=param,
+            code="invalid_value",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a context holds. Never changed."""
+
+    kind: Kind
+    #: Of a chat: its messages, each as the JSON that it came as.
+    messages: tuple[bytes, ...] = ()
+    #: Of completions: all text.
+    text: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes to keep it."""
+        texts = len(self.text.encode("utf-8", "surrogatepass"))
+        return texts + sum(map(len, self.messages)) + 64 * len(self.messages)
+
+    def plus(self, other: Contents) -> Contents:
+        """This, and then another of the same kind."""
+        return Contents(self.kind, self.messages + other.messages, self.text + other.text)
+
+
+class NamedContext:
+    """One context of a session.
+
+    Args:
+        name: within the session.
+    """
+
+    __slots__ = ("contents", "line", "name", "size_bytes")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: None until the first call on it has succeeded.
+        self.contents: Contents | None = None
+        self.size_bytes = 0
+        self.line = Line()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is on it or waits for it."""
+        return self.line.is_free
+
+
+class ContextUse:
+    """One call's use of a context, from its submission to its end. Made by `enter`.
+
+    Args:
+        session: whose context it is.
+        context: that context.
+        parent: the context that it is to begin with.
+        kind: of the call.
+    """
+
+    def __init__(
+        self, session: Session, context: NamedContext, parent: NamedContext | None, kind: Kind
+    ) -> None:
+        self.context = context
+        self._session = session
+        self._parent = parent
+        self._kind: Kind = kind
+        self._ticket: Ticket = context.line.join(f"context '{context.name}'")
+        self._parent_ticket: Ticket | None = None
+        #: What the parent held when it was its turn.
+        self._inherited: Contents | None = None
+        self._base: Contents | None = None
+        self._prompt: Contents | None = None
+        self._parts: list[str] = []
+        self._before: Contents | None = None
+        self._on_turn: Callable[[], None] = lambda: None
+        self._left = False
+        try:
+            if parent is not None:
+                self._parent_ticket = parent.line.join(f"context '{parent.name}'")
+                self._parent_ticket.future.add_done_callback(lambda _: self._inherit())
+        except BaseException:
+            context.line.leave(self._ticket)
+            raise
+        self._ticket.future.add_done_callback(lambda _: self._call())
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether the call may run, as far as the context is concerned."""
+        return self._ticket.has_turn and self._parent_ticket is None
+
+    def when_turn(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once it is the call's turn, if it is not yet."""
+        self._on_turn = callback
+
+    def compose(self, body: bytes) -> bytes:
+        """The body of the call with what the context holds in front of its prompt.
+
+        Raises:
+            ConflictError: it is to be made from another one, but is there; or it is of the
+                other kind.
+            ContextNotFoundError: the context that it is to be made from holds nothing.
+            ContextTooLargeError: it has no room for this.
+        """
+        assert self.has_turn
+        base = self.context.contents
+        if self._parent is not None:
+            if base is not None:
+                raise _exists(self.context.name)
+            if self._inherited is None:
+                raise ContextNotFoundError(self._parent.name, self._session.name)
+            base = self._inherited
+        check_kind(self.context.name, base, self._kind)
+        fields = _FIELDS.decode(body)
+        prompt = self._prompt_of(fields)
+        whole = prompt if base is None else base.plus(prompt)
+        self._check_size(whole)
+        self._base, self._prompt = base, prompt
+        if base is None:
+            return body
+        if self._kind == "chat":
+            fields["messages"] = msgspec.Raw(b"[" + b",".join(whole.messages) + b"]")
+        else:
+            fields["prompt"] = msgspec.Raw(msgspec.json.encode(whole.text))
+        return msgspec.json.encode(fields)
+
+    def append(self, text: str) -> None:
+        """The model has written `text`."""
+        self._parts.append(text)
+
+    def commit(self) -> None:
+        """The call has succeeded: the context takes its prompt and its text.
+
+        Raises:
+            ContextTooLargeError, SessionFullError, OverloadedError: there is no room; the context
+                stays as it was.
+        """
+        assert self._prompt is not None
+        text = "".join(self._parts)
+        if self._kind == "chat":
+            message = msgspec.json.encode({"role": "assistant", "content": text})
+            output = Contents("chat", (message,))
+        else:
+            output = Contents("text", text=text)
+        prompt = self._prompt if self._base is None else self._base.plus(self._prompt)
+        whole = prompt.plus(output)
+        self._check_size(whole)
+        self._before = self.context.contents
+        _hold(self._session, self.context, whole)
+
+    def undo(self) -> None:
+        """After `commit`: the call has failed all the same."""
+        _hold(self._session, self.context, self._before)
+
+    def leave(self) -> None:
+        """The call has ended: the next one has its turn. A context that holds nothing and that
+        nobody waits for is forgotten. Safe to call twice."""
+        if self._left:
+            return
+        self._left = True
+        self._on_turn = lambda: None
+        if self._parent is not None and self._parent_ticket is not None:
+            self._parent.line.leave(self._parent_ticket)
+        self.context.line.leave(self._ticket)
+        _forget_empty(self._session, self.context)
+        if self._parent is not None:
+            _forget_empty(self._session, self._parent)
+
+    def _inherit(self) -> None:
+        if self._left or self._parent is None or self._parent_ticket is None:
+            return
+        self._inherited = self._parent.contents
+        ticket, self._parent_ticket = self._parent_ticket, None
+        self._parent.line.leave(ticket)
+        self._call()
+
+    def _call(self) -> None:
+        if not self._left and self.has_turn:
+            self._on_turn()
+
+    def _prompt_of(self, fields: dict[str, msgspec.Raw]) -> Contents:
+        if self._kind == "chat":
+            return Contents("chat", tuple(bytes(raw) for raw in _LIST.decode(fields["messages"])))
+        return Contents("text", text=msgspec.json.decode(fields["prompt"], type=str))
+
+    def _check_size(self, contents: Contents) -> None:
+        limit = self._session.limits.max_context_bytes
+        if contents.size_bytes > limit:
+            raise ContextTooLargeError(self.context.name, limit)
+
+
+def enter(session: Session, wanted: ContextName, path: str, body: bytes) -> ContextUse:
+    """Let a call take its place before a context; `ContextUse.leave` must follow its end.
+
+    Args:
+        session: whose context it is; made if it is not there.
+        wanted: which one.
+        path: the call's route.
+        body: the call's, before it is rendered.
+
+    Raises:
+        UnsupportedError: calls of this route, or with these fields, cannot have a context.
+        InvalidRequestError: the prompt is none that a context can take.
+        ContextNotFoundError: the context that it is to be made from is not there.
+        ConflictError: it is to be made from another one, but is there; or it is of the other kind.
+        SessionFullError: the session has too many contexts.
+        OverloadedError: too many calls wait for it.
+    """
+    kind = _KINDS.get(path)
+    if kind is None:
+        raise UnsupportedError(f"{path} takes no context.", param="context")
+    check_body(body, kind)
+    parent = None
+    if wanted.parent is not None:
+        parent = find_context(session, wanted.parent)
+    known = session.contexts.get(wanted.name)
+    context = known if isinstance(known, NamedContext) else NamedContext(wanted.name)
+    if context.is_idle and context.contents is not None:
+        if parent is not None:
+            raise _exists(context.name)
+        check_kind(context.name, context.contents, kind)
+    if parent is not None and parent.is_idle:
+        check_kind(parent.name, parent.contents, kind)
+    if known is None:
+        session.keep_context(context.name, context)
+    try:
+        return ContextUse(session, context, parent, kind)
+    except BaseException:
+        _forget_empty(session, context)
+        raise
+
+
+def find_context(session: Session, name: str) -> NamedContext:
+    """The session's context of that name.
+
+    Raises:
+        ContextNotFoundError: there is none.
+    """
+    found = session.contexts.get(name.strip())
+    if not isinstance(found, NamedContext):
+        raise ContextNotFoundError(name, session.name)
+    return found
+
+
+def free_context(session: Session, name: str) -> NamedContext:
+    """Forget a context.
+
+    Raises:
+        ContextNotFoundError: there is none.
+        ConflictError: a call is on it or waits for it.
+    """
+    found = find_context(session, name)
+    if not found.is_idle:
+        raise ConflictError(
+            f"Context '{found.name}' is used by a call that has not finished; cancel that call "
+            "first.",
+            param="context",
+            code="context_in_use",
+        )
+    session.drop_context(found.name)
+    _hold(session, found, None)
+    return found
+
+
+def free_all_contexts(session: Session) -> None:
+    """The session has ended, and so have its calls."""
+    for name, context in list(session.contexts.items()):
+        session.drop_context(name)
+        if isinstance(context, NamedContext):
+            _hold(session, context, None)
+
+
+def check_body(body: bytes, kind: Kind) -> None:
+    """Refuse calls whose prompt or answer is more than one text.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+        UnsupportedError: a field that does not go with a context.
+    """
+    try:
+        call = _body_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Whoever decodes the whole body says better what is wrong with it.
+        raise InvalidRequestError("The JSON body of your request is not valid.") from None
+    if call.n not in (None, 1):
+        raise _wrong("n", "a call on a context has one answer, so 'n' must be 1")
+    if kind == "text" and bytes(call.prompt)[:1] != b'"':
+        raise _wrong("prompt", "a call on a context has one prompt, a string")
+    if kind == "chat" and bytes(call.messages)[:1] != b"[":
+        raise _wrong("messages", "expected an array of messages")
+    for name in ("echo", "continue_final_message"):
+        if getattr(call, name):
+            raise UnsupportedError(
+                f"Unsupported parameter: '{name}' does not go with a context.", param=name
+            )
+    if call.tools and bytes(call.tool_choice) != b'"none"':
+        raise UnsupportedError(
+            "Unsupported parameter: 'tools' do not go with a context, which keeps text only; send "
+            "the messages yourself.",
+            param="tools",
+        )
+
+
+def check_kind(name: str, contents: Contents | None, kind: Kind) -> None:
+    """Refuse to continue messages as text, or text as messages.
+
+    Raises:
+        ConflictError: the context is of the other kind.
+    """
+    if contents is not None and contents.kind != kind:
+        raise ConflictError(
+            f"Context '{name}' was begun with {_ROUTES[contents.kind]}; go on with that route, or "
+            "take another name.",
+            param="context",
+            code="context_kind",
+        )
+
+
+def _hold(session: Session, context: NamedContext, contents: Contents | None) -> None:
+    size = 0 if contents is None else contents.size_bytes
+    session.account(size - context.size_bytes)
+    context.contents, context.size_bytes = contents, size
+
+
+def _forget_empty(session: Session, context: NamedContext) -> None:
+    is_kept = session.contexts.get(context.name) is context
+    if is_kept and context.is_idle and context.contents is None:
+        session.drop_context(context.name)
+
+
+def _exists(name: str) -> ConflictError:
+    return ConflictError(
+        f"Context '{name}' is there already, so it cannot be made from another one; name it alone "
+        "to go on with it, or free it first.",
+        param="context",
+        code="context_exists",
+    )
+
+
+def _wrong(param: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Invalid '{param}': {what}.", param=param, code="invalid_value")

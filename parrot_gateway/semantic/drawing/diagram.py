@@ -1,0 +1,107 @@
+"""Boxes and arrows of a graph, before anybody decides where they go.
+
+A variable is drawn as the arrow between its producer and its readers. One whose producer is not
+drawn (the user set it, the call is no longer kept, or it is another session's) gets a box of its
+own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from parrot_gateway.semantic.drawing.labels import select, state_line
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
+
+Shape: TypeAlias = Literal["call", "transform", "variable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One box; texts are as the application gave them, for the artist to clean and cut."""
+
+    shape: Shape
+    title: str
+    #: A second line: the pipeline of a transform, and the name of the output.
+    detail: str
+    state: str
+    #: State and time.
+    status: str
+    #: None for variables.
+    node: NodeView | None = None
+
+
+class Arrow(NamedTuple):
+    """From box to box, by number; the label is the variable's name, unless its box says it."""
+
+    tail: int
+    head: int
+    label: str
+
+
+class Diagram(NamedTuple):
+    """What is drawn, and how much is not."""
+
+    boxes: list[Box]
+    arrows: list[Arrow]
+    nodes_left_out: int
+    arrows_left_out: int
+
+
+def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> Diagram:
+    """Boxes in order of submission, variables behind; arrows in order of their heads."""
+    chosen = select(snapshot, max_nodes)
+    variables = {variable.id: variable for variable in snapshot.variables}
+    boxes: list[Box] = []
+    writer: dict[str, int] = {}
+    for node in chosen.nodes:
+        output = variables[node.output].name if node.output in variables else ""
+        if node.output is not None:
+            writer[node.output] = len(boxes)
+        boxes.append(
+            Box(
+                shape="transform" if node.kind == "transform" else "call",
+                title=node.name,
+                detail=" ".join(filter(None, (node.detail, f"→ {output}" if output else ""))),
+                state=node.state,
+                status=state_line(node, snapshot.taken_at),
+                node=node,
+            )
+        )
+    sources: dict[str, int] = {}
+    arrows: list[Arrow] = []
+    arrows_left_out = 0
+    for head, node in enumerate(chosen.nodes):
+        for variable_id in node.inputs:
+            if len(arrows) >= max_arrows:
+                arrows_left_out += 1
+                continue
+            variable = variables[variable_id]
+            if variable_id in writer:
+                arrows.append(Arrow(writer[variable_id], head, variable.name))
+                continue
+            if variable_id not in sources:
+                sources[variable_id] = len(boxes)
+                title, state = variable.full_name, variable.state
+                boxes.append(Box("variable", title, "", state, state))
+            arrows.append(Arrow(sources[variable_id], head, ""))
+    return Diagram(boxes, arrows, chosen.left_out, arrows_left_out)
+
+
+def groups_of(diagram: Diagram) -> dict[str, list[int]]:
+    """Boxes of each declared task group of which more than one is drawn."""
+    groups: dict[str, list[int]] = {}
+    for number, box in enumerate(diagram.boxes):
+        if box.node is not None and box.node.group is not None:
+            groups.setdefault(box.node.group, []).append(number)
+    return {group: members for group, members in groups.items() if len(members) > 1}
+
+
+def left_out_note(diagram: Diagram) -> str:
+    """What the picture does not show; empty when it shows everything."""
+    told = []
+    if diagram.nodes_left_out:
+        told.append(f"{diagram.nodes_left_out} calls")
+    if diagram.arrows_left_out:
+        told.append(f"{diagram.arrows_left_out} arrows")
+    return f"… not drawn: {' and '.join(told)}" if told else ""

@@ -1,0 +1,118 @@
+"""Words and signs that all pictures share: clean names, durations, states."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from typing import NamedTuple
+
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
+
+#: States of calls and variables, told by a sign as well as by a colour.
+SIGNS = {
+    "waiting": "○",
+    "empty": "○",
+    "running": "▶",
+    "done": "✓",
+    "ready": "✓",
+    "failed": "✗",
+    "cancelled": "⊘",
+}
+
+
+class Selection(NamedTuple):
+    """The nodes that a picture shows, in order of submission, and how many it leaves out."""
+
+    nodes: list[NodeView]
+    left_out: int
+
+
+def clean(text: str) -> str:
+    """One line of printable characters: no escapes, no direction marks, no lone surrogates."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def width_of(text: str) -> int:
+    """Cells that a clean text takes in a terminal."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def clip(text: str, width: int) -> str:
+    """A clean text in at most `width` cells, with … where something is missing."""
+    text = clean(text)
+    if width_of(text) <= width:
+        return text
+    kept, used = "", 0
+    for character in text:
+        used += width_of(character)
+        if used > width - 1:
+            break
+        kept += character
+    return kept + "…" if width > 0 else ""
+
+
+def duration(seconds: float) -> str:
+    """A span of time, short: 340 ms, 1.2 s, 2 min 05 s, 3 h 20 min."""
+    seconds = max(0.0, seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def waited_s(node: NodeView, now: float) -> float:
+    """Seconds from submission to start, or till now or its end if it never started."""
+    ends = [t for t in (node.started, node.finished, now) if t is not None]
+    return max(0.0, ends[0] - node.submitted)
+
+
+def ran_s(node: NodeView, now: float) -> float | None:
+    """Seconds from start to end, or till now; None if it never started."""
+    if node.started is None:
+        return None
+    return max(0.0, (node.finished if node.finished is not None else now) - node.started)
+
+
+def state_line(node: NodeView, now: float) -> str:
+    """State and the time that matters in it: how long it runs or ran, or has been waiting."""
+    ran = ran_s(node, now)
+    return f"{node.state} {duration(ran if ran is not None else waited_s(node, now))}"
+
+
+def span(snapshot: GraphSnapshot) -> tuple[float, float]:
+    """First submission, and last end (now, while something is unfinished)."""
+    if not snapshot.nodes:
+        return snapshot.taken_at, snapshot.taken_at
+    ends = [n.finished if n.finished is not None else snapshot.taken_at for n in snapshot.nodes]
+    begin = min(node.submitted for node in snapshot.nodes)
+    return begin, max(begin, *ends)
+
+
+def summary(snapshot: GraphSnapshot) -> str:
+    """One line: how many calls there are, in which states, and the time from first to last."""
+    counts = Counter(node.state for node in snapshot.nodes)
+    states = ("done", "running", "waiting", "failed", "cancelled")
+    told = [f"{counts[s]} {s}" for s in states if counts[s]]
+    begin, end = span(snapshot)
+    total = f"{len(snapshot.nodes)} call{'' if len(snapshot.nodes) == 1 else 's'}"
+    if told:
+        total += f": {', '.join(told)} · {duration(end - begin)}"
+    return total + (f" · {snapshot.pruned} earlier not kept" if snapshot.pruned else "")
+
+
+def select(snapshot: GraphSnapshot, limit: int) -> Selection:
+    """At most `limit` nodes: unfinished ones first, then those submitted last."""
+    if len(snapshot.nodes) <= limit:
+        return Selection(list(snapshot.nodes), 0)
+    order = range(len(snapshot.nodes))
+    ranked = sorted(
+        order, key=lambda i: (snapshot.nodes[i].state not in ("waiting", "running"), -i)
+    )
+    return Selection([snapshot.nodes[i] for i in sorted(ranked[:limit])], len(order) - limit)

@@ -1,0 +1,1 @@
+"""Runs the calls of sessions, each when its last input is ready."""

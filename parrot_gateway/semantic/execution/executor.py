@@ -1,0 +1,404 @@
+"""Runs the calls of all sessions, each the moment its last input is there.
+
+Driven by events: variables tell the executor that they changed, and nothing is polled. Failures,
+cancellations and time-outs travel to whatever depends on them. How a call is answered by a model is
+the business of a `CallRunner`; which session it belongs to, of `semantic_service`.
+
+A call is **deferred** (the executor runs it itself, through the runner) or **attended** (a client
+waits on its own connection: the executor tells when its inputs are there, and is told how it
+ended).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from parrot_gateway.exceptions import DeadlineError, GatewayError, OverloadedError
+from parrot_gateway.semantic.execution.deduplication import Memo
+from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.execution.unfinished import UnfinishedJobs
+from parrot_gateway.semantic.variable import Failure
+from parrot_gateway.settings.model import SessionSettings
+
+logger = logging.getLogger(__name__)
+
+#: Tries of a deferred call while engines are overloaded or away, and the longest wait in between.
+MAX_TRIES = 8
+MAX_RETRY_S = 30.0
+#: Calls that may have ended in line before they are looked for.
+_MAX_ENDED_IN_LINE = 64
+
+
+class CallRunner(Protocol):
+    """Lets a model answer a call."""
+
+    async def run(self, job: Job, body: bytes) -> None:
+        """Answer `job`, whose body is `body`, telling it of text (`job.append`) as it comes.
+
+        Cancelling it ends the work on the engine.
+
+        Raises:
+            GatewayError: the call failed.
+        """
+        ...
+
+
+class ExecutorStatistics(NamedTuple):
+    """Gauges, all zero when there is nothing to do; then counters since the start."""
+
+    #: Calls that wait for inputs; that have them and wait for a free place; that run.
+    waiting: int
+    in_line: int
+    running: int
+    #: Bytes of the bodies of all these.
+    held_bytes: int
+    tasks: int
+    submitted: int
+    done: int
+    failed: int
+    cancelled: int
+    #: Of those done: took the value of an identical call.
+    deduplicated: int
+    #: Tries after the first, because engines were overloaded or away.
+    retries: int
+
+
+class Executor:
+    """The executor. Used in the event loop's thread only.
+
+    Args:
+        limits: how much may wait.
+        run_timeout_s: how long a call may run, and an attended one wait and run together.
+        clock: the time, in seconds; for the graph's times only.
+        on_wait: is told of a call that waits for inputs, anew with each that arrives.
+        on_start: is told of a call that is about to run, so that its objective is up to date.
+        on_end: is told of a call that has ended.
+    """
+
+    def __init__(
+        self,
+        limits: SessionSettings,
+        *,
+        run_timeout_s: float,
+        clock: Callable[[], float],
+        on_wait: Callable[[Job], None] = lambda job: None,
+        on_start: Callable[[Job], None] = lambda job: None,
+        on_end: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        self._limits = limits
+        self._run_timeout_s = run_timeout_s
+        self._clock = clock
+        self._on_wait = on_wait
+        self._on_start = on_start
+        self._on_end = on_end
+        #: Answers deferred calls; set before the first is submitted.
+        self.runner: CallRunner | None = None
+        self.unfinished = UnfinishedJobs(limits)
+        self._memo = Memo()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._woken: deque[Job] = deque()
+        self._settling = False
+        #: Ids of calls that wait for a place to run, some of which may have ended meanwhile.
+        self._line: list[tuple[int, int, str]] = []
+        self._numbers = itertools.count()
+        self._running = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closing: Failure | None = None
+        self._retries = 0
+        self._submitted = self._done = self._failed = self._cancelled = self._deduplicated = 0
+
+    # -- taking calls in --------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Take a call in, whose variables exist; it is in its session's graph afterwards.
+
+        A deferred call whose inputs are there runs at once. One whose input has failed fails at
+        once, and so do those that depend on it: this does not raise.
+
+        Raises:
+            CycleError, DoubleProducerError, SessionFullError: as `Graph.add`.
+            OverloadedError: too many calls wait already.
+        """
+        if self._closing is not None:
+            raise OverloadedError(self._closing.message, code=self._closing.code)
+        self.unfinished.check(job)
+        job.session.graph.add(job.node)
+        self._submitted += 1
+        self.unfinished.add(job)
+        try:
+            for variable in job.inputs.values():
+                if not variable.is_final:
+                    job.watch(variable, self._wake)
+        except GatewayError as error:
+            self.fail(job, job.failure_of(error))
+            raise
+        if job.attended and job.has_inputs:
+            # The usual call: whoever answers it goes on at once.
+            job.is_ready = True
+            return
+        if job.context is not None:
+            job.context.when_turn(lambda: self._wake(job))
+        patience_s = self._run_timeout_s if job.attended else self._limits.ttl_s
+        job.timer = asyncio.get_running_loop().call_later(patience_s, self._out_of_time, job)
+        self._wake(job)
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    def _wake(self, job: Job) -> None:
+        """Look at the call soon.
+
+        NOTE: not at once: a failure that went through a thousand calls by listeners that call one
+        another would need a stack of as many frames.
+        """
+        self._woken.append(job)
+        self._quiet.clear()
+        if not self._settling:
+            self._settling = True
+            asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
+        while self._woken:
+            job = self._woken.popleft()
+            try:
+                self._look_at(job)
+            except Exception:
+                logger.exception("%s: failed before it ran", job.id)
+                self.fail(job, Failure("server_error", "the gateway failed to start it"))
+        self._settling = False
+        self._start_waiting()
+        self._note_quiet()
+
+    def _look_at(self, job: Job) -> None:
+        if job.node.state != "waiting" or job.is_ready:
+            return
+        failed = job.failed_input()
+        if failed is not None and failed.failure is not None:
+            job.error = failed.failure.to_error(failed.name)
+            self.fail(job, failed.failure.passed_on(job.output_name, job.id))
+        elif job.has_inputs:
+            job.is_ready = True
+            job.stop_watching()
+            if job.attended:
+                job.tell()
+            else:
+                heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job.id))
+        else:
+            self._on_wait(job)
+
+    # -- running ----------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        while self._line and self._running < self._limits.max_running_calls:
+            _, _, job_id = heapq.heappop(self._line)
+            job = self.unfinished.find(job_id)
+            if job is not None and job.node.state == "waiting":
+                self._start(job)
+
+    def _start(self, job: Job) -> None:
+        self.begin(job)
+        self._running += 1
+        task = asyncio.get_running_loop().create_task(self._run(job), name=f"call-{job.id}")
+        job.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._running -= 1
+        self._start_waiting()
+        self._note_quiet()
+
+    def begin(self, job: Job) -> None:
+        """An attended call begins to run, now that its inputs are there."""
+        job.stop_timer()
+        self._on_start(job)
+        job.session.graph.start(job.id, self._clock())
+        if job.output is not None and job.output.state == "empty":
+            job.output.begin(job.id)
+
+    async def _run(self, job: Job) -> None:
+        try:
+            async with asyncio.timeout(self._run_timeout_s):
+                if job.is_transform:
+                    job.take_input(self._clock())
+                else:
+                    await self._answer(job)
+                await self.complete(job)
+        except TimeoutError:
+            error = DeadlineError(
+                f"it ran longer than {self._run_timeout_s:g} s (setting server.call_timeout_s)"
+            )
+            self.fail(job, job.failure_of(error))
+        except GatewayError as error:
+            self.fail(job, job.failure_of(error))
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
+        except Exception:
+            logger.exception("%s: failed", job.id)
+            self.fail(job, Failure("server_error", "the gateway failed to run it"))
+
+    async def _answer(self, job: Job) -> None:
+        """Get the text of a call, from a model or from an identical call."""
+        body = job.render()
+        twin = self._memo.find(job, body) if job.spec.dedupe else None
+        if twin is not None and await job.copy(twin):
+            self._deduplicated += 1
+            return
+        assert self.runner is not None
+        for tries_left in reversed(range(MAX_TRIES)):
+            try:
+                await self.runner.run(job, body)
+            except OverloadedError as error:
+                # The client of a deferred call is not there to come back later.
+                if job.has_text or error.retry_after_s is None or not tries_left:
+                    raise
+                self._retries += 1
+                await asyncio.sleep(min(error.retry_after_s, MAX_RETRY_S))
+            else:
+                return
+
+    # -- ends -------------------------------------------------------------------------------
+
+    async def complete(self, job: Job) -> None:
+        """The call has all its text: apply its transform and set its output.
+
+        Raises:
+            GatewayError: the text cannot become the value; the call has not ended yet.
+        """
+        if job.node.is_finished:
+            return
+        if job.output is not None:
+            value = await job.value()
+            # The transform may have run aside, and the session been closed meanwhile.
+            if job.node.is_finished or job.output.is_final:
+                return
+            if job.context is not None:
+                job.context.commit()
+            try:
+                job.output.set(value, job.id)
+            except GatewayError:
+                if job.context is not None:
+                    job.context.undo()
+                raise
+        elif job.context is not None:
+            job.context.commit()
+        self._done += 1
+        self._end(job, "done", None)
+
+    def fail(self, job: Job, failure: Failure) -> None:
+        """The call has failed, and whatever depends on it fails too. Safe after its end."""
+        if job not in self.unfinished:
+            return
+        if job.output is not None and not job.output.is_final:
+            job.output.fail(failure)
+        self._failed += 1
+        self._end(job, "failed", failure)
+
+    def cancel(self, job: Job, why: str = "it was cancelled") -> None:
+        """Nobody wants the call any more: its work on an engine ends. Safe after its end."""
+        if job not in self.unfinished:
+            return
+        failure = Failure("cancelled", why, job.output_name, job.id)
+        if job.output is not None and not job.output.is_final:
+            job.output.cancel(failure)
+        self._cancelled += 1
+        self._end(job, "cancelled", failure)
+        job.stop_running()
+
+    def cancel_session(self, session_id: str, why: str) -> None:
+        """Cancel all calls of a session."""
+        for job in self.unfinished.of_session(session_id):
+            self.cancel(job, why)
+
+    def forget_session(self, session_id: str) -> None:
+        """The session is gone."""
+        self._memo.forget(session_id)
+
+    def _out_of_time(self, job: Job) -> None:
+        if job.node.state == "waiting":
+            names = ", ".join(f"'{v.name}'" for v in job.inputs.values() if not v.is_final)
+            if not names and job.context is not None and not job.context.has_turn:
+                names = f"context '{job.context.context.name}', which other calls hold"
+            job.error = DeadlineError(f"The call waited too long for {names or 'a free place'}.")
+            self.fail(job, job.failure_of(job.error))
+
+    def _end(self, job: Job, state: str, failure: Failure | None) -> None:
+        self.unfinished.remove(job)
+        job.stop_watching()
+        job.stop_timer()
+        job.failure = failure
+        if job.context is not None:
+            job.context.leave()
+        graph = job.session.graph
+        if job.id in graph:
+            graph.finish(job.id, state, self._clock(), failure)  # type: ignore[arg-type]
+        job.tell()
+        self._on_end(job)
+        self._forget_ended()
+        self._note_quiet()
+
+    def _forget_ended(self) -> None:
+        """Let go of calls that ended while they stood in line, once they are the larger part."""
+        if len(self._line) > 2 * len(self.unfinished) + _MAX_ENDED_IN_LINE:
+            self._line = [place for place in self._line if self.unfinished.find(place[2])]
+            heapq.heapify(self._line)
+
+    # -- the whole --------------------------------------------------------------------------
+
+    def _note_quiet(self) -> None:
+        if not (self._running or self._woken or self._line):
+            self._quiet.set()
+        else:
+            self._quiet.clear()
+
+    @property
+    def deferred(self) -> int:
+        """Calls without a client that run or are in line, which `drain` waits for."""
+        return self._running + len(self._line)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing runs; what waits for a client's value is not waited for.
+
+        Returns:
+            False when time ran out first.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Cancel everything; returns when nothing runs any more."""
+        self._closing = Failure("shutting_down", "This gateway is shutting down.")
+        for job in self.unfinished:
+            self.cancel(job, "the gateway was shut down")
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def statistics(self) -> ExecutorStatistics:
+        """Gauges and counters."""
+        states = [job.node.state for job in self.unfinished]
+        in_line = sum(job.is_ready and job.node.state == "waiting" for job in self.unfinished)
+        return ExecutorStatistics(
+            waiting=states.count("waiting") - in_line,
+            in_line=in_line,
+            running=states.count("running"),
+            held_bytes=self.unfinished.held_bytes,
+            tasks=len(self._tasks),
+            submitted=self._submitted,
+            done=self._done,
+            failed=self._failed,
+            cancelled=self._cancelled,
+            deduplicated=self._deduplicated,
+            retries=self._retries,
+        )

@@ -1,0 +1,275 @@
+"""One unfinished call or transform of a session: its inputs, its text so far, who waits for it.
+
+The executor's working state; holds no decision on when to run what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from parrot_gateway.exceptions import CallCancelledError, GatewayError, ValueTooLargeError
+from parrot_gateway.semantic.call_spec import CallSpec
+from parrot_gateway.semantic.contexts import ContextUse
+from parrot_gateway.semantic.graph.node import CallNode, TransformNode
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.templates.body_template import BodyTemplate
+from parrot_gateway.semantic.variable import Failure, Variable, size_of
+
+#: Characters from which on a transform runs in a thread of its own.
+_LONG_TEXT = 100_000
+
+CutTokens = Callable[[str, int], str]
+
+
+class Job:
+    """One call or transform. Made by `job_maker`.
+
+    Args:
+        node: its place in the session's graph.
+        session: whose it is.
+        spec: as submitted; of a transform only output and transform count.
+        template: of the spec's body; a transform has none.
+        inputs: the variables that the template needs, by id.
+        foreign: of those that belong to other sessions of the tenant, these sessions.
+        output: the variable that takes its text.
+        attended: a client waits for it on its own connection.
+        context: its place before a named context.
+    """
+
+    def __init__(
+        self,
+        node: CallNode | TransformNode,
+        session: Session,
+        spec: CallSpec,
+        template: BodyTemplate | None,
+        *,
+        inputs: Mapping[str, Variable],
+        foreign: Mapping[str, Session],
+        output: Variable | None,
+        attended: bool,
+        context: ContextUse | None = None,
+    ) -> None:
+        self.node = node
+        self.session = session
+        self.spec = spec
+        self.inputs = inputs
+        self.foreign = foreign
+        self.output = output
+        self.attended = attended
+        self.context = context
+        self.held_bytes = len(spec.body) + spec.origin_bytes
+        #: Its inputs are there.
+        self.is_ready = False
+        #: The model has written something.
+        self.has_text = False
+        #: Why it has failed or was cancelled.
+        self.failure: Failure | None = None
+        #: Name of an engine that holds the beginning of its prompt already.
+        self.preferred_engine: str | None = None
+        #: What an attended call's client is told of it.
+        self.error: GatewayError | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        #: Runs it; of an attended call, the client's.
+        self.task: asyncio.Task[object] | None = None
+        #: Cuts a text to so many tokens of the call's model, for transforms that want it.
+        self.cut_tokens: CutTokens | None = None
+        self._template = template
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        #: Text that goes through a transform first.
+        self._parts: list[str] = []
+        self._parts_bytes = 0
+        self._copied: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.node.id
+
+    @property
+    def call(self) -> CallNode:
+        """Its node; only of a call, not of a transform."""
+        assert isinstance(self.node, CallNode)
+        return self.node
+
+    @property
+    def is_transform(self) -> bool:
+        """Whether it is no call to a model."""
+        return isinstance(self.node, TransformNode)
+
+    @property
+    def output_name(self) -> str | None:
+        """Name of the output variable."""
+        return self.output.name if self.output is not None else None
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether every input is ready, and it is its turn on its context."""
+        if self.context is not None and not self.context.has_turn:
+            return False
+        return all(variable.state == "ready" for variable in self.inputs.values())
+
+    def failed_input(self) -> Variable | None:
+        """An input that will never be there."""
+        for variable in self.inputs.values():
+            if variable.failure is not None:
+                return variable
+        return None
+
+    def watch(self, variable: Variable, listener: Callable[[Job], None]) -> None:
+        """Have `listener` told when an input is final.
+
+        Raises:
+            OverloadedError: too many listen to it already.
+        """
+        self._unsubscribe.append(variable.subscribe(lambda _: listener(self), last_only=True))
+
+    def stop_watching(self) -> None:
+        """End every `watch`."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+
+    def stop_timer(self) -> None:
+        """It waits no more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def render(self) -> bytes:
+        """The body with the values of its inputs, behind what its context holds.
+
+        Raises:
+            RequestTooLargeError: they come to too much.
+            GatewayError: the context cannot take it, see `ContextUse.compose`.
+        """
+        assert self._template is not None
+        values = {key: variable.value or "" for key, variable in self.inputs.items()}
+        body = self._template.render(values)
+        return body if self.context is None else self.context.compose(body)
+
+    def render_known(self, marker: str) -> bytes:
+        """The body with the values that are there, and `marker` in place of each that is not.
+
+        Raises:
+            RequestTooLargeError: they come to too much.
+        """
+        assert self._template is not None
+        values = {
+            key: marker if variable.value is None else variable.value
+            for key, variable in self.inputs.items()
+        }
+        return self._template.render(values)
+
+    # -- an attended call's client ----------------------------------------------------------
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done when the inputs are there, or the call has ended."""
+        if self._waiter is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            if self.is_ready or self.node.is_finished:
+                self._waiter.set_result(None)
+        return self._waiter
+
+    def tell(self) -> None:
+        """Let `changed` be done."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def stop_running(self) -> None:
+        """Cancel the task that runs it, unless it is the current one."""
+        task = self.task
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            task.cancel()
+
+    # -- text -------------------------------------------------------------------------------
+
+    def append(self, text: str, now: float) -> None:
+        """The model has written `text`.
+
+        Raises:
+            ValueTooLargeError: it came to more than a variable may hold.
+            GatewayError: the variable is not to be written any more.
+        """
+        if not text:
+            return
+        self.has_text = True
+        if isinstance(self.node, CallNode):
+            self.node.tokens += 1
+            if self.node.first_token is None:
+                self.node.first_token = now
+        if self.context is not None:
+            self.context.append(text)
+        if self.output is None:
+            return
+        if self.spec.transform is None:
+            self.output.append(text)
+            return
+        self._parts_bytes += size_of(text)
+        if self._parts_bytes > self.output.max_value_bytes:
+            raise ValueTooLargeError(self.output.name, self.output.max_value_bytes)
+        self._parts.append(text)
+
+    def take_input(self, now: float) -> None:
+        """Of a transform: the text is that of its input.
+
+        Raises:
+            GatewayError: as `append`.
+        """
+        (variable,) = self.inputs.values()
+        self.append(variable.value or "", now)
+
+    async def value(self) -> str:
+        """What the text so far becomes.
+
+        Raises:
+            TransformError: the transform does not fit it.
+        """
+        assert self.output is not None
+        if self._copied is not None:
+            return self._copied
+        transform = self.spec.transform
+        if transform is None:
+            return self.output.text
+        text = "".join(self._parts)
+        limit = self.output.max_value_bytes
+
+        def apply() -> str:
+            return transform.apply(text, max_characters=limit, cut_tokens=self.cut_tokens)
+
+        return await asyncio.to_thread(apply) if len(text) > _LONG_TEXT else apply()
+
+    async def copy(self, twin: Variable) -> bool:
+        """Take over the value of an identical call once it is there.
+
+        Returns:
+            False when that call was cancelled: this one has to run itself.
+
+        Raises:
+            GatewayError: the other call failed.
+        """
+        ended = asyncio.Event()
+        unsubscribe = twin.subscribe(lambda _: ended.set(), last_only=True)
+        try:
+            if not twin.is_final:
+                await ended.wait()
+        finally:
+            unsubscribe()
+        if twin.state == "failed" and twin.failure is not None:
+            raise twin.failure.to_error(twin.name)
+        self._copied = twin.value
+        return twin.value is not None
+
+    def client_error(self) -> GatewayError:
+        """What the client of an attended call that ended without an answer is told."""
+        if self.error is not None:
+            return self.error
+        reason = self.failure.message if self.failure is not None else "it was cancelled"
+        return CallCancelledError(f"Call '{self.id}' was not finished: {reason}.")
+
+    def failure_of(self, error: GatewayError) -> Failure:
+        """The call's failure, from what was raised."""
+        return Failure(error.code or "failed", error.message, self.output_name, self.id)

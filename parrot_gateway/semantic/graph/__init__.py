@@ -1,0 +1,1 @@
+"""The graph of a session and what is deduced from it: objectives and task groups."""

@@ -1,0 +1,291 @@
+"""The graph of a session: which call writes and which calls read each variable.
+
+Bipartite and acyclic: calls and transforms (nodes) on one side, variables on the other. It grows
+call by call, in any order: a reader may be there before its producer. What is ready to run is the
+executor's business, the objectives are `deduction`'s, and the variables belong to the session, from
+whom they are borrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from parrot_gateway.exceptions import (
+    CycleError,
+    DoubleProducerError,
+    SessionFullError,
+    VariableNotFoundError,
+)
+from parrot_gateway.semantic.graph.node import NODE_TRANSITIONS, CallNode, Node, NodeState
+from parrot_gateway.semantic.variable import Failure, Variable
+
+
+class Graph:
+    """The nodes of one session.
+
+    Args:
+        session: its name, for messages.
+        variables: the session's, by id; every variable that a node names must be in it, and stay
+            there while the node is kept.
+        max_unfinished: nodes waiting or running; `add` refuses more.
+        max_finished: finished nodes kept; the longest finished ones are let go first.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        variables: Mapping[str, Variable],
+        *,
+        max_unfinished: int,
+        max_finished: int,
+    ) -> None:
+        self.session = session
+        self.variables = variables
+        self._max_unfinished = max_unfinished
+        self._max_finished = max_finished
+        #: Unfinished in order of submission, finished in order of finishing.
+        self._unfinished: dict[str, Node] = {}
+        self._finished: dict[str, Node] = {}
+        #: Unfinished calls by the group that their client says they are in.
+        self._groups: dict[str, dict[str, CallNode]] = {}
+        self._pruned = 0
+        self._stages: dict[str, int] | None = {}
+
+    def __len__(self) -> int:
+        return len(self._unfinished) + len(self._finished)
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._unfinished or node_id in self._finished
+
+    def __iter__(self) -> Iterator[Node]:
+        yield from list(self._finished.values())
+        yield from list(self._unfinished.values())
+
+    def get(self, node_id: str) -> Node | None:
+        """A kept node; None when it was never there or was let go."""
+        return self._unfinished.get(node_id) or self._finished.get(node_id)
+
+    @property
+    def unfinished(self) -> tuple[Node, ...]:
+        """Nodes waiting or running, in order of submission."""
+        return tuple(self._unfinished.values())
+
+    @property
+    def num_unfinished(self) -> int:
+        """Nodes waiting or running."""
+        return len(self._unfinished)
+
+    @property
+    def num_pruned(self) -> int:
+        """Finished nodes that were let go."""
+        return self._pruned
+
+    def add(self, node: Node) -> None:
+        """Take a waiting node in and make it producer and reader of its variables.
+
+        Raises:
+            VariableNotFoundError: it names a variable that is not there.
+            DoubleProducerError: its output has a producer or a value already.
+            CycleError: it would need its own output, over however many calls.
+            SessionFullError: too many nodes are unfinished.
+            ValueError: its id is taken or it is not waiting.
+
+            After an error the graph is as before.
+        """
+        if node.id in self or node.state != "waiting":
+            raise ValueError(f"node {node.id} is there already or {node.state}")
+        for variable_id in (*node.inputs, *([] if node.output is None else [node.output])):
+            if variable_id not in self.variables:
+                raise VariableNotFoundError(variable_id)
+        if node.output is not None:
+            self._check_output(node.output)
+            self._check_cycle(node, node.output)
+        if len(self._unfinished) >= self._max_unfinished:
+            raise SessionFullError(
+                self.session, f"{len(self._unfinished)} waiting or running calls", "max_calls"
+            )
+        self._unfinished[node.id] = node
+        self._stages = None
+        if isinstance(node, CallNode) and node.group is not None:
+            self._groups.setdefault(node.group, {})[node.id] = node
+        for variable_id in node.inputs:
+            self.variables[variable_id].consumers.add(node.id)
+        if node.output is not None:
+            self.variables[node.output].producer = node.id
+
+    def start(self, node_id: str, now: float) -> None:
+        """The node runs."""
+        node = self._unfinished[node_id]
+        self._move(node, "running")
+        node.started = now
+
+    def finish(
+        self,
+        node_id: str,
+        state: Literal["done", "failed", "cancelled"],
+        now: float,
+        failure: Failure | None = None,
+    ) -> None:
+        """The node has ended; lets the longest finished nodes go when there are too many.
+
+        Its output variable must be final by now, so that no live variable loses its producer.
+
+        Raises:
+            ValueError: it is not, or the node cannot end so.
+        """
+        node = self._unfinished[node_id]
+        if node.output is not None and not self.variables[node.output].is_final:
+            raise ValueError(f"node {node_id} cannot be {state}: set or fail its output before")
+        self._move(node, state)
+        node.finished = now
+        node.failure = failure
+        del self._unfinished[node_id]
+        self._finished[node_id] = node
+        if isinstance(node, CallNode) and node.group is not None:
+            members = self._groups[node.group]
+            del members[node_id]
+            if not members:
+                del self._groups[node.group]
+        self._prune()
+
+    def producer_of(self, variable_id: str) -> Node | None:
+        """The kept node that writes a variable."""
+        variable = self.variables.get(variable_id)
+        return self.get(variable.producer) if variable and variable.producer else None
+
+    def consumers_of(self, variable_id: str) -> list[Node]:
+        """The kept nodes that read a variable, by id."""
+        variable = self.variables.get(variable_id)
+        if variable is None:
+            return []
+        return [node for node in map(self.get, sorted(variable.consumers)) if node is not None]
+
+    def producers(self, node_id: str) -> list[Node]:
+        """The kept nodes that a node reads from, each once, in order of its inputs."""
+        node = self.get(node_id)
+        if node is None:
+            return []
+        found = (self.producer_of(variable_id) for variable_id in node.inputs)
+        return list({n.id: n for n in found if n is not None}.values())
+
+    def consumers(self, node_id: str) -> list[Node]:
+        """The kept nodes that read what a node writes, by id."""
+        node = self.get(node_id)
+        return [] if node is None or node.output is None else self.consumers_of(node.output)
+
+    def members(self, group: str) -> Mapping[str, CallNode]:
+        """The unfinished calls that their client says are in a group, by id, oldest first."""
+        return self._groups.get(group, {})
+
+    def stages(self) -> Mapping[str, int]:
+        """The length of the longest path to every kept node: 0 without kept producers.
+
+        Linear in the graph after each change of it, else immediate.
+        """
+        if self._stages is None:
+            self._stages = self._compute_stages()
+        return self._stages
+
+    def forget(self, variable_id: str) -> bool:
+        """Let go of the finished nodes around a variable, so that it can be deleted.
+
+        Returns:
+            whether none is left; False, and nothing changed, when one of them is unfinished.
+        """
+        variable = self.variables[variable_id]
+        around = [variable.producer, *variable.consumers]
+        if any(node_id in self._unfinished for node_id in around):
+            return False
+        for node_id in around:
+            if node_id is not None and node_id in self._finished:
+                self._let_go(node_id)
+        return True
+
+    def clear(self) -> None:
+        """Forget everything: the session ends."""
+        self._unfinished.clear()
+        self._groups.clear()
+        self._finished.clear()
+        self._stages = {}
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two calls of this class; for tests and idle times."""
+        assert len(self._unfinished) <= self._max_unfinished
+        assert len(self._finished) <= self._max_finished
+        for node in self:
+            assert node.is_finished == (node.id in self._finished)
+            assert all(node.id in self.variables[v].consumers for v in node.inputs)
+            assert node.output is None or self.variables[node.output].producer == node.id
+        grouped = {n.id for n in self._unfinished.values() if isinstance(n, CallNode) and n.group}
+        assert grouped == {n for members in self._groups.values() for n in members}
+        assert all(self._groups.values())
+        for variable in self.variables.values():
+            for consumer in map(self.get, variable.consumers):
+                assert consumer is not None
+                assert variable.id in consumer.inputs
+
+    def _check_output(self, variable_id: str) -> None:
+        variable = self.variables[variable_id]
+        if variable.producer is not None:
+            producer = self.get(variable.producer)
+            name = (producer.name if producer is not None else "") or variable.producer
+            raise DoubleProducerError(variable.name, f"call '{name}'")
+        if variable.state != "empty":
+            raise DoubleProducerError(variable.name, "its user")
+
+    def _check_cycle(self, node: Node, output: str) -> None:
+        """Walk down from the output; nothing to do in the common case that nobody reads it yet."""
+        inputs = set(node.inputs)
+        came_from: dict[str, tuple[str, str]] = {}
+        stack, seen = [output], {output}
+        while stack:
+            variable_id = stack.pop()
+            if variable_id in inputs:
+                raise CycleError(self._cycle_path(node, output, variable_id, came_from))
+            for reader in self.consumers_of(variable_id):
+                if reader.output is not None and reader.output not in seen:
+                    seen.add(reader.output)
+                    came_from[reader.output] = (variable_id, reader.id)
+                    stack.append(reader.output)
+
+    def _cycle_path(
+        self, node: Node, output: str, last: str, came_from: Mapping[str, tuple[str, str]]
+    ) -> list[str]:
+        path = [self.variables[last].name]
+        while last != output:
+            last, reader_id = came_from[last]
+            reader = self.get(reader_id)
+            path += [(reader.name if reader else "") or reader_id, self.variables[last].name]
+        return [node.name or node.id, *reversed(path)]
+
+    def _move(self, node: Node, to: NodeState) -> None:
+        if to not in NODE_TRANSITIONS[node.state]:
+            raise ValueError(f"node {node.id} is {node.state} and cannot become {to}")
+        node.state = to
+
+    def _prune(self) -> None:
+        while len(self._finished) > self._max_finished:
+            self._let_go(next(iter(self._finished)))
+
+    def _let_go(self, node_id: str) -> None:
+        node = self._finished.pop(node_id)
+        for variable_id in node.inputs:
+            self.variables[variable_id].consumers.discard(node_id)
+        self._pruned += 1
+        self._stages = None
+
+    def _compute_stages(self) -> dict[str, int]:
+        """Kahn's walk from the nodes without kept producers."""
+        missing: dict[str, int] = {}
+        for node in self:
+            missing[node.id] = len(self.producers(node.id))
+        order = [node_id for node_id, count in missing.items() if count == 0]
+        stages = dict.fromkeys(order, 0)
+        for node_id in order:
+            for reader in self.consumers(node_id):
+                stages[reader.id] = max(stages.get(reader.id, 0), stages[node_id] + 1)
+                missing[reader.id] -= 1
+                if missing[reader.id] == 0:
+                    order.append(reader.id)
+        return stages

@@ -1,0 +1,106 @@
+"""Waiting for variables: until they are final, and deduction knows of it meanwhile. No HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from parrot_gateway.exceptions import DeadlineError
+from parrot_gateway.semantic.graph.objective import LATENCY, Objective
+from parrot_gateway.semantic.graph.objective_tracker import Urgency
+from parrot_gateway.semantic.sessions import SessionStore
+from parrot_gateway.semantic.variable import Variable
+
+
+class Readers:
+    """Whoever waits for a variable. Used in the event loop's thread only.
+
+    Args:
+        sessions: those of the variables.
+        urgency: is told what is waited for.
+        timeout_s: of waits for a value that name no time of their own.
+    """
+
+    def __init__(self, sessions: SessionStore, urgency: Urgency, *, timeout_s: float) -> None:
+        self._sessions = sessions
+        self._urgency = urgency
+        self._timeout_s = timeout_s
+        #: Waits at this moment.
+        self.count = 0
+
+    async def wait(
+        self,
+        variable: Variable,
+        timeout_s: float,
+        *,
+        objective: Objective | None = LATENCY,
+        after: int | None = None,
+    ) -> bool:
+        """Wait until a variable is final; tells deduction that it is waited for.
+
+        Args:
+            variable: of any session.
+            timeout_s: return False after this time.
+            objective: what it is waited for; None leaves deduction alone.
+            after: return also when it has more text than so many characters.
+        """
+        if variable.is_final or (after is not None and variable.text_after(after)):
+            return True
+        told = asyncio.get_running_loop().create_future()
+
+        def changed(_: Variable) -> None:
+            if not told.done():
+                told.set_result(None)
+
+        unsubscribe = variable.subscribe(changed, last_only=after is None)
+        session = self._sessions.owner_of(variable)
+        if session is not None:
+            session.pin()
+        self.count += 1
+        if objective is not None:
+            self._urgency.begin_wait(variable, objective)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await told
+        except TimeoutError:
+            return False
+        finally:
+            self.count -= 1
+            if objective is not None:
+                self._urgency.end_wait(variable)
+            if session is not None:
+                session.unpin()
+            unsubscribe()
+        return True
+
+    async def value(
+        self, variable: Variable, timeout_s: float | None = None, objective: Objective = LATENCY
+    ) -> str:
+        """The text of a variable, once it is there.
+
+        Raises:
+            DependencyFailedError: it failed or was cancelled.
+            DeadlineError: it was not there in time.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        if not await self.wait(variable, limit_s, objective=objective):
+            raise DeadlineError(
+                f"Variable '{variable.name}' had no value within {limit_s:g} s; it goes on.",
+                param="variable",
+            )
+        if variable.failure is not None:
+            raise variable.failure.to_error(variable.name)
+        return variable.value or ""
+
+    async def values(self, variables: Mapping[str, Variable], timeout_s: float) -> dict[str, str]:
+        """The texts of variables, under their ids, once all are there.
+
+        Raises:
+            DependencyFailedError, DeadlineError: as `value`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        return {
+            variable_id: await self.value(variable, max(0.0, deadline - loop.time()))
+            for variable_id, variable in variables.items()
+        }

@@ -1,0 +1,308 @@
+"""A session: one run of an application, with its variables, its graph and its contexts.
+
+Owns and bounds them, and frees everything when it is closed. Which sessions there are, and whose
+they are, is the business of `sessions`; running calls is the executor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+
+from parrot_gateway.exceptions import (
+    ConflictError,
+    InvalidRequestError,
+    SessionFullError,
+    SessionNotFoundError,
+    VariableNotFoundError,
+)
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
+from parrot_gateway.semantic.graph.take_snapshot import snapshot_of
+from parrot_gateway.semantic.variable import Failure, Variable
+from parrot_gateway.settings.model import SessionSettings
+
+#: Longest name of a session or a variable, in characters.
+MAX_NAME = 256
+
+
+def check_name(name: str, param: str) -> str:
+    """A name as it is kept: without blanks around it.
+
+    Raises:
+        InvalidRequestError: empty, too long, or with characters that cannot be printed, which
+            would break headers, logs and terminals.
+    """
+    plain = name.strip()
+    if not plain or len(plain) > MAX_NAME or not plain.isprintable():
+        raise InvalidRequestError(
+            f"The name given as {param} must have 1 to {MAX_NAME} printable characters.",
+            param=param,
+            code="invalid_value",
+        )
+    return plain
+
+
+def _no_account(session: Session, delta: int) -> None:
+    """Accounts for nothing: a session outside of a store."""
+
+
+class Session:
+    """One session.
+
+    Args:
+        id: opaque and unguessable.
+        name: what the application calls it.
+        tenant: who owns it.
+        now: the time, in seconds on the caller's clock.
+        limits: how much it may hold.
+        mint_variable_id: makes unguessable ids.
+        index: is kept equal to the variables of the session, among those of others; the store's.
+        account: is told by how many bytes this session's values are about to grow (or shrank),
+            and may refuse growth by raising.
+        count: the same of the number of its variables.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        tenant: str,
+        *,
+        now: float,
+        limits: SessionSettings,
+        mint_variable_id: Callable[[], str],
+        index: MutableMapping[str, Variable] | None = None,
+        account: Callable[[Session, int], None] = _no_account,
+        count: Callable[[Session, int], None] = _no_account,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.tenant = tenant
+        self.created = now
+        self.last_used = now
+        self.limits = limits
+        self.is_closed = False
+        #: Bytes of all values, and of what its contexts hold.
+        self.value_bytes = 0
+        #: Named contexts, for whoever runs calls; bounded by `keep_context`.
+        self.contexts: dict[str, object] = {}
+        self._mint = mint_variable_id
+        self._index = index if index is not None else {}
+        self._account_above = account
+        self._count_above = count
+        self._by_id: dict[str, Variable] = {}
+        self._by_name: dict[str, Variable] = {}
+        self._pins = 0
+        self.graph = Graph(
+            name,
+            self._by_id,
+            max_unfinished=limits.max_calls,
+            max_finished=limits.max_finished_calls,
+        )
+
+    def __iter__(self) -> Iterator[Variable]:
+        """Its variables, oldest first."""
+        return iter(list(self._by_id.values()))
+
+    @property
+    def num_variables(self) -> int:
+        """How many variables it holds. No `len`: an empty session would count as false."""
+        return len(self._by_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be forgotten: no call is waiting or running, and nobody holds it."""
+        return self._pins == 0 and self.graph.num_unfinished == 0
+
+    def pin(self) -> None:
+        """Keep it from being forgotten while a request is at work on it; pair with `unpin`."""
+        self._pins += 1
+
+    def unpin(self) -> None:
+        """End one `pin`."""
+        if self._pins == 0:
+            raise ValueError("unpin without pin")
+        self._pins -= 1
+
+    def variable(self, name: str, param: str = "variable") -> Variable:
+        """The variable of that name, made empty if there was none.
+
+        Raises:
+            InvalidRequestError: it cannot be a name.
+            SessionFullError: too many variables, all of them needed.
+            SessionNotFoundError: the session was closed.
+        """
+        name = check_name(name, param)
+        found = self._by_name.get(name)
+        return found if found is not None else self._make(name)
+
+    def anonymous_variable(self, prefix: str = "output") -> Variable:
+        """A new variable for a call that names none; called `prefix-` and the end of its id.
+
+        Raises:
+            as `variable`.
+        """
+        return self._make(None, prefix)
+
+    def find(self, name: str) -> Variable | None:
+        """The variable of that name, if there is one."""
+        return self._by_name.get(name.strip())
+
+    def get(self, variable_id: str) -> Variable | None:
+        """The variable of that id, if it is in this session."""
+        return self._by_id.get(variable_id)
+
+    def lookup(self, variable_id: str, param: str = "variable") -> Variable:
+        """The variable of that id.
+
+        Raises:
+            VariableNotFoundError: it is not in this session.
+        """
+        found = self._by_id.get(variable_id)
+        if found is None:
+            raise VariableNotFoundError(variable_id, param=param)
+        return found
+
+    def delete(self, variable_id: str) -> None:
+        """Forget a variable and the finished calls around it.
+
+        Readers that wait for a variable which nobody has begun to write learn that it was
+        cancelled.
+
+        Raises:
+            VariableNotFoundError: it is not in this session.
+            ConflictError: a call that is waiting or running reads or writes it.
+        """
+        variable = self.lookup(variable_id)
+        if not self.graph.forget(variable_id):
+            raise ConflictError(
+                f"Variable '{variable.name}' is read or written by a call that has not finished; "
+                "cancel that call first.",
+                param="variable",
+                code="variable_in_use",
+            )
+        try:
+            self._cancel(variable, "it was deleted")
+        finally:
+            self._drop(variable)
+
+    def keep_context(self, name: str, context: object) -> None:
+        """Keep a context under a name, in the place of one that had it.
+
+        Raises:
+            InvalidRequestError: it cannot be a name.
+            SessionFullError: too many contexts.
+            SessionNotFoundError: the session was closed.
+        """
+        self._check_open()
+        name = check_name(name, "context")
+        if name not in self.contexts and len(self.contexts) >= self.limits.max_contexts:
+            raise SessionFullError(self.name, f"{len(self.contexts)} contexts", "max_contexts")
+        self.contexts[name] = context
+
+    def drop_context(self, name: str) -> object | None:
+        """Forget a named context and hand it over for freeing; None if there is none."""
+        return self.contexts.pop(name.strip(), None)
+
+    def account(self, delta: int) -> None:
+        """What is kept besides variables is about to grow by so many bytes, or shrank.
+
+        Raises:
+            SessionFullError, OverloadedError: there is no room, and all of it is still needed.
+        """
+        self._account(delta)
+
+    def snapshot(
+        self, now: float, find_foreign: Callable[[str], Variable | None] = lambda variable_id: None
+    ) -> GraphSnapshot:
+        """Its graph as plain data, without values; arguments as of `snapshot_of`."""
+        return snapshot_of(self.graph, now, self.id, find_foreign)
+
+    def close(self) -> None:
+        """Free everything: unfinished variables are cancelled, and their readers told.
+
+        Calls that still run must be ended by whoever runs them. Contexts are left in `contexts`
+        for whoever frees them. A second close does nothing.
+        """
+        if self.is_closed:
+            return
+        self.is_closed = True
+        first: Exception | None = None
+        # NOTE: listeners may still look into the graph, so it is emptied after the last is told.
+        for variable in self:
+            try:
+                self._cancel(variable, "its session was closed")
+            except Exception as error:
+                first = first or error
+        self.graph.clear()
+        for variable in self:
+            self._drop(variable)
+        if first is not None:
+            raise first
+
+    def _make(self, name: str | None, prefix: str = "") -> Variable:
+        self._check_open()
+        if len(self._by_id) >= self.limits.max_variables:
+            # An eighth at a time, so that a scan pays for many.
+            self._evict(to_count=self.limits.max_variables - self.limits.max_variables // 8 - 1)
+        if len(self._by_id) >= self.limits.max_variables:
+            raise SessionFullError(self.name, f"{len(self._by_id)} variables", "max_variables")
+        variable_id = self._mint()
+        if variable_id in self._index:
+            raise ValueError("minted an id that is in use")
+        self._count_above(self, 1)
+        variable = Variable(
+            variable_id,
+            name if name is not None else self._free_name(prefix, variable_id),
+            self.id,
+            max_value_bytes=self.limits.max_value_bytes,
+            account=self._account,
+        )
+        self._by_id[variable_id] = variable
+        self._by_name[variable.name] = variable
+        self._index[variable_id] = variable
+        return variable
+
+    def _free_name(self, prefix: str, variable_id: str) -> str:
+        """The prefix and as much of the id as nobody else uses."""
+        names = (f"{prefix}-{variable_id[-n:]}" for n in range(6, len(variable_id)))
+        return next((n for n in names if n not in self._by_name), f"{prefix}-{variable_id}")
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise SessionNotFoundError(self.name)
+
+    def _account(self, delta: int) -> None:
+        limit = self.limits.max_session_bytes
+        if delta > 0 and self.value_bytes + delta > limit:
+            self._evict(to_bytes=limit - limit // 8 - delta)
+            if self.value_bytes + delta > limit:
+                raise SessionFullError(
+                    self.name, f"{self.value_bytes} bytes of values", "max_session_bytes"
+                )
+        self._account_above(self, delta)
+        self.value_bytes += delta
+
+    def _evict(self, *, to_count: int | None = None, to_bytes: int | None = None) -> None:
+        """Forget final variables that no unfinished call reads, oldest first."""
+        for variable in self:
+            if (to_count is None or len(self._by_id) <= to_count) and (
+                to_bytes is None or self.value_bytes <= max(0, to_bytes)
+            ):
+                return
+            if to_bytes is not None and variable.size_bytes == 0:
+                continue
+            if variable.is_final and self.graph.forget(variable.id):
+                self._drop(variable)
+
+    def _cancel(self, variable: Variable, why: str) -> None:
+        if not variable.is_final:
+            variable.cancel(Failure("cancelled", why, variable.name, variable.producer))
+
+    def _drop(self, variable: Variable) -> None:
+        """Forget a final variable."""
+        if self._by_id.pop(variable.id, None) is not None:
+            self._by_name.pop(variable.name)
+            self._index.pop(variable.id, None)
+            self._count_above(self, -1)
+            variable.release()

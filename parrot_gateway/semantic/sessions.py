@@ -1,0 +1,307 @@
+"""All sessions of all tenants: found by id or name, bounded, forgotten when unused.
+
+Tenants are walls: what belongs to another is looked up in a map that it is not in, so unknown and
+foreign cannot be told apart, in text or in time. One tenant makes room at its own expense first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from parrot_gateway.exceptions import (
+    OverloadedError,
+    SessionNotFoundError,
+    VariableNotFoundError,
+)
+from parrot_gateway.semantic.session import Session, check_name
+from parrot_gateway.semantic.variable import Variable
+from parrot_gateway.settings.model import SessionSettings
+
+
+class SessionStatistics(NamedTuple):
+    """Gauges, then counters since the start."""
+
+    tenants: int
+    sessions: int
+    variables: int
+    unfinished_calls: int
+    value_bytes: int
+    created: int
+    #: Closed by request, to make room, and because unused for too long.
+    closed: int
+    evicted: int
+    expired: int
+
+
+class _Tenant:
+    """What one tenant holds."""
+
+    __slots__ = ("by_name", "sessions", "variables")
+
+    def __init__(self) -> None:
+        #: By id, longest unused first.
+        self.sessions: OrderedDict[str, Session] = OrderedDict()
+        self.by_name: dict[str, Session] = {}
+        self.variables: dict[str, Variable] = {}
+
+
+class SessionStore:
+    """The sessions of a gateway.
+
+    Args:
+        limits: how much is kept.
+        mint_session_id, mint_variable_id: make unguessable ids, never the same twice.
+        on_close: is told of every session that was closed, for whatever reason, so that its
+            contexts can be freed.
+    """
+
+    def __init__(
+        self,
+        limits: SessionSettings,
+        *,
+        mint_session_id: Callable[[], str],
+        mint_variable_id: Callable[[], str],
+        on_close: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        self._limits = limits
+        self._mint_session_id = mint_session_id
+        self._mint_variable_id = mint_variable_id
+        self._on_close = on_close
+        self._tenants: dict[str, _Tenant] = {}
+        #: Every session by id, for those who hold a variable already.
+        self._owners: dict[str, Session] = {}
+        self._bytes = 0
+        self._variables = 0
+        self._created = 0
+        self._closed = 0
+        self._evicted = 0
+        self._expired = 0
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def get_or_create(self, tenant: str, name: str | None, now: float) -> Session:
+        """The tenant's session of that id or name, made when there is none; None makes one.
+
+        Raises:
+            InvalidRequestError: it cannot be a name.
+            OverloadedError: too many sessions, none of them idle.
+        """
+        if name is not None:
+            name = check_name(name, "session")
+            found = self._find(tenant, name)
+            if found is not None:
+                self.touch(found, now)
+                return found
+        self._make_room(tenant)
+        session_id = self._mint_session_id()
+        held = self._tenants.setdefault(tenant, _Tenant())
+        session = Session(
+            session_id,
+            name if name is not None else session_id,
+            tenant,
+            now=now,
+            limits=self._limits,
+            mint_variable_id=self._mint_variable_id,
+            index=held.variables,
+            account=self._account,
+            count=self._count,
+        )
+        held.sessions[session_id] = session
+        held.by_name[session.name] = session
+        self._owners[session_id] = session
+        self._created += 1
+        return session
+
+    def find(self, tenant: str, id_or_name: str, now: float | None = None) -> Session:
+        """The tenant's session of that id or name; used now, when a time is given.
+
+        Raises:
+            SessionNotFoundError: there is none; it has expired; it is another tenant's.
+        """
+        found = self._find(tenant, id_or_name.strip())
+        if found is None:
+            raise SessionNotFoundError(id_or_name)
+        if now is not None:
+            self.touch(found, now)
+        return found
+
+    def variable(
+        self, tenant: str, variable_id: str, now: float | None = None, param: str = "variable"
+    ) -> Variable:
+        """The tenant's variable of that id, in whichever session; used now, if a time is given.
+
+        Raises:
+            VariableNotFoundError: there is none; it has expired; it is another tenant's.
+        """
+        held = self._tenants.get(tenant)
+        found = held.variables.get(variable_id) if held is not None else None
+        if held is None or found is None:
+            raise VariableNotFoundError(variable_id, param=param)
+        if now is not None:
+            self.touch(held.sessions[found.session_id], now)
+        return found
+
+    def variables(
+        self, tenant: str, variable_ids: Iterable[str], now: float
+    ) -> dict[str, Variable]:
+        """The tenant's variables of those ids, in their order; used now.
+
+        Raises:
+            VariableNotFoundError: one is unknown, expired or foreign.
+        """
+        return {each: self.variable(tenant, each, now) for each in variable_ids}
+
+    def owner_of(self, variable: Variable) -> Session | None:
+        """The session of a variable that the caller holds; None when it was closed meanwhile.
+
+        Asks for no tenant: only for variables that were found by one.
+        """
+        return self._owners.get(variable.session_id)
+
+    def of_tenant(self, tenant: str) -> list[Session]:
+        """The tenant's sessions, last used first."""
+        held = self._tenants.get(tenant)
+        return list(reversed(held.sessions.values())) if held is not None else []
+
+    def touch(self, session: Session, now: float) -> None:
+        """The session is used."""
+        session.last_used = max(session.last_used, now)
+        held = self._tenants.get(session.tenant)
+        if held is not None and session.id in held.sessions:
+            held.sessions.move_to_end(session.id)
+
+    def close(self, session: Session) -> None:
+        """Close and forget a session; its calls must have been cancelled. Twice does nothing."""
+        if self._remove(session):
+            self._closed += 1
+
+    def sweep(self, now: float) -> list[Session]:
+        """Close the idle sessions that were unused for longer than the limit.
+
+        Returns:
+            those sessions.
+        """
+        expired = []
+        for held in list(self._tenants.values()):
+            for session in list(held.sessions.values()):
+                # NOTE: sorted by last use, unless the caller's clock went backwards.
+                if now - session.last_used <= self._limits.ttl_s:
+                    break
+                if session.is_idle:
+                    expired.append(session)
+        for session in expired:
+            if self._remove(session):
+                self._expired += 1
+        return expired
+
+    def close_all(self) -> None:
+        """Close every session: the gateway ends."""
+        for held in list(self._tenants.values()):
+            for session in list(held.sessions.values()):
+                self.close(session)
+
+    def statistics(self) -> SessionStatistics:
+        """Gauges and counters; linear in the number of sessions."""
+        sessions = [s for held in self._tenants.values() for s in held.sessions.values()]
+        return SessionStatistics(
+            tenants=len(self._tenants),
+            sessions=len(self),
+            variables=sum(session.num_variables for session in sessions),
+            unfinished_calls=sum(session.graph.num_unfinished for session in sessions),
+            value_bytes=self._bytes,
+            created=self._created,
+            closed=self._closed,
+            evicted=self._evicted,
+            expired=self._expired,
+        )
+
+    def _find(self, tenant: str, id_or_name: str) -> Session | None:
+        held = self._tenants.get(tenant)
+        if held is None:
+            return None
+        return held.sessions.get(id_or_name) or held.by_name.get(id_or_name)
+
+    def _make_room(self, tenant: str) -> None:
+        held = self._tenants.get(tenant)
+        own = len(held.sessions) if held is not None else 0
+        if (
+            held is not None
+            and own >= self._limits.max_sessions_per_tenant
+            and not self._evict_from(held)
+        ):
+            raise OverloadedError(
+                f"{own} sessions are in work, which is the limit for one key "
+                "(setting sessions.max_sessions_per_tenant)."
+            )
+        if len(self) >= self._limits.max_sessions and not self._evict_any(held):
+            raise OverloadedError(
+                "As many sessions are in work as this gateway keeps "
+                "(setting sessions.max_sessions)."
+            )
+
+    def _evict_any(self, own: _Tenant | None) -> bool:
+        """Close one idle session: the tenant's own, else of the tenant that holds most."""
+        if own is not None and self._evict_from(own):
+            return True
+        by_size = sorted(self._tenants.values(), key=lambda held: -len(held.sessions))
+        return any(self._evict_from(held) for held in by_size)
+
+    def _evict_from(self, held: _Tenant) -> bool:
+        """Close the idle session that is longest unused; whether there was one."""
+        for session in held.sessions.values():
+            if session.is_idle:
+                self._remove(session)
+                self._evicted += 1
+                return True
+        return False
+
+    def _account(self, writer: Session, delta: int) -> None:
+        while delta > 0 and self._bytes + delta > self._limits.max_total_bytes:
+            victim = self._largest_idle(writer, lambda session: session.value_bytes)
+            if victim is None:
+                raise OverloadedError(
+                    "All sessions together hold as much text as this gateway keeps "
+                    "(setting sessions.max_total_bytes)."
+                )
+            self._remove(victim)
+            self._evicted += 1
+        self._bytes += delta
+
+    def _count(self, writer: Session, delta: int) -> None:
+        while delta > 0 and self._variables + delta > self._limits.max_total_variables:
+            victim = self._largest_idle(writer, lambda session: session.num_variables)
+            if victim is None:
+                raise OverloadedError(
+                    "All sessions together hold as many variables as this gateway keeps "
+                    "(setting sessions.max_total_variables)."
+                )
+            self._remove(victim)
+            self._evicted += 1
+        self._variables += delta
+
+    def _largest_idle(self, writer: Session, size: Callable[[Session], int]) -> Session | None:
+        """The largest idle session, of the writer's tenant if it has one, but not itself."""
+        idle = [
+            session
+            for held in self._tenants.values()
+            for session in held.sessions.values()
+            if session.is_idle and size(session) and session is not writer
+        ]
+        return max(idle, key=lambda s: (s.tenant == writer.tenant, size(s)), default=None)
+
+    def _remove(self, session: Session) -> bool:
+        held = self._tenants.get(session.tenant)
+        if held is None or held.sessions.pop(session.id, None) is None:
+            return False
+        held.by_name.pop(session.name, None)
+        if not held.sessions:
+            del self._tenants[session.tenant]
+        del self._owners[session.id]
+        try:
+            session.close()
+        finally:
+            self._on_close(session)
+        return True

@@ -1,0 +1,1 @@
+"""Texts and request bodies with places for values; references."""

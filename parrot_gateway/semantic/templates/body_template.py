@@ -1,0 +1,254 @@
+"""A request body as a template: JSON in, JSON out, with values where its texts want them.
+
+Which texts those are is in `places`; how one text takes values is in `text_template`, whose public
+names can be had from here too. Only the arrays and objects around such a text are written anew,
+without optional blanks; every other value keeps its bytes. A body without any place for a value is
+given back as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, KeysView, Mapping
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.templates.json_text import mend_surrogates
+from parrot_gateway.semantic.templates.prompt_locations import ANYTHING, PLACES, Place
+from parrot_gateway.semantic.templates.reference import has_reference
+from parrot_gateway.semantic.templates.text_template import (
+    MAX_INSERTED_CHARACTERS,
+    Binding,
+    Filling,
+    Names,
+    Piece,
+    Placeholder,
+    TextTemplate,
+    is_placeholder_name,
+    parse_placeholders,
+)
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_INSERTED_CHARACTERS",
+    "Binding",
+    "BodyTemplate",
+    "Piece",
+    "Placeholder",
+    "TextTemplate",
+    "is_placeholder_name",
+    "parse_placeholders",
+    "read_aside",
+]
+
+#: Arrays and objects that are followed down when every string is looked at.
+MAX_DEPTH = 64
+#: Bodies that are read in place: some milliseconds, or fifteen where most of it is references.
+INLINE_BYTES = 16 * 1024
+
+_T = TypeVar("_T")
+_Node: TypeAlias = "TextTemplate | dict[str, _Child] | list[_Child]"
+_Child: TypeAlias = "msgspec.Raw | _Node"
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
+_STRING = msgspec.json.Decoder(str)
+
+
+class BodyTemplate:
+    """Where the values of variables go in one request body.
+
+    Made with `of` or `everywhere`.
+    """
+
+    __slots__ = ("_body", "_root", "_texts", "undeclared", "unused", "variables")
+
+    def __init__(
+        self, body: bytes, root: _Child | None, texts: list[TextTemplate], names: Names
+    ) -> None:
+        self._body = body
+        #: None when the body stays as it is.
+        self._root = root
+        self._texts = texts
+        #: Ids of the variables whose values it needs, in the order of their first place.
+        self.variables: KeysView[str] = dict.fromkeys(
+            chain.from_iterable(text.variables for text in texts)
+        ).keys()
+        #: `{{name}}` that `inputs` does not declare; empty when it declares nothing.
+        self.undeclared = frozenset(names.undeclared)
+        #: Names that `inputs` declares and that stand nowhere.
+        self.unused: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        body: bytes,
+        path: str,
+        inputs: Mapping[str, Binding] | None = None,
+        *,
+        without: Collection[str] = (),
+        verbatim: bool = False,
+    ) -> BodyTemplate:
+        """Read the body of a request to `path`, such as `/v1/chat/completions`.
+
+        A path that `places.PLACES` does not know has no texts.
+
+        Args:
+            inputs: the declared placeholders.
+            without: fields of the body to leave out.
+            verbatim: values are put in as they are, also where they land in the strings of a JSON
+                document: what was generated right after such a place continues that very text.
+
+        Raises:
+            InvalidRequestError: the body is not a JSON object, or not valid UTF-8.
+        """
+        declared = inputs or {}
+        body, fields = _read(body, _OBJECT)
+        compiler = _Compiler(declared, verbatim=verbatim)
+        root = compiler.compile_fields(fields, PLACES.get(path, Place()))
+        if not fields.keys().isdisjoint(without):
+            kept: dict[str, _Child] = {**fields, **(root or {})}
+            root = {name: child for name, child in kept.items() if name not in without}
+        template = cls(body, root, compiler.texts, compiler.names)
+        template.unused = frozenset(declared.keys() - compiler.names.used)
+        return template
+
+    @classmethod
+    def everywhere(cls, body: bytes) -> BodyTemplate:
+        """Read any JSON value; references count in all its strings, but not in names of fields.
+
+        Raises:
+            InvalidRequestError: it is not JSON or not valid UTF-8, or a reference stands under
+                more than `MAX_DEPTH` arrays and objects.
+        """
+        body, raw = _read(body, _VALUE)
+        compiler = _Compiler({})
+        return cls(body, compiler.compile(raw, ANYTHING), compiler.texts, compiler.names)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it has no place for a value."""
+        return not self._texts
+
+    def render(
+        self, values: Mapping[str, str], *, max_characters: int = MAX_INSERTED_CHARACTERS
+    ) -> bytes:
+        """The body with the values of all `variables` in place.
+
+        Raises:
+            KeyError: one of them is missing.
+            RequestTooLargeError: the values come to more than `max_characters`.
+        """
+        if self._root is None:
+            return self._body
+        filling = Filling({key: values[key] for key in self.variables}, max_characters)
+        return msgspec.json.encode(_fill(self._root, filling))
+
+
+async def read_aside(read: Callable[[], BodyTemplate], num_bytes: int) -> BodyTemplate:
+    """What `read` makes of a body, in a thread when that is large, so that nobody else waits.
+
+    A cancelled wait leaves the thread to finish; nothing reads the result.
+    """
+    return read() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(read)
+
+
+def _read(body: bytes, decoder: msgspec.json.Decoder[_T]) -> tuple[bytes, _T]:
+    """The body, with lone surrogates replaced, and its first level decoded."""
+    try:
+        # NOTE: msgspec does not look into what it leaves raw.
+        if not body.isascii():
+            body.decode()
+        try:
+            return body, decoder.decode(body)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # Some clients send what was cut in two.
+            mended = mend_surrogates(body)
+            return mended, decoder.decode(mended)
+    except msgspec.ValidationError:
+        raise InvalidRequestError("The JSON body of your request has to be an object.") from None
+    except RecursionError:
+        raise InvalidRequestError("The JSON body of your request is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = "it is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InvalidRequestError(
+            f"We could not parse the JSON body of your request: {reason}."
+        ) from None
+
+
+def _fill(child: _Child, filling: Filling) -> Any:
+    if isinstance(child, TextTemplate):
+        return child.fill(filling)
+    if isinstance(child, dict):
+        return {name: _fill(value, filling) for name, value in child.items()}
+    if isinstance(child, list):
+        return [_fill(value, filling) for value in child]
+    return child
+
+
+class _Compiler:
+    """Walks down the places of one body and finds its texts."""
+
+    def __init__(self, inputs: Mapping[str, Binding], *, verbatim: bool = False) -> None:
+        self._inputs = inputs
+        self._verbatim = verbatim
+        self.names = Names()
+        #: Those with a place for a value.
+        self.texts: list[TextTemplate] = []
+
+    def _may_hold(self, data: bytes) -> bool:
+        if self._inputs and (b"{{" in data or b"u007" in data):
+            return True
+        return has_reference(data)
+
+    def compile(self, raw: msgspec.Raw, place: Place, depth: int = 0) -> _Node | None:
+        """The value as a template; None when nothing in it is to be replaced."""
+        data = bytes(raw)
+        if not self._may_hold(data):
+            return None
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError("The JSON of your request is nested too deeply.")
+        if data[0] == ord('"') and place.is_text:
+            return self._compile_text(data, is_json=place.is_json)
+        if data[0] == ord("{"):
+            return self.compile_fields(_OBJECT.decode(data), place, depth)
+        item = place.item()
+        if data[0] == ord("[") and item is not None:
+            return self._compile_items(_ARRAY.decode(data), item, depth)
+        return None
+
+    def _compile_text(self, data: bytes, *, is_json: bool) -> TextTemplate | None:
+        text = _STRING.decode(data)
+        template = TextTemplate.of(
+            text, self._inputs, is_json=is_json, verbatim=self._verbatim, names=self.names
+        )
+        if template.is_constant:
+            return None
+        self.texts.append(template)
+        return template
+
+    def compile_fields(
+        self, fields: dict[str, msgspec.Raw], place: Place, depth: int = 0
+    ) -> dict[str, _Child] | None:
+        """The fields of an object, where at least one is a template."""
+        children: dict[str, _Child] = {}
+        for name, raw in fields.items():
+            below = place.field_of(name)
+            node = None if below is None else self.compile(raw, below, depth + 1)
+            if node is not None:
+                children[name] = node
+        return {**fields, **children} if children else None
+
+    def _compile_items(
+        self, items: list[msgspec.Raw], place: Place, depth: int
+    ) -> list[_Child] | None:
+        children = [self.compile(raw, place, depth + 1) for raw in items]
+        if all(node is None for node in children):
+            return None
+        return [raw if node is None else node for raw, node in zip(items, children, strict=True)]

@@ -1,0 +1,101 @@
+"""Transforms: declared, safe functions on text, such as `code_block(json) | json(/name) | strip`.
+
+Parsed when a request comes in, applied when a variable gets its text. No code of the caller runs;
+patterns are matched by RE2, in time linear in the text. A transform is a value without state and
+may be applied in any thread. Documented for users in docs/transforms.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parrot_gateway.exceptions import TransformError, TransformSyntaxError
+from parrot_gateway.semantic.templates.json_text import well_formed
+from parrot_gateway.semantic.transforms.functions import FUNCTIONS
+from parrot_gateway.semantic.transforms.grammar import Call, parse_pipeline
+from parrot_gateway.semantic.transforms.operations import Limits, Operation, StepError, Value
+
+__all__ = ["MAX_RESULT_CHARACTERS", "Transform", "parse_transform"]
+
+#: Characters of the result of any step, unless the caller says otherwise.
+MAX_RESULT_CHARACTERS = 4 * 1024 * 1024
+_MAX_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    source: str
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A parsed transform; made with `parse_transform`."""
+
+    #: As it was written.
+    text: str
+    steps: tuple[_Step, ...]
+    #: Whether `apply` needs `cut_tokens`.
+    needs_tokens: bool
+
+    def apply(
+        self,
+        value: str,
+        *,
+        max_characters: int = MAX_RESULT_CHARACTERS,
+        cut_tokens: Callable[[str, int], str] | None = None,
+    ) -> str:
+        """The text that becomes of `value`; well-formed, linear in the text for each step.
+
+        Args:
+            max_characters: of the result of any step.
+            cut_tokens: gives the longest beginning of a text of at most so many tokens.
+
+        Raises:
+            TransformError: a step does not fit its text, or a result is too long.
+        """
+        limits = Limits(max_characters, cut_tokens)
+        current: Value = well_formed(value)
+        for step in self.steps:
+            try:
+                current = step.operation(current, limits)
+                if isinstance(current, str):
+                    limits.check(len(current))
+            except StepError as error:
+                raise TransformError(_shortened(step.source), str(error)) from None
+        if isinstance(current, str):
+            return current
+        length = sum(map(len, current)) + max(0, len(current) - 1)
+        if length > max_characters:
+            reason = f"its result is longer than {max_characters} characters"
+            raise TransformError(_shortened(self.text), reason)
+        return "\n".join(current)
+
+
+def _shortened(source: str) -> str:
+    return source if len(source) <= _MAX_SHOWN else source[: _MAX_SHOWN - 1] + "…"
+
+
+def parse_transform(text: str) -> Transform:
+    """A pipeline of functions, checked down to the arguments.
+
+    Raises:
+        TransformSyntaxError: it breaks the grammar, or names an unknown function or argument; says
+            where, and what was expected.
+    """
+    steps: list[_Step] = []
+    needs_tokens = False
+    for call in parse_pipeline(text):
+        steps.append(_Step(call.source, _operation(call, text)))
+        needs_tokens |= any(argument.keyword == "tokens" for argument in call.arguments)
+    return Transform(text, tuple(steps), needs_tokens)
+
+
+def _operation(call: Call, text: str) -> Operation:
+    function = FUNCTIONS.get(call.name)
+    if function is None:
+        raise TransformSyntaxError(
+            text, call.position, f"one of the functions {', '.join(FUNCTIONS)}"
+        )
+    return function.bind(call, text)

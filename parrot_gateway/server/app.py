@@ -1,0 +1,74 @@
+"""The application: wires the parts of a gateway to the HTTP surface."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, WebSocket
+
+from parrot_gateway.api.calls import CallRoutes
+from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
+from parrot_gateway.api.openapi import describe_own_routes
+from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
+from parrot_gateway.api.semantic.prompt_prefix import fill_ahead_of
+from parrot_gateway.api.semantic.sessions import SessionRoutes
+from parrot_gateway.api.semantic.variables import VariableRoutes
+from parrot_gateway.http.auth import KeyCheck
+from parrot_gateway.http.dispatch import Dispatcher
+from parrot_gateway.http.route_table import RouteTable
+from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.server.management import create_quiet_app, knows_path
+from parrot_gateway.settings.model import api_key_of
+
+
+def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
+    """The ASGI application of `gateway`; its lifespan starts and stops the parts.
+
+    Args:
+        gateway: built from settings, not yet started.
+        join_url: where engine processes of our own reach `/v1/engines/join` of this very
+            application. None starts no engine processes (engines may still join from outside).
+    """
+    keys = KeyCheck(api_key_of(gateway.settings))
+    quiet = create_quiet_app(gateway, keys)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await gateway.start(join_url)
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    quiet.router.lifespan_context = lifespan
+    endpoint = EngineLinkEndpoint(
+        gateway.registry, gateway.join_keys(), gateway.settings.engines.heartbeat_s
+    )
+
+    @quiet.websocket(JOIN_PATH)
+    async def join(websocket: WebSocket) -> None:
+        await endpoint(websocket)
+
+    routes = CallRoutes(gateway)
+    gateway.semantic.fill_ahead = fill_ahead_of(gateway)
+    own = RouteTable()
+    VariableRoutes(gateway).register(own)
+    SessionRoutes(gateway).register(own)
+    describe_own_routes(quiet, own.described)
+    describe_own_routes(quiet, ParrotRoutes.DESCRIBED, "Parrot's own API")
+    return Dispatcher(
+        hot={
+            "/v1/completions": routes.completions,
+            "/v1/chat/completions": routes.chat_completions,
+            "/tokenize": routes.tokenize,
+            "/detokenize": routes.detokenize,
+        },
+        parrot=ParrotRoutes(gateway, keys).find,
+        own=own.find,
+        passthrough=routes.passthrough,
+        quiet=quiet,
+        quiet_v1=knows_path,
+        keys=keys,
+        gate=gateway.gate,
+    )

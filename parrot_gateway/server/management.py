@@ -1,0 +1,147 @@
+"""The quiet routes, on FastAPI: models, health, version, the API's own description.
+
+Hot paths are in `completions` and `chat`. Errors have the same shape as theirs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from parrot_gateway import __version__
+from parrot_gateway.api.openapi import describe_hot_routes
+from parrot_gateway.exceptions import (
+    AuthenticationError,
+    GatewayError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    NotFoundError,
+)
+from parrot_gateway.http.auth import KeyCheck
+
+if TYPE_CHECKING:
+    from parrot_gateway.server.gateway import Gateway
+
+
+def create_quiet_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
+    """The FastAPI application; the dispatcher checks keys before it is asked."""
+    app = FastAPI(
+        title="Parrot Gateway",
+        version=__version__,
+        description="An OpenAI-compatible gateway that sees the application behind the calls.",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+
+    @app.get("/v1/models", tags=["models"], summary="List models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": list(_models(gateway).values())}
+
+    @app.get("/v1/models/{model:path}", tags=["models"], summary="Describe a model")
+    async def get_model(model: str) -> dict[str, Any]:
+        found = _models(gateway).get(model)
+        if found is None:
+            raise ModelNotFoundError(f"The model '{model}' does not exist.", param="model")
+        return found
+
+    @app.get("/health", tags=["health"], summary="State of all parts (details need the key)")
+    async def health(request: Request) -> JSONResponse:
+        ready = gateway.is_ready()
+        content: dict[str, Any] = {"status": _status(gateway), "version": __version__}
+        authorization = request.headers.get("authorization")
+        try:
+            keys.check(None if authorization is None else authorization.encode())
+        except AuthenticationError:
+            pass
+        else:
+            content |= gateway.describe()
+        return JSONResponse(content, 200 if ready else 503)
+
+    @app.get("/health/liveness", tags=["health"], summary="The process answers")
+    async def liveness() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/health/readiness", tags=["health"], summary="Calls can be answered")
+    async def readiness() -> JSONResponse:
+        return JSONResponse({"status": _status(gateway)}, 200 if gateway.is_ready() else 503)
+
+    @app.get("/version", tags=["health"], summary="Version of the gateway")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.exception_handler(GatewayError)
+    async def gateway_error(_: Request, error: GatewayError) -> JSONResponse:
+        return _error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
+        fault = error.errors()[0]
+        field = ".".join(str(part) for part in fault["loc"][1:])
+        return _error_response(InvalidRequestError(f"{field}: {fault['msg']}", param=field or None))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        return _error_response(_routing_error(request, error))
+
+    describe_hot_routes(app)
+    return app
+
+
+def knows_path(path: str) -> bool:
+    """Whether a path under `/v1/` is a quiet route, not one for an upstream."""
+    return path == "/v1/models" or path.startswith(("/v1/models/", "/v1/engines/"))
+
+
+def _status(gateway: Gateway) -> str:
+    if gateway.gate.draining:
+        return "draining"
+    return "ok" if gateway.is_ready() else "starting"
+
+
+def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
+    """Every model name that can be asked for, aliases included."""
+    started = int(gateway.started_at)
+    models: dict[str, dict[str, Any]] = {}
+    for name in gateway.supervisor.models():
+        # Listed also while its engine starts or comes back: calls of it are told to come again.
+        models[name] = _model(name, started, "parrot-gateway")
+    for served in gateway.registry.models():
+        listed = models.setdefault(
+            served.id, _model(served.id, int(served.created), "parrot-gateway")
+        )
+        listed["max_model_len"] = served.info.max_context_tokens
+    for upstream in gateway.upstreams.values():
+        for name in upstream.models():
+            models.setdefault(name, _model(name, started, upstream.name))
+    for alias in gateway.catalog.aliases():
+        listed = models.setdefault(alias, _model(alias, started, "parrot-gateway"))
+        named = models.get(gateway.settings.aliases[alias], {})
+        if "max_model_len" in named:
+            listed.setdefault("max_model_len", named["max_model_len"])
+    return models
+
+
+def _model(name: str, created: int, owner: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}
+
+
+def _routing_error(request: Request, error: HTTPException) -> GatewayError:
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        return MethodNotAllowedError(f"{path} does not take {method}.")
+    if error.status_code == 404:
+        hint = ""
+        if not path.startswith("/v1"):
+            hint = " The API is under /v1: does your base URL end in /v1?"
+        return NotFoundError(f"Unknown route: {method} {path}.{hint}", code="unknown_route")
+    return InvalidRequestError(str(error.detail))
+
+
+def _error_response(error: GatewayError) -> JSONResponse:
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return JSONResponse({"error": error.to_dict()}, error.status, headers)

@@ -1,0 +1,205 @@
+"""Running the application: one uvicorn server that drains instead of dropping.
+
+The first Ctrl-C (or SIGTERM) refuses new calls with a 503 and waits for running ones, the second
+ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from parrot_gateway.http.write_coalescing import patient_protocol
+from parrot_gateway.server.app import create_app
+from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.config_file import ConfigError
+from parrot_gateway.settings.model import Settings
+
+logger = logging.getLogger(__name__)
+
+#: How long the clients of calls that are cut off may take to be told.
+CUT_OFF_GRACE_S = 1.0
+
+#: Descriptors below which many concurrent streams cannot work; raised to the hard limit.
+WANTED_DESCRIPTORS = 65536
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn, but a signal starts the drain of the gateway's calls first."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._drain: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop (see `uvicorn.Server.serve`)."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signal handler: drain at the first signal, leave at the second."""
+        if self._gateway.gate.draining or self._loop is None:
+            self.force_exit = True
+            self.should_exit = True
+            return
+        self._gateway.gate.draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.create_task(self._drain_and_exit(), name="drain")
+
+    async def _drain_and_exit(self) -> None:
+        timeout_s = self._gateway.settings.server.drain_timeout_s
+        running = self._gateway.gate.running
+        deferred = self._gateway.semantic.executor.deferred
+        if running or deferred:
+            logger.info(
+                "waiting up to %g s for %d running calls and %d deferred ones; "
+                "a second signal (Ctrl-C) ends at once",
+                timeout_s,
+                running,
+                deferred,
+            )
+        began = time.monotonic()
+        if not await self._gateway.gate.drain(timeout_s):
+            logger.warning("%d calls were cut off", self._gateway.gate.cut_off())
+            await self._gateway.gate.drain(CUT_OFF_GRACE_S)
+        left_s = timeout_s - (time.monotonic() - began)
+        if not await self._gateway.semantic.drain(max(0.0, left_s)):
+            logger.warning("deferred calls were cut off")
+        # Before uvicorn closes their connections, which they would take for a lost gateway.
+        await self._gateway.stop_engines()
+        self.should_exit = True
+
+
+def run_server(
+    settings: Settings,
+    *,
+    announce: Callable[[Gateway, str, float], None],
+    report: Callable[[str], None],
+) -> int:
+    """Serve until a signal; returns the exit status.
+
+    Args:
+        settings: as checked by `load_settings`.
+        announce: called once when every model is ready, with the gateway, the base URL and the
+            seconds since the start.
+        report: shows a line to the operator.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    started = time.perf_counter()
+    _raise_descriptor_limit()
+    listener = _bind(settings.server.host, settings.server.port)
+    host, port = settings.server.host, listener.getsockname()[1]
+    shown_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
+    if ":" in shown_host:
+        shown_host = f"[{shown_host}]"
+    root = f"http://{shown_host}:{port}"
+    gateway = Gateway(settings)
+    app = create_app(gateway, join_url=root.replace("http://", "ws://") + "/v1/engines/join")
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        http=patient_protocol(settings.server.client_timeout_s),
+        ws="websockets-sansio",
+        ws_max_size=64 * 1024 * 1024,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        server_header=False,
+        # Nobody's X-Forwarded headers are believed: nothing here depends on the caller's address.
+        proxy_headers=False,
+        backlog=2048,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+    )
+    server = DrainingServer(config, gateway)
+
+    status = 0
+
+    async def main() -> None:
+        ready = asyncio.create_task(announce_when_ready(), name="announce")
+        try:
+            await server.serve([listener])
+        finally:
+            ready.cancel()
+            if server.force_exit:
+                # NOTE: the application is then cancelled with the loop instead of shut down, of
+                # which uvicorn would write a stack trace.
+                logging.getLogger("uvicorn.error").disabled = True
+
+    async def announce_when_ready() -> None:
+        nonlocal status
+        await gateway.wait_ready()
+        if gateway.gate.draining:
+            return
+        if gateway.can_serve():
+            announce(gateway, f"{root}/v1", time.perf_counter() - started)
+            # What exists by now lives as long as the process. Left to the garbage collector,
+            # walking it again and again stops all calls for tens of milliseconds.
+            gc.collect()
+            gc.freeze()
+            return
+        for name, reason in gateway.failures().items():
+            report(f"{name}: {reason}")
+        report("Nothing can be served; stopping.")
+        status = 1
+        server.should_exit = True
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main())
+    return status if server.started else 1
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. {_advice(error)}"
+        ) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "Another program has this port: choose one with --port."
+    if error.errno == errno.EACCES:
+        return "Ports below 1024 may need more rights: choose another with --port."
+    return "Is this an address of this machine? Choose one with --host."
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _raise_descriptor_limit() -> None:
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

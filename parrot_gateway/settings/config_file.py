@@ -1,0 +1,79 @@
+"""A YAML settings file that remembers on which line everything stood.
+
+Does not know what the settings mean; `parrot_gateway.settings.sources` has them checked and asks
+here for the line to show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class ConfigError(Exception):
+    """Settings that cannot be used; the message is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The parsed file and the YAML nodes it came from."""
+
+    path: Path | None
+    data: dict[str, Any]
+    root: yaml.Node | None
+
+    @classmethod
+    def empty(cls) -> ConfigFile:
+        """No file: no values."""
+        return cls(path=None, data={}, root=None)
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Parse `path`.
+
+        Raises:
+            ConfigError: unreadable, not YAML, or not a mapping.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+        try:
+            loader = yaml.SafeLoader(text)
+            root = loader.get_single_node()
+            data = loader.construct_document(root) if root is not None else {}
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            line = f", line {mark.line + 1}" if mark is not None else ""
+            raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not valid YAML: {error}") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}, line 1: the file must be a mapping of settings")
+        return cls(path=path, data={str(key): value for key, value in data.items()}, root=root)
+
+    def locate(self, location: tuple[Any, ...]) -> str:
+        """`FILE, line N` of the deepest node on the way to `location`."""
+        if self.path is None or self.root is None:
+            return "settings"
+        node, line = self.root, self.root.start_mark.line
+        for part in location:
+            found = _child(node, part)
+            if found is None:
+                break
+            node, line = found
+        return f"{self.path}, line {line + 1}"
+
+
+def _child(node: yaml.Node, part: Any) -> tuple[yaml.Node, int] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return value, key.start_mark.line
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        value = node.value[part]
+        return value, value.start_mark.line
+    return None

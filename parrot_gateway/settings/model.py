@@ -1,0 +1,360 @@
+"""One typed model of all that can be set.
+
+Every field has its default here and nowhere else. Where values come from is in `settings_sources`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from parrot_scheduler.config import PRESETS, SchedulerConfig
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from parrot_gateway.settings.secret_reference import SecretReference, read_secret
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(_Section):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    #: 0 takes a free port.
+    port: int = Field(default=8000, ge=0, le=65535)
+    #: Key that clients must send as `Authorization: Bearer …`. Without one, only loopback
+    #: addresses are served. `PARROT_API_KEY` is used when it is set and this is not.
+    api_key: SecretReference | None = None
+    #: Largest request body accepted.
+    max_body_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    #: Calls in work at once, over all models; further ones get a 503.
+    max_running_calls: int = Field(default=8192, gt=0)
+    #: A call that takes longer is ended with a 504.
+    call_timeout_s: Seconds = 600.0
+    #: How long a client may keep the gateway waiting: for the end of a request's head, for every
+    #: 256 KiB of its body (a 408 follows), and while 64 KiB of an answer wait for it to read.
+    client_timeout_s: Seconds = 60.0
+    #: How long running calls may take to finish after Ctrl-C.
+    drain_timeout_s: Seconds = 30.0
+    #: A comment is sent into a stream that has been silent for this long.
+    keep_alive_s: Seconds = 15.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ModelSettings(_Section):
+    """A model run by this gateway's own engine processes."""
+
+    #: A folder, a hub id, or `parrot-demo`.
+    model: str
+    #: The name clients use; by default the hub id, or the folder's name.
+    name: str | None = None
+    kind: Literal["auto", "builtin", "huggingface"] = "auto"
+    #: Engine processes for this model.
+    engines: int = Field(default=1, ge=1, le=64)
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: Tokens in one block of the KV cache; the engine's own default when not given.
+    block_size: int | None = Field(default=None, ge=1, le=256)
+    #: Blocks of the KV cache; sized from memory when not given.
+    num_blocks: int | None = Field(default=None, ge=1)
+    #: Memory for the KV cache in bytes; `num_blocks` wins over it.
+    kv_cache_bytes: int | None = Field(default=None, ge=1)
+    #: How keys and values are stored: in the model's dtype, or in 8 bits with scales; the builtin
+    #: engine only.
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] | None = None
+    #: Share of a GPU's memory that may be used where neither is given.
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    #: GPUs of this host that hold the model together, `device` and those behind it; the builtin
+    #: engine only.
+    tensor_parallel: int | None = Field(default=None, ge=1, le=64)
+    #: Whether those GPUs read each other's memory for small sums; NCCL's messages otherwise.
+    peer_memory: bool | None = None
+    #: Memory of the host for KV blocks that leave the device, in GB of 10^9 bytes, or in blocks;
+    #: the builtin engine only.
+    host_memory_gb: float | None = Field(default=None, ge=0)
+    host_blocks: int | None = Field(default=None, ge=0)
+    #: Fewest tokens that are brought back from there rather than computed; measured when not given.
+    host_min_tokens: int | None = Field(default=None, ge=1)
+    #: CUDA graphs: captured at the start, when first needed, or never.
+    cuda_graphs: Literal["auto", "lazy", "off"] | None = None
+    #: Tokens that are guessed at a time, from what a text repeats (0: none); how many tokens have
+    #: to agree with an earlier place, and are compared at most; and up to how many tokens of a step
+    #: guesses are made. The builtin engine only.
+    speculative_tokens: int | None = Field(default=None, ge=0, le=7)
+    speculative_min_ngram: int | None = Field(default=None, ge=1, le=64)
+    speculative_max_ngram: int | None = Field(default=None, ge=1, le=64)
+    speculative_batch_tokens: int | None = Field(default=None, ge=1)
+    #: Sequences in one engine step, and its token budget; the engine's own defaults (larger on a
+    #: GPU) when not given.
+    max_batch_size: int | None = Field(default=None, ge=1, le=1024)
+    max_batch_tokens: int | None = Field(default=None, ge=1)
+    #: Tokens of prompts that can wait, in a step in which something more urgent gets a token.
+    max_background_tokens: int | None = Field(default=None, ge=1)
+    #: Longest context served; the model's own limit when not given.
+    max_context_tokens: int | None = Field(default=None, ge=1)
+    prefix_caching: bool = True
+    #: Seeds generations whose calls give no seed; fresh at each start when not given.
+    seed: int | None = None
+    #: CPU threads of the engine. More than one pays only on an otherwise idle machine.
+    num_threads: int = Field(default=1, ge=1, le=256)
+    #: Run Python code that comes with the checkpoint (huggingface engine only).
+    trust_remote_code: bool = False
+
+    @property
+    def served_name(self) -> str:
+        """The model id that clients see."""
+        if self.name is not None:
+            return self.name
+        path = Path(self.model).expanduser()
+        return path.resolve().name if path.is_dir() else self.model
+
+
+class UpstreamSettings(_Section):
+    """An OpenAI-compatible server that calls are passed on to."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    #: Base URL, usually ending in `/v1`.
+    url: str
+    #: By default the variable `<NAME>_API_KEY` (upper case, other characters as `_`) if it is set.
+    api_key: SecretReference | None = None
+    #: Models it serves; None asks it (`GET /models`), `*` passes any name on.
+    models: list[str] | Literal["*"] | None = None
+    #: Requests in flight at once; further ones wait, bounded by `max_waiting`.
+    max_concurrency: int = Field(default=1024, gt=0)
+    max_waiting: int = Field(default=4096, ge=0)
+    connect_timeout_s: Seconds = 5.0
+    #: Longest silence of the upstream: to the first byte, and between bytes.
+    read_timeout_s: Seconds = 600.0
+    #: Further tries after a refused connection, 408, 429, 500, 502, 503 or 504.
+    max_retries: int = Field(default=2, ge=0, le=10)
+    #: First back-off; doubles each time, with jitter, up to `max_backoff_s`. An answer whose
+    #: `retry-after` is longer than that goes to the client, which can wait for itself.
+    backoff_s: Seconds = 0.25
+    max_backoff_s: Seconds = 8.0
+    #: Circuit breaker: failures in a row within `breaker_window_s` that open it, and how long it
+    #: stays open. Connection errors, time-outs, broken streams and 5xx count; a 4xx never does.
+    breaker_failures: int = Field(default=5, gt=0)
+    breaker_window_s: Seconds = 60.0
+    breaker_open_s: Seconds = 30.0
+    #: Successes in a row that close a half-open breaker.
+    breaker_successes: int = Field(default=2, gt=0)
+    #: Model to use instead when this upstream cannot answer (any name this gateway serves).
+    fallback: str | None = None
+    #: Tell it what a call is for, by a `priority` in the body of completions and chats, unless the
+    #: caller gives one: as vLLM (`--scheduling-policy priority`) or as SGLang
+    #: (`--enable-priority-scheduling`) reads it.
+    hints: Literal["none", "vllm", "sglang"] = "none"
+    #: Pass the caller's Authorization on. By default only when neither this upstream nor the
+    #: gateway has a key of its own.
+    forward_authorization: bool | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if not re.match(r"^https?://[^/\s]+", value):
+            raise ValueError("an upstream's URL begins with http:// or https://")
+        return value.rstrip("/")
+
+    def key_reference(self) -> str | None:
+        """Where this upstream's key is, if it has one."""
+        if self.api_key is not None:
+            return self.api_key
+        variable = self.key_variable()
+        return f"env:{variable}" if os.environ.get(variable) else None
+
+    def key_variable(self) -> str:
+        """The environment variable that its key is read from where no other is named."""
+        return re.sub(r"[^A-Za-z0-9]", "_", self.name).upper() + "_API_KEY"
+
+
+class EngineLinkSettings(_Section):
+    """How engines join this gateway."""
+
+    #: Key of engines on other hosts; a fresh one is made for own child processes at each start.
+    join_key: SecretReference | None = None
+    heartbeat_s: Seconds = 2.0
+    #: Joined engines at most.
+    max_engines: int = Field(default=1024, gt=0)
+    #: How long a model may take to load before it counts as failed.
+    load_timeout_s: Seconds = 1800.0
+
+
+class SchedulerSettings(_Section):
+    """Which call runs where and when, among engines of our own."""
+
+    #: A whole set-up: `parrot`, or one of the simple ones to compare with.
+    policy: str = "parrot"
+    #: Single policies in the place of that set-up's.
+    admission: str | None = None
+    order: str | None = None
+    place: str | None = None
+    keep: str | None = None
+    #: Calls that wait for an engine, and how long one does before it is refused.
+    max_queued: int = Field(default=100_000, gt=0)
+    max_wait_s: Seconds = 600.0
+    #: An application is held at the door no longer than this.
+    max_hold_s: Seconds = 120.0
+    #: Share of an engine's KV that the applications which run may fill.
+    working_set_target: float = Field(default=0.85, gt=0, le=1)
+    #: How many times longer a call that nobody waits for may take for the sake of those that
+    #: somebody waits for; 1: not at all.
+    yield_slack: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    #: A file that gets every event and decision, for `parrot-gateway simulate --replay`.
+    record: Path | None = None
+    #: The recording stops at this size.
+    record_max_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+
+    @model_validator(mode="after")
+    def _check_policies(self) -> SchedulerSettings:
+        if self.model_fields_set & {"policy", "admission", "order", "place", "keep"}:
+            # Imported here because it loads numpy, which most commands do without.
+            from parrot_scheduler.scheduler import policies_of
+
+            policies_of(self.config)
+        return self
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """As the scheduler takes it.
+
+        Raises:
+            ValueError: there is no such set-up.
+        """
+        preset = PRESETS.get(self.policy)
+        if preset is None:
+            raise ValueError(
+                f"no policy is called {self.policy!r}; there are {', '.join(sorted(PRESETS))}"
+            )
+        named = {name: getattr(self, name) for name in ("admission", "order", "place", "keep")}
+        return replace(
+            preset,
+            max_queued=self.max_queued,
+            max_wait_s=self.max_wait_s,
+            max_hold_s=self.max_hold_s,
+            working_set_target=self.working_set_target,
+            yield_slack=self.yield_slack,
+            **{name: value for name, value in named.items() if value is not None},
+        )
+
+
+class SessionSettings(_Section):
+    """Sessions, their variables and graphs: how much is kept, and for how long."""
+
+    #: A session unused for so long is forgotten, unless calls of it are still in work.
+    ttl_s: Seconds = 3600.0
+    #: Sessions kept, of all tenants and of one; idle ones make room, longest unused first.
+    max_sessions: int = Field(default=10_000, gt=0)
+    max_sessions_per_tenant: int = Field(default=5_000, gt=0)
+    #: Variables of one session; those that nothing waits for make room, oldest first.
+    max_variables: int = Field(default=10_000, gt=0)
+    #: Variables of all sessions, which take memory also while they are empty; idle sessions make
+    #: room.
+    max_total_variables: int = Field(default=1_000_000, gt=0)
+    #: Calls of one session that are waiting or running.
+    max_calls: int = Field(default=10_000, gt=0)
+    #: Finished calls of one session that its graph still shows.
+    max_finished_calls: int = Field(default=1_000, ge=0)
+    #: Named contexts of one session, and the text that one of them may come to.
+    max_contexts: int = Field(default=64, gt=0)
+    max_context_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    #: Values in UTF-8: one variable's, one session's, all of them.
+    max_value_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    max_session_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    max_total_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+    #: Deferred calls of all sessions that run at once; further ones wait in line.
+    max_running_calls: int = Field(default=4096, gt=0)
+    #: Calls of all sessions that wait or run, and what their bodies come to.
+    max_waiting_calls: int = Field(default=100_000, gt=0)
+    max_waiting_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
+    #: While a call waits for inputs, the beginning of its prompt that they cannot change is filled
+    #: ahead if it has so many tokens, on builtin engines with nothing better to do; 0: never.
+    fill_ahead_tokens: int = Field(default=64, ge=0)
+
+
+class ResponseSettings(_Section):
+    """Responses and conversations of models of own engines that are kept for later calls."""
+
+    #: One that is unused for so long is forgotten.
+    ttl_s: Seconds = 86_400.0
+    #: Kept at once, and what they may come to; those unused for longest make room.
+    max_stored: int = Field(default=10_000, gt=0)
+    max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+
+
+class ParrotV3Settings(_Section):
+    """Parrot's own API, whose original client sends no key and waits without a time-out."""
+
+    #: Take calls without a key. By default only where the gateway has none, and so serves its own
+    #: host only.
+    keyless: bool | None = None
+    #: The tenant that calls without a key belong to.
+    keyless_tenant: str = Field(default="default", min_length=1, max_length=256)
+    #: Longest wait of a client for a variable.
+    get_timeout_s: Seconds = 3600.0
+
+
+class Settings(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PARROT_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+    )
+
+    server: ServerSettings = ServerSettings()
+    models: list[ModelSettings] = []
+    upstreams: list[UpstreamSettings] = []
+    #: Other names for models: `{"gpt-4o": "parrot-demo", "*": "parrot-demo"}`; patterns may hold
+    #: `*`. A served name is never shadowed by a pattern.
+    aliases: dict[str, str] = {}
+    engines: EngineLinkSettings = EngineLinkSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    sessions: SessionSettings = SessionSettings()
+    parrot_v3: ParrotV3Settings = ParrotV3Settings()
+    responses: ResponseSettings = ResponseSettings()
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _accept_plain_names(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return [{"model": item} if isinstance(item, str) else item for item in value]
+        return value
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Settings:
+        names = [model.served_name for model in self.models]
+        names += [upstream.name for upstream in self.upstreams]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ValueError(f"these names are given twice: {', '.join(doubles)}")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and file both arrive as init values, merged by `load_settings`."""
+        return (init_settings,)
+
+
+def api_key_of(settings: Settings) -> str | None:
+    """The key clients must present, or None when the gateway is open to its own host."""
+    if settings.server.api_key is not None:
+        return read_secret(settings.server.api_key)
+    return os.environ.get("PARROT_API_KEY") or None
