@@ -1,8 +1,8 @@
 """What a gateway would deduce for a graph of calls: objectives, task groups, successors.
 
-Follows the rules that the docstring of `parrot_gateway.semantic.graph.deduction` states (Parrot, OSDI '24,
-section 5.2), for one wait with the objective `latency` on each of some calls. The gateway's own
-code is not used, since this package imports nothing of it; a test compares the two.
+Follows the rules that the docstring of `parrot_gateway.semantic.graph.deduction` states (Parrot,
+OSDI '24, section 5.2), for one wait with the objective `latency` on each of some calls. The
+gateway's own code is not used, since this package imports nothing of it; a test compares the two.
 """
 
 from __future__ import annotations
