@@ -28,10 +28,11 @@ def scheduler_command(
     ] = None,
 ) -> None:
     """Measure the scheduler's decisions: one core, full engines, a long queue."""
-    from parrot_scheduler.bench import is_compiled, measure
     from parrot_scheduler.config import PRESETS
     from rich.console import Console
     from rich.table import Table
+
+    from parrot_gateway.bench.scheduler_decisions import is_compiled, measure
 
     try:
         counts = [int(count) for count in engines.split(",")]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.task import ApplicationId, EngineId, TenantId
+from parrot_scheduler.task_state import Entry
 
 if TYPE_CHECKING:
-    from parrot_scheduler.pool import Pool
+    from parrot_scheduler.engines.pool import Pool
 
 
 @dataclass(slots=True, eq=False)

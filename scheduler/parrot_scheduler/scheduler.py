@@ -11,11 +11,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from parrot_scheduler import admission, keep, order, placement
+from parrot_scheduler import admission, order, placement, retention
 from parrot_scheduler.actions import Action, Reject, WakeAt
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.dispatcher import Dispatcher
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.events import (
     ApplicationFinished,
     BlocksEvicted,
@@ -32,10 +30,12 @@ from parrot_scheduler.events import (
     TaskUpdated,
     Tick,
 )
-from parrot_scheduler.model_queue import ModelQueue
 from parrot_scheduler.policy import Policies
+from parrot_scheduler.queue.dispatcher import Dispatcher
+from parrot_scheduler.queue.model_queue import ModelQueue
 from parrot_scheduler.snapshot import snapshot_of
 from parrot_scheduler.task import EngineId, Task, TaskId
+from parrot_scheduler.task_state import Entry
 
 
 def policies_of(config: SchedulerConfig) -> Policies:
@@ -48,7 +48,7 @@ def policies_of(config: SchedulerConfig) -> Policies:
         admission=_named(admission.POLICIES, "admission", config.admission),
         order=_named(order.POLICIES, "order", config.order),
         place=_named(placement.POLICIES, "place", config.place),
-        keep=_named(keep.POLICIES, "keep", config.keep),
+        keep=_named(retention.POLICIES, "keep", config.keep),
     )
 
 

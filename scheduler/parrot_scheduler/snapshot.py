@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parrot_scheduler.model_queue import ModelQueue
+from parrot_scheduler.queue.model_queue import ModelQueue
 
 if TYPE_CHECKING:
     from parrot_scheduler.scheduler import Scheduler

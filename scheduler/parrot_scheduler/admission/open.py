@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parrot_scheduler.entry import Entry
+from parrot_scheduler.engines.pool import Pool
 from parrot_scheduler.policy import Application, Waiting
-from parrot_scheduler.pool import Pool
+from parrot_scheduler.task_state import Entry
 
 
 class Open:

@@ -15,10 +15,10 @@ from functools import lru_cache
 import numpy as np
 
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.entry import Entry
+from parrot_scheduler.engines.pool import Pool
 from parrot_scheduler.policy import Application, Waiting
-from parrot_scheduler.pool import Pool
 from parrot_scheduler.task import ApplicationId, TaskId
+from parrot_scheduler.task_state import Entry
 
 #: Applications whose contexts are there already may fill this share of the capacity.
 _RETURNING_TARGET = 1.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
+from parrot_scheduler.task_state import Entry
 
 #: One placement in so many goes to the oldest of the tasks that waited too long.
 SHARE = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parrot_scheduler.order.by_application import ByApplication
+from parrot_scheduler.order.application_order import ByApplication
 from parrot_scheduler.policy import Application
 
 

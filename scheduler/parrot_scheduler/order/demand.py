@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.policy import Application
+from parrot_scheduler.task_state import Entry
 
 #: Ended applications of a kind before a prediction is made.
 _ENOUGH = 3

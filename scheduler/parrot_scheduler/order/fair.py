@@ -29,12 +29,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order.aging import Aging
 from parrot_scheduler.order.demand import Demand, work_of
 from parrot_scheduler.policy import Application, HeldRank
 from parrot_scheduler.task import TenantId
+from parrot_scheduler.task_state import Entry
 
 #: What an output token costs, in uncached prompt tokens.
 OUTPUT_WEIGHT = 2.0

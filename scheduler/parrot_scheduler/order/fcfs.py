@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.policy import Application, HeldRank
 from parrot_scheduler.task import TenantId
+from parrot_scheduler.task_state import Entry
 
 
 class Fcfs:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.entry import Entry
 from parrot_scheduler.order.aging import Aging
-from parrot_scheduler.order.by_application import ByApplication
+from parrot_scheduler.order.application_order import ByApplication
 from parrot_scheduler.policy import Application
+from parrot_scheduler.task_state import Entry
 
 
 class Plas(ByApplication):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from parrot_scheduler.entry import Entry
+from parrot_scheduler.engines.pool import Pool
+from parrot_scheduler.engines.prefix_index import chain_of
+from parrot_scheduler.engines.table import Column
 from parrot_scheduler.policy import Application, Choice
-from parrot_scheduler.pool import Pool
-from parrot_scheduler.prefix_index import chain_of
-from parrot_scheduler.table import Column
+from parrot_scheduler.task_state import Entry
 
 Mask = npt.NDArray[np.bool_]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from parrot_scheduler.entry import Entry
+from parrot_scheduler.engines.pool import Pool
 from parrot_scheduler.placement.common import Mask, any_of, candidates, choice
 from parrot_scheduler.policy import Application, Choice
-from parrot_scheduler.pool import Pool
+from parrot_scheduler.task_state import Entry
 
 
 def least_loaded_row(mask: Mask, pool: Pool) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.entry import Entry
+from parrot_scheduler.engines.pool import Pool
 from parrot_scheduler.placement.common import Mask, cached_tokens, candidates
-from parrot_scheduler.placement.groups import GroupHomes, group_size
+from parrot_scheduler.placement.group_placements import GroupHomes, group_size
 from parrot_scheduler.policy import Application, Choice
-from parrot_scheduler.pool import Pool
+from parrot_scheduler.task_state import Entry
 
 #: Tokens that an engine may hold while a latency task runs there: 40 ms a token for a 13B model
 #: on an A100 (figure 10 of the paper).

@@ -33,14 +33,14 @@ import math
 from typing import NamedTuple
 
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.entry import Entry
-from parrot_scheduler.placement.few import Few
-from parrot_scheduler.placement.groups import GroupHomes, group_size
-from parrot_scheduler.placement.many import Many
-from parrot_scheduler.placement.options import HOLDER_SHARE, Limit, Options
+from parrot_scheduler.engines.pool import FEW_ROWS, Pool
+from parrot_scheduler.engines.prefix_index import rows_of
+from parrot_scheduler.placement.candidates import HOLDER_SHARE, Limit, Options
+from parrot_scheduler.placement.group_placements import GroupHomes, group_size
+from parrot_scheduler.placement.scalar_candidates import Few
+from parrot_scheduler.placement.vector_candidates import Many
 from parrot_scheduler.policy import Application, Choice, Wait
-from parrot_scheduler.pool import FEW_ROWS, Pool
-from parrot_scheduler.prefix_index import rows_of
+from parrot_scheduler.task_state import Entry
 
 #: How much later than elsewhere a group's member may end with the others of its group. In the
 #: simulator more made every workload with groups slower (mixed, map-reduce, multi-agent): engines

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from parrot_scheduler.entry import Entry
+from parrot_scheduler.engines.pool import Pool
 from parrot_scheduler.placement.common import candidates, choice
 from parrot_scheduler.placement.least_loaded import least_loaded_row
 from parrot_scheduler.policy import Application, Choice
-from parrot_scheduler.pool import Pool
+from parrot_scheduler.task_state import Entry
 
 
 class SessionAffinity:

@@ -1,0 +1,308 @@
+"""The prefix index against a plain model: which row holds which keys, one set each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from parrot_scheduler.engines.prefix_index import Claim, Match, PrefixIndex, chain_of, rows_of
+from parrot_scheduler.task import Task
+
+ROWS = 12
+ROW = st.integers(0, ROWS - 1)
+# Chains as in a tree of prompts: a key stands for the whole path to it.
+PATH = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+CHAIN = PATH.map(lambda path: [hash(tuple(path[: i + 1])) for i in range(len(path))])
+
+
+def as_dict(match: Match) -> dict[int, int]:
+    pairs = list(zip(match.rows.tolist(), match.blocks.tolist(), strict=True))
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+def needed_blocks(index: PrefixIndex, chain: list[Any]) -> dict[int, int]:
+    """By row, how many leading blocks its placed tasks need."""
+    # Sets grow smaller with depth: the last one that a row is in says how far.
+    return {row: depth for rows, depth in index.claimed_reach(chain) for row in rows_of(rows)}
+
+
+def leading(chain: list[int], held: set[int]) -> int:
+    for depth, key in enumerate(chain):
+        if key not in held:
+            return depth
+    return len(chain)
+
+
+class AgainstSets(RuleBasedStateMachine):
+    """Any order of news, for rows that come, go and are reused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = PrefixIndex()
+        self.held: dict[int, set[int]] = {row: set() for row in range(ROWS)}
+        self.claims: list[tuple[Claim, list[int], int]] = []
+        self.tenure = dict.fromkeys(range(ROWS), 0)
+
+    def claimed(self, row: int) -> set[int]:
+        return {
+            key
+            for claim, chain, tenure in self.claims
+            if claim.row == row and tenure == self.tenure[row]
+            for key in chain
+        }
+
+    @rule(row=ROW, chain=CHAIN, start=st.integers(0, 5))
+    def stored(self, row: int, chain: list[int], start: int) -> None:
+        self.index.stored(row, chain[start:])
+        self.held[row] |= set(chain[start:])
+
+    @rule(rows=st.sets(ROW, min_size=9), chain=CHAIN)
+    def stored_by_many(self, rows: set[int], chain: list[int]) -> None:
+        for row in rows:
+            self.stored(row, chain, 0)
+
+    @rule(row=ROW, chain=CHAIN, start=st.integers(0, 5))
+    def evicted(self, row: int, chain: list[int], start: int) -> None:
+        self.index.evicted(row, chain[start:])
+        self.held[row] -= set(chain[start:])
+
+    @rule(row=ROW)
+    def all_evicted(self, row: int) -> None:
+        self.index.evicted(row, None)
+        self.held[row] = set()
+
+    @rule(row=ROW)
+    def left(self, row: int) -> None:
+        self.index.drop_row(row)
+        self.held[row] = set()
+        self.tenure[row] += 1
+
+    @rule(row=st.integers(0, 2), chain=CHAIN)
+    def claim(self, row: int, chain: list[int]) -> None:
+        shared = leading(chain, self.claimed(row))
+        claim = self.index.claim(row, chain)
+        assert claim.shared_blocks == shared
+        self.claims.append((claim, chain, self.tenure[row]))
+
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        if not self.claims:
+            return
+        which = data.draw(st.integers(0, len(self.claims) - 1))
+        claim = self.claims[which][0]
+        before = self.claimed(claim.row)
+        del self.claims[which]
+        assert self.index.release(claim) == len(before - self.claimed(claim.row))
+
+    @rule(chain=CHAIN)
+    def match(self, chain: list[int]) -> None:
+        there = {row: leading(chain, self.held[row] | self.claimed(row)) for row in range(ROWS)}
+        assert as_dict(self.index.match(chain)) == {r: n for r, n in there.items() if n}
+        needed = {row: leading(chain, self.claimed(row)) for row in range(ROWS)}
+        assert needed_blocks(self.index, chain) == {r: n for r, n in needed.items() if n}
+        for row, blocks in there.items():
+            assert self.index.blocks_on(row, chain) == blocks
+
+    @invariant()
+    def nothing_is_left_over(self) -> None:
+        assert len(self.index) == len(set().union(*self.held.values()))
+        for row in range(ROWS):
+            assert self.index.claimed_blocks(row) == len(self.claimed(row))
+
+
+TestAgainstSets = AgainstSets.TestCase
+TestAgainstSets.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    held=st.lists(st.sets(st.integers(0, 7)), max_size=40),
+    claimed=st.dictionaries(ROW, st.integers(1, 8), max_size=4),
+)
+def test_a_match_is_the_leading_run_of_every_row(
+    held: list[set[int]], claimed: dict[int, int]
+) -> None:
+    """Rows may have lost blocks from the middle, and need some of those for placed tasks."""
+    index = PrefixIndex()
+    prompt = list(range(8))
+    for row, keys in enumerate(held):
+        index.stored(row, sorted(keys))
+    for row, blocks in claimed.items():
+        index.claim(row, prompt[:blocks])
+    there = dict(enumerate(held))
+    for row, blocks in claimed.items():
+        there[row] = there.get(row, set()) | set(range(blocks))
+    expected = {row: n for row, keys in there.items() if (n := leading(prompt, keys))}
+    assert as_dict(index.match(prompt)) == expected
+    assert needed_blocks(index, prompt) == claimed
+    column = index.depths(prompt, 64)
+    found = {} if column is None else {int(row): int(column[row]) for row in column.nonzero()[0]}
+    assert found == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(CHAIN.map(lambda chain: ("claim", chain)), st.integers(0, 9)), max_size=30
+    )
+)
+def test_claimed_blocks_are_those_of_the_claims_that_are_left(
+    steps: list[tuple[str, list[int]] | int],
+) -> None:
+    index = PrefixIndex()
+    claims: list[Claim] = []
+    for step in steps:
+        before = {key for claim in claims for key in claim.keys}
+        if not isinstance(step, int):
+            claim = index.claim(0, step[1])
+            assert claim.shared_blocks == leading(step[1], before)
+            claims.append(claim)
+        elif claims:
+            freed = index.release(claims.pop(step % len(claims)))
+            assert freed == len(before - {key for claim in claims for key in claim.keys})
+        assert index.claimed_blocks(0) == len({key for claim in claims for key in claim.keys})
+
+
+def test_keys_that_are_no_chain_do_no_harm() -> None:
+    """Twice in one prompt, or behind different beginnings: nonsense, and forgotten as well."""
+    index = PrefixIndex()
+    index.stored(0, [1, 2, 1, 2])
+    claims = [index.claim(0, keys) for keys in ([1, 2, 1], [3, 2], [2, 2], [])]
+    index.match([2, 3, 1, 2])
+    for claim in claims:
+        index.release(claim)
+    index.evicted(0, [2, 2, 1])
+    assert index.claimed_blocks(0) == 0
+    assert len(index) == 0
+
+
+def test_news_of_rows_that_are_not_there_change_nothing() -> None:
+    index = PrefixIndex()
+    index.stored(-1, [1, 2])
+    index.evicted(-1, [1])
+    index.evicted(-1, None)
+    index.drop_row(-1)
+    index.assume(-1, [1], 10)
+    assert len(index) == 0
+
+
+def test_a_release_after_the_engine_left_does_not_touch_its_successor() -> None:
+    index = PrefixIndex()
+    old = index.claim(3, [1, 2])
+    index.drop_row(3)
+    index.claim(3, [1, 2])
+    assert index.release(old) == 0
+    assert as_dict(index.match([1, 2, 3])) == {3: 2}
+
+
+def test_the_bound_forgets_ends_of_old_chains_first() -> None:
+    index = PrefixIndex(max_blocks=5)
+    index.stored(0, [1, 2, 3])
+    index.stored(1, [11, 12, 13])
+    assert len(index) == 5
+    assert as_dict(index.match([1, 2, 3])) == {0: 2}
+    index.release(index.claim(0, [1, 2]))  # used again: younger than row 1's
+    index.stored(2, [21, 22])
+    assert len(index) == 5
+    assert as_dict(index.match([1, 2])) == {0: 2}
+    assert as_dict(index.match([11, 12, 13])) == {1: 1}
+
+
+def test_a_silent_engine_is_assumed_to_hold_what_was_placed_last() -> None:
+    index = PrefixIndex()
+    index.assume(0, [1, 2, 3], capacity=4)
+    index.assume(0, [1, 12, 13], capacity=4)
+    assert as_dict(index.match([1, 12, 13])) == {0: 3}
+    assert as_dict(index.match([1, 2, 3])) == {0: 2}
+    assert index.num_assumed == 4
+    index.drop_row(0)
+    assert index.num_assumed == 0
+    assert len(index) == 0
+
+
+def test_assumptions_have_a_bound_over_all_engines() -> None:
+    index = PrefixIndex(max_blocks=10)
+    for row in range(8):
+        index.assume(row, [100 * row + i for i in range(4)], capacity=100)
+        index.assume(row, [1, 2], capacity=100)
+    assert index.num_assumed <= 10
+    assert len(index) <= 10
+
+
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_blocks"):
+        PrefixIndex(max_blocks=0)
+
+
+def test_what_cannot_be_seen_is_followed_by_template_and_application() -> None:
+    task = Task(1, "m", "t", "app", 100, 10, prefix=(5, 6), template="greeting")
+    other = Task(2, "m", "t", "app-2", 100, 10, prefix=(7,), template="greeting")
+    assert chain_of(task, 16) == (5, 6)
+    index = PrefixIndex()
+    index.assume(0, chain_of(task, 0), capacity=10)
+    assert as_dict(index.match(chain_of(task, 0))) == {0: 2}
+    assert as_dict(index.match(chain_of(other, 0))) == {0: 1}
+
+
+class Counting(int):
+    """A key that counts how often it is looked at."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Counting.looks += 1
+        return int.__hash__(self)
+
+
+@pytest.mark.parametrize("engines", [1, 100, 1000])
+def test_a_match_looks_twice_at_each_block_however_many_engines_hold_it(engines: int) -> None:
+    index = PrefixIndex()
+    for row in range(engines):
+        index.stored(row, list(range(50)))
+        index.stored(row, [1000 + row])
+    chain = [Counting(i) for i in range(50)]
+    Counting.looks = 0
+    match = index.match(chain)
+    assert Counting.looks <= 2 * len(chain) + 2
+    assert len(match.rows) == engines
+    assert set(match.blocks.tolist()) == {50}
+
+
+def test_a_claim_does_not_look_at_every_block() -> None:
+    """Neither where its prompt parts from others, nor where it goes on alone."""
+    index = PrefixIndex()
+    Counting.looks = 0
+    claims = [
+        index.claim(
+            row, [Counting(block if block < 500 else 1000 * row + block) for block in range(900)]
+        )
+        for row in range(1, 11)
+    ]
+    index.claimed_reach([Counting(block) for block in range(900)])
+    assert needed_blocks(index, list(range(900))) == dict.fromkeys(range(1, 11), 500)
+    for claim in claims:
+        index.release(claim)
+    assert Counting.looks <= 5 * 11
+    assert needed_blocks(index, list(range(900))) == {}
+
+
+def test_depths_of_many_engines_are_one_column() -> None:
+    index = PrefixIndex()
+    for row in range(30):
+        index.stored(row, list(range(1 + row % 3)))
+    column = index.depths([0, 1, 2, 3], 32)
+    assert column is not None
+    assert column.tolist() == [1.0 + row % 3 for row in range(30)] + [0.0, 0.0]
+    assert index.depths([9], 32) is None
+
+
+def test_a_match_of_a_prompt_that_nobody_holds_ends_at_its_first_block() -> None:
+    index = PrefixIndex()
+    index.stored(0, list(range(1, 50)))
+    Counting.looks = 0
+    assert as_dict(index.match([Counting(i) for i in range(50)])) == {}
+    assert Counting.looks <= 2

@@ -1,0 +1,178 @@
+"""Tasks that found no place are looked at again when what they wait for comes, and not before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from harness.engine_pools import BLOCK, CONFIG, Engines, chain
+from hypothesis import given
+from hypothesis import strategies as st
+from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.engines.pool import Pool
+from parrot_scheduler.events import EngineJoined, TaskFinished, TaskProgress, TaskSubmitted
+from parrot_scheduler.placement.parrot import Parrot
+from parrot_scheduler.placement.prediction import predict_row
+from parrot_scheduler.policy import Application, Choice, Policies, Wait
+from parrot_scheduler.queue.blocked_tasks import Aside
+from parrot_scheduler.scheduler import Scheduler, policies_of
+from parrot_scheduler.task import EngineDescription, StepModel, Task
+from parrot_scheduler.task_state import Entry
+
+LONG = 400
+
+
+def wait(rows: int, *, until: float = 1e9, toll_s: float = 0.0) -> Wait:
+    return Wait(rows, until, toll_s, new_tokens=1000.0, tokens=1100.0, steps=100.0)
+
+
+def awaited(aside: Aside, *rows: int, now: float = 0.0) -> list[Entry]:
+    return list(aside.awaited(sum(1 << row for row in rows), now))
+
+
+def test_a_task_is_woken_by_its_engines_and_by_its_time() -> None:
+    engines = Engines("parrot", 8, max_batch=4)
+    for row in engines.rows:
+        engines.load(row, 2)
+    aside, entry = Aside(engines.pool), engines.entry(1000, 100)
+    aside.add(entry, wait(0b110, until=5.0))
+    assert awaited(aside, 3) == []
+    assert awaited(aside, 2) == [entry]
+    assert awaited(aside, 3, now=5.0) == [entry]
+    assert awaited(aside, now=5.0) == []
+    aside.discard(entry)
+    assert awaited(aside, 2) == []
+    assert len(aside) == 0
+
+
+def test_a_task_without_room_is_woken_by_as_much_as_it_needs_at_least() -> None:
+    engines = Engines("parrot", 2, capacity=2000, max_batch=4)
+    running = engines.load(0, 2, prompt=600, output=200)
+    engines.load(1, 1, prompt=100, output=100)
+    aside = Aside(engines.pool)
+    large, shared = engines.entry(1100, 100), engines.entry(1100, 100, chain(1, 60))
+    for entry in (large, shared):
+        aside.add(entry, None)
+    # 400 tokens are free on the first engine, 1,200 at least are needed, or 240 with all shared.
+    assert aside.fitting(0b01, -1.0) == [shared]
+    engines.end(running[0])
+    assert aside.fitting(0b01, -1.0) == [large, shared]
+    assert aside.fitting(0, -1.0) == []
+    # Those that starve are always looked at, so that an engine is drained for them.
+    engines.load(0, 1, prompt=900, output=200)
+    assert aside.fitting(0b01, 0.0) == [large, shared]
+
+
+@given(
+    st.integers(100, 20_000),
+    st.integers(1, 2000),
+    st.integers(0, 20),
+    st.floats(0.0, 1e5),
+    st.sampled_from([0.999, 1.001]),
+)
+def test_room_elsewhere_is_good_enough_by_the_prediction_that_placement_makes(
+    prompt: int, output: int, running: int, queued: float, factor: float
+) -> None:
+    engines = Engines("parrot", 2, capacity=10_000_000)
+    pool = engines.pool
+    pool.table.set_step_model(1, StepModel(5e-3, 4e-8, 3e-5, 2e-3))
+    engines.load(1, running + 1)
+    pool.table.cells.pending_prefill[1] = queued
+    entry = engines.entry(prompt, output)
+    toll_s = predict_row(entry, float(prompt), pool.table, 1).toll_s
+    aside = Aside(pool)
+    aside.add(
+        entry,
+        Wait(1, 1e9, toll_s * factor, float(prompt), float(prompt + output), float(output)),
+    )
+    assert bool(awaited(aside, 1)) == (factor > 1.0)
+
+
+def test_no_more_than_a_few_wait_for_holders_and_others_take_the_room() -> None:
+    engines = Engines("parrot", 2, max_batch=32)
+    engines.pool.prefixes.stored(0, chain(1, LONG))
+    engines.load(0, 32)
+    engines.load(1, 20)
+    prompts = [
+        engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG))
+        for _ in range(CONFIG.max_passed_over + 1)
+    ]
+    answers = [engines.ask(entry) for entry in prompts]
+    assert all(isinstance(answer, Wait) for answer in answers[:-1])
+    assert isinstance(answers[-1], Choice)
+    assert answers[-1].row == 1
+
+
+class Counting:
+    """Parrot's placement, which counts what it is asked."""
+
+    name = "counting"
+    late_binding = True
+    asked = 0
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._parrot = Parrot(config)
+
+    def place(
+        self, entry: Entry, application: Application, pool: Pool, now: float
+    ) -> Choice | Wait | None:
+        """See `Parrot`."""
+        Counting.asked += 1
+        return self._parrot.place(entry, application, pool, now)
+
+    def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
+        """See `Parrot`."""
+        self._parrot.placed(entry, choice, pool, now)
+
+    def ended(self, entry: Entry, pool: Pool, now: float) -> None:
+        """See `Parrot`."""
+        self._parrot.ended(entry, pool, now)
+
+
+def test_what_waits_for_one_engine_is_not_asked_for_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ends on other engines, where the prompt would have to be computed, cost no search."""
+    monkeypatch.setattr(Counting, "asked", 0)
+    config = SchedulerConfig(admission="open", order="fcfs", predict_lengths=False)
+    policies = policies_of(config)
+    scheduler = Scheduler(
+        config,
+        policies=Policies(
+            policies.admission,
+            policies.order,
+            lambda config, rng: Counting(config),
+            policies.keep,
+        ),
+    )
+    names = [f"e{i}" for i in range(3)]
+    scheduler.step(
+        0.0,
+        [EngineJoined(EngineDescription(name, "m", 10**6, 8, 2048, BLOCK)) for name in names],
+    )
+    rng = random.Random(0)
+
+    def task(number: int, output: int, prefix: tuple[int, ...], engine: str | None) -> Task:
+        prompt = len(prefix) * BLOCK + 50
+        return Task(number, "m", "t", f"a{number}", prompt, output, prefix, bound_to=engine)
+
+    shared = chain(1, 2 * LONG)
+    running = {name: [10 * i + j for j in range(8)] for i, name in enumerate(names)}
+    for name, numbers in running.items():
+        for number in numbers:
+            prefix = shared if name == "e0" else ()
+            scheduler.step(0.0, [TaskSubmitted(task(number, 2000, prefix, name))])
+            scheduler.step(0.0, [TaskProgress(number, len(prefix) * BLOCK + 50, 0, 1)])
+    assert scheduler.num_tasks == 24
+    waiting = task(100, 50, shared, None)
+    scheduler.step(0.001, [TaskSubmitted(waiting)])
+    scheduler.step(0.002, [TaskFinished(running["e1"].pop(), 0, 2000)])
+    assert Counting.asked == 1
+    for step in range(6):
+        name = rng.choice(["e1", "e2"])
+        scheduler.step(0.003 + step / 1000, [TaskProgress(running[name][0], 50, 0, 2 + step)])
+        scheduler.step(0.003 + step / 1000, [TaskFinished(running[name].pop(), 0, 2000)])
+    asked = Counting.asked
+    actions = scheduler.step(0.01, [TaskFinished(running["e0"].pop(), 0, 2000)])
+    assert asked <= 2
+    assert [action.engine_id for action in actions if hasattr(action, "engine_id")] == ["e0"]
