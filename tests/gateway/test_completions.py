@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams
+from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams, TokenLogprobs
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
 
@@ -155,8 +155,6 @@ async def test_best_of_answers_the_likeliest() -> None:
         order.append(sampling.seed)
         return engine.text(chr(ord("a") + len(order) - 1))
 
-    from parrot_engine.protocol import TokenLogprobs
-
     def logprobs(token_id: int, top: int) -> TokenLogprobs:
         text = engine.tokenizer.token_text(token_id)
         return TokenLogprobs(token_id, values.get(ord(text[0]) - ord("a"), -0.0))
@@ -169,6 +167,21 @@ async def test_best_of_answers_the_likeliest() -> None:
     assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
     # All candidates count.
     assert answer["usage"]["completion_tokens"] == 8
+
+
+async def test_best_of_compares_means_so_that_length_does_not_count() -> None:
+    engine = ScriptedRemoteEngine()
+    # The short text is likelier as a whole (-1 against -2), the long one by the token.
+    values = {"a": -1.0, "b": -0.5, "<|im_end|>": 0.0}
+
+    def logprobs(token_id: int, top: int) -> TokenLogprobs:
+        return TokenLogprobs(token_id, values[engine.tokenizer.token_text(token_id)])
+
+    engine.script = lambda prompt, sampling: engine.text("a" if sampling.seed == 1 else "bbbb")
+    engine._logprobs = logprobs  # type: ignore[method-assign]
+    async with serving(engine) as service:
+        answer = await post(service, prompt="x", best_of=2, seed=1)
+    assert [choice["text"] for choice in answer["choices"]] == ["bbbb"]
 
 
 async def test_echo_with_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
