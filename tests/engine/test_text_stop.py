@@ -24,7 +24,10 @@ def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
 )
 @example(pieces=["ab", "c"], stops=["abcc", "bc"])
 @example(pieces=["ab", "cc"], stops=["abcc", "bc"])
+@example(pieces=["abc", "c"], stops=["abcc", "bc"])
+@example(pieces=["abc", "a"], stops=["abcc", "bc"])
 @example(pieces=["aab"], stops=["ab", "aab"])
+@example(pieces=["abc"], stops=["abc", "ab"])
 def test_equals_a_search_on_the_whole(pieces: list[str], stops: list[str]) -> None:
     expected, matched = naive("".join(pieces), stops)
     stream = StopStrings(stops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from parrot_engine.protocol import TokenLogprobs
 from scripted_remote import byte_tokenizer
@@ -48,6 +48,9 @@ def expected(text: str, stops: list[str]) -> str:
 
 
 @given(TEXTS, STOPS, st.lists(st.integers(1, 5), max_size=12), st.booleans(), st.booleans())
+@example("STO", ["STOP", "TO"], [1], True, False)
+@example("STO", ["STOP", "TO"], [1], True, True)
+@example("a STOb", ["STOP", "TO"], [1], True, False)
 def test_steps_do_not_matter(
     text: str, stops: list[str], cuts: list[int], logprobs: bool, end: bool
 ) -> None:
