@@ -38,6 +38,10 @@ async def test_identical_deterministic_calls_run_once() -> None:
         ({"body": SEEDED}, {"body": SEEDED, "dedupe": False}),
         ({"body": SEEDED}, {"body": SEEDED, "transform": parse_transform("upper")}),
         ({"body": {"seed": 1}}, {"body": {"seed": 2}}),
+        ({"body": SEEDED | {"stop": "a"}}, {"body": SEEDED | {"stop": "b"}}),
+        ({"body": SEEDED}, {"body": SEEDED | {"stop": ["\n"]}}),
+        ({"body": SEEDED}, {"body": SEEDED | {"logit_bias": {"5": -100}}}),
+        ({"body": SEEDED}, {"body": SEEDED | {"response_format": {"type": "json_object"}}}),
     ],
 )
 async def test_others_run_each(first: dict[str, object], second: dict[str, object]) -> None:
@@ -47,6 +51,18 @@ async def test_others_run_each(first: dict[str, object], second: dict[str, objec
         await service.readers.value(submit(service, session, "a", "x", **first))
         await service.readers.value(submit(service, session, "b", "x", **second))
         assert len(runner.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    "other", [{"user": "u"}, {"metadata": {"run": "2"}}, {"store": True}, {"stream": True}]
+)
+async def test_fields_that_cannot_change_the_text_do_not_count(other: dict[str, object]) -> None:
+    runner = ScriptedRunner()
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
+        await service.readers.value(submit(service, session, "b", "x", body=SEEDED | other))
+        assert len(runner.bodies) == 1
 
 
 async def test_other_sessions_do_not_share() -> None:
