@@ -293,6 +293,18 @@ def test_the_longest_finished_are_let_go_first() -> None:
     assert graph.num_pruned == 1
 
 
+def test_variables_forget_the_readers_that_were_let_go() -> None:
+    held = variables("a", "b")
+    held["a"].set("text")
+    held["b"].set("text")
+    graph = graph_over(held, kept=2)
+    for number in range(5):
+        graph.add(call(f"n{number}", "a b" if number % 2 else "a"))
+        graph.finish(f"n{number}", "cancelled", 1.0)
+    assert (held["a"].consumers, held["b"].consumers) == ({"n3", "n4"}, {"n3"})
+    graph.check_integrity()
+
+
 def test_illegal_steps_are_errors() -> None:
     graph = graph_over(variables())
     graph.add(call("a"))
