@@ -403,6 +403,12 @@ def test_patterns_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("regex(a)", "xa") == "a"
     with pytest.raises(TransformError, match="too long for this pattern"):
         run("regex(a)", "x" * 1000)
+    # What counts is the work, and that goes by bytes: four for each of these.
+    size = operations.compile_pattern("a").programsize
+    monkeypatch.setattr(operations, "MAX_PATTERN_WORK", size * 400)
+    assert run("regex(a)", "😀" * 99 + "a") == "a"
+    with pytest.raises(TransformError, match="a text of 101 characters is too long"):
+        run("regex(a)", "😀" * 100 + "a")
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:
