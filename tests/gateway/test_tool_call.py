@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parrot_gateway.generation.tools.parsing import (
+    MAX_HEAD,
     ArgumentsPiece,
     CallBegin,
     ContentPiece,
@@ -158,3 +159,25 @@ def test_arguments_come_as_they_are_written() -> None:
     assert reader.push(": 1}") == [ArgumentsPiece(0, ": 1}")]
     assert reader.push("}\n</tool_call>") == []
     assert reader.finish() == []
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama", "mistral"])
+@pytest.mark.parametrize("step", [1000, 5 * MAX_HEAD])
+def test_a_call_without_a_name_is_held_back_up_to_a_bound(format: ToolFormat, step: int) -> None:
+    reader = ToolCallReader(format, NAMES)
+    opening = {"hermes": "<tool_call>", "llama": "", "mistral": "[TOOL_CALLS]["}[format]
+    text = opening + '{"arguments": {"long": "' + "a" * (2 * MAX_HEAD)
+    content = ""
+    for start in range(0, len(text), step):
+        for piece in reader.push(text[start : start + step]):
+            assert isinstance(piece, ContentPiece)
+            content += piece.text
+        held = min(start + step, len(text)) - len(content)
+        assert held <= MAX_HEAD + len(opening)
+    assert content == text
+
+
+def test_arguments_are_not_bounded_once_the_name_is_known() -> None:
+    arguments = json.dumps({"long": "a" * (2 * MAX_HEAD)})
+    text = '<tool_call>{"name": "x", "arguments": ' + arguments + "}</tool_call>"
+    assert read("hermes", text[:MAX_HEAD], text[MAX_HEAD:])[:2] == ("", [("x", arguments)])
