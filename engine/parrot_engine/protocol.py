@@ -1,7 +1,7 @@
 """The primitives that an engine executes and the events it answers with.
 
 Plain frozen dataclasses: nothing here imports more than the standard library, so that the
-gateway, the engine process and an offline program can share them. `parrot_engine.wire` puts
+gateway, the engine process and an offline program can share them. `parrot_engine.link.wire` puts
 them on a WebSocket; `Engine` is what every engine implements.
 
 A *context* is a sequence of tokens and its KV on one engine, named by an integer that the caller
@@ -259,7 +259,7 @@ class EngineStats:
 
 
 class BlockChanges(NamedTuple):
-    """Blocks by `parrot_engine.block_hash.short_hash`; none is in both lists.
+    """Blocks by `parrot_engine.kv_cache.block_hash.short_hash`; none is in both lists.
 
     A block can be found as long as it is on the device or in the engine's host tier.
     """

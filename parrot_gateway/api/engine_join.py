@@ -1,7 +1,7 @@
 """Where engines join: a WebSocket on which they register, and the pump behind it.
 
-The engine's end is `parrot_engine.link`. Here are authentication, the handshake, and the end of a
-link that has fallen silent; what the messages mean is in `parrot_gateway.engines.remote`.
+The engine's end is `parrot_engine.link.client`. Here are authentication, the handshake, and the
+end of a link that has fallen silent; what the messages mean is in `parrot_gateway.engines.remote`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from collections.abc import Sequence
 
 from fastapi import WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
-from parrot_engine.protocol import PROTOCOL_VERSION, BlockChanges
-from parrot_engine.text import TextAssetsError, Tokenizer
-from parrot_engine.wire import (
+from parrot_engine.link.wire import (
     Blocks,
     Events,
     FromEngine,
@@ -29,6 +27,8 @@ from parrot_engine.wire import (
     decode_from_engine,
     encode,
 )
+from parrot_engine.protocol import PROTOCOL_VERSION, BlockChanges
+from parrot_engine.text import TextAssetsError, Tokenizer
 
 from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
 from parrot_gateway.engines.remote import RemoteEngine
@@ -60,7 +60,7 @@ class EngineLinkEndpoint:
     """The handler of `JOIN_PATH`.
 
     Mount it with `@app.websocket(JOIN_PATH)`, or a Starlette `WebSocketRoute`, and limit messages
-    to `parrot_engine.wire.MAX_MESSAGE_BYTES` in the server.
+    to `parrot_engine.link.wire.MAX_MESSAGE_BYTES` in the server.
 
     Args:
         registry: where engines are added and removed.

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
+from parrot_engine.link.wire import Register
 from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
-from parrot_engine.wire import Register
 
 from parrot_gateway.engines.remote import RemoteEngine
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from parrot_engine.link.wire import Register, Submit, WireError, encode
 from parrot_engine.protocol import (
     BlockChanges,
     EngineInfo,
@@ -28,7 +29,6 @@ from parrot_engine.protocol import (
     Retention,
 )
 from parrot_engine.text import TextAssets, Tokenizer
-from parrot_engine.wire import Register, Submit, WireError, encode
 
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
 

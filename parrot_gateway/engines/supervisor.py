@@ -88,7 +88,7 @@ def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "parrot_engine.worker",
+        "parrot_engine",
         *("--options", json.dumps(options)),
         *("--join", join_url),
         *("--engine-name", name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from parrot_engine.block_hash import prompt_hashes
+from parrot_engine.kv_cache.block_hash import prompt_hashes
 from parrot_engine.protocol import EngineInfo
 from parrot_scheduler.task import GroupRef, Objective, Task
 

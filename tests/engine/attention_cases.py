@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from parrot_engine.attention import storage
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
-from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.batch import BatchRow
 from torch import Tensor
 
 SCALE = 0.2

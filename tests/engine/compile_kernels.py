@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
-from parrot_engine.kernels import launch
 from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv

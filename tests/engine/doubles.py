@@ -15,18 +15,16 @@ from hashlib import blake2b
 from typing import TypeVar
 
 import torch
-from parrot_engine.builtin.batch import (
+from parrot_engine.batch import (
     UNKNOWN_TOKEN,
     RowOutcome,
     SampledToken,
     SamplingRow,
     StepBatch,
 )
-from parrot_engine.builtin.batcher import Batcher
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.host_copies import BlockCopies
-from parrot_engine.builtin.sampler import prompt_logprobs, sample
-from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.engine.batcher import Batcher
+from parrot_engine.engine.builtin_engine import BuiltinEngine
+from parrot_engine.kv_cache.host_copies import BlockCopies
 from parrot_engine.protocol import (
     Event,
     Failed,
@@ -37,6 +35,8 @@ from parrot_engine.protocol import (
     SamplingParams,
     TokenLogprobs,
 )
+from parrot_engine.runner.sampler import prompt_logprobs, sample
+from parrot_engine.settings import BuiltinSettings
 from torch import Tensor
 
 #: How engines run, see `run_both_ways`.
@@ -90,7 +90,7 @@ def reference_logits(tokens: Sequence[int]) -> Tensor:
 
 
 class ScriptedRunner:
-    """Implements `parrot_engine.builtin.batch.Runner` with `fake_logits`."""
+    """Implements `parrot_engine.batch.Runner` with `fake_logits`."""
 
     def __init__(
         self,

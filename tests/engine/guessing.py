@@ -14,12 +14,12 @@ from doubles import (
     reference_logits,
     scripted_engine,
 )
-from parrot_engine.builtin.batcher import Batcher
-from parrot_engine.builtin.contexts import Context
-from parrot_engine.builtin.sampler import sample
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.builtin.speculation import Guesser, Speculation
+from parrot_engine.engine.batcher import Batcher
+from parrot_engine.engine.contexts import Context
+from parrot_engine.engine.speculation import Guesser, Speculation
 from parrot_engine.protocol import SamplingParams
+from parrot_engine.runner.sampler import sample
+from parrot_engine.settings import BuiltinSettings
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from doubles import EMPTY, ScriptedRunner
-from parrot_engine.builtin.host_copies import Copy
+from parrot_engine.kv_cache.host_copies import Copy
 
 #: What a block holds while it is being written.
 TORN = b"torn"

@@ -14,7 +14,7 @@ if torch.cuda.is_available():
 pytest.importorskip("triton", reason="the kernels' interpreter comes with triton")
 
 import quick_interpreter
-from parrot_engine.kernels import launch
+from parrot_engine.attention import launch
 
 quick_interpreter.install()
 

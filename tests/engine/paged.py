@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from parrot_engine.builtin.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
-from parrot_engine.builtin.runner import ModelRunner
+from parrot_engine.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
+from parrot_engine.runner.model_runner import ModelRunner
 from torch import Tensor
 
 

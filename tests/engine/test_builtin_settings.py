@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parrot_engine.builtin.memory import gpu_cache_blocks
-from parrot_engine.builtin.profiling import largest_step
-from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
 from parrot_engine.exceptions import SettingsError
+from parrot_engine.runner.memory import gpu_cache_blocks
+from parrot_engine.runner.profiling import largest_step
+from parrot_engine.settings import BuiltinSettings, kv_blocks
 
 MIB = 2**20
 

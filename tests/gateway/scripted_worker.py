@@ -17,8 +17,8 @@ import sys
 import threading
 from pathlib import Path
 
-from parrot_engine.driver import EngineDriver
-from parrot_engine.link import EngineLink
+from parrot_engine.engine.driver import EngineDriver
+from parrot_engine.link.client import EngineLink
 from parrot_engine.protocol import EngineInfo
 from parrot_engine.testing import ScriptedEngine
 from parrot_engine.text import TextAssets

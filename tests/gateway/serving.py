@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import openai
 import uvicorn
-from parrot_engine.protocol import Event
-from parrot_engine.wire import (
+from parrot_engine.link.wire import (
     Events,
     Register,
     Submit,
@@ -20,6 +19,7 @@ from parrot_engine.wire import (
     decode_from_gateway,
     encode,
 )
+from parrot_engine.protocol import Event
 from scripted_remote import ScriptedRemoteEngine
 
 from parrot_gateway.engines.remote import RemoteEngine

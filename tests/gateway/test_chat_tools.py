@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from parrot_engine.builtin.grammar import GrammarCompiler
+from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Failed, Fill, Generate, Grammar
 from parrot_engine.text import TextAssets, Tokenizer
 from scripted_remote import ScriptedRemoteEngine

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from linked import WAIT_S, eventually, joined
-from parrot_engine.wire import Register
+from parrot_engine.link.wire import Register
 from test_supervisor import impatient as impatient
 from test_supervisor import pids, settled, supervised
 

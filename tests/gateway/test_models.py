@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
-from parrot_engine.wire import Register
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.testclient import TestClient
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_engine.link.wire import Register, Submit, decode_from_gateway
 from parrot_engine.protocol import (
     Event,
     Failed,
@@ -20,7 +21,6 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 from parrot_engine.text import TextAssets
-from parrot_engine.wire import Register, Submit, decode_from_gateway
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused

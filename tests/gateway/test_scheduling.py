@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parrot_engine.block_hash import prompt_hashes
+from parrot_engine.kv_cache.block_hash import prompt_hashes
 from parrot_engine.protocol import BlockChanges, EngineStats, Fill
 from parrot_scheduler.event_log import replay
 from parrot_scheduler.task import StepModel

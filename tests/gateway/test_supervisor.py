@@ -180,8 +180,8 @@ async def test_without_models_there_is_nothing_to_wait_for() -> None:
 
 
 def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
-    from parrot_engine.factory import EngineOptions
-    from parrot_engine.worker import _options, _parser
+    from parrot_engine.loading.factory import EngineOptions
+    from parrot_engine.server.command import _options, _parser
 
     model = ModelSettings(
         model="owner/model",
@@ -192,7 +192,7 @@ def test_the_workers_command_line_holds_the_options_and_no_secret() -> None:
         seed=5,
     )
     command = worker_command(model, "ws://host/join", "served-0")
-    assert command[:3] == [sys.executable, "-m", "parrot_engine.worker"]
+    assert command[:3] == [sys.executable, "-m", "parrot_engine"]
     parsed = _parser().parse_args(command[3:])
     assert parsed.join == "ws://host/join"
     assert parsed.engine_name == "served-0"

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from parrot_engine.builtin.engine import BuiltinEngine
-    from parrot_engine.builtin.runner import ModelRunner
+    from parrot_engine.engine.builtin_engine import BuiltinEngine
+    from parrot_engine.runner.model_runner import ModelRunner
 
 #: Seconds until the first story of a process is over, kernels that are compiled in it included,
 #: until another one is, and until a process has ended that has nothing left to do.
@@ -96,7 +96,7 @@ _KINDS: dict[str, Callable[[BuiltinEngine], dict[str, Any]]] = {
 
 
 def _runner(engine: BuiltinEngine) -> ModelRunner:
-    from parrot_engine.builtin.runner import ModelRunner
+    from parrot_engine.runner.model_runner import ModelRunner
 
     runner = engine._runner
     assert isinstance(runner, ModelRunner)
@@ -116,8 +116,8 @@ def _looked_at(engine: BuiltinEngine) -> dict[str, Any]:
 
 def tell(story: Story, folder: Path, device: str) -> dict[str, Any]:
     """Run one story; what became of it, and where its seconds went."""
-    from parrot_engine.builtin.engine import BuiltinEngine
-    from parrot_engine.builtin.settings import BuiltinSettings
+    from parrot_engine.engine.builtin_engine import BuiltinEngine
+    from parrot_engine.settings import BuiltinSettings
 
     given: dict[str, Any] = {"dtype": "float32", "block_size": 16, "num_blocks": 64, "seed": 5}
     given.update(story.settings)

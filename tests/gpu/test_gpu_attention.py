@@ -22,11 +22,10 @@ from attention_cases import (
     relative_error,
     shared_contexts,
 )
-from parrot_engine.attention import host_plan, work_list
+from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.kernels import launch
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
 

@@ -24,17 +24,16 @@ from attention_cases import (
     relative_error,
     shared_contexts,
 )
-from parrot_engine.attention import storage
+from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.host_copies import make_copies
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.kernels import launch
+from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.kernels.selection import MIN_FP8_CAPABILITY
+from parrot_engine.kv_cache.host_copies import make_copies
 from parrot_engine.protocol import Fill, FreeContext, Generate
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 
 pytestmark = [

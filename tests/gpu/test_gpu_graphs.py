@@ -17,15 +17,15 @@ from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
-from parrot_engine.builtin.batch import BatchRow, SamplingRow, StepBatch
-from parrot_engine.builtin.graphs import CudaCapture, StepGraphs
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.batch import BatchRow, SamplingRow, StepBatch
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels import rotary_write, rowwise
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
 from parrot_engine.models.loader import load_runner
+from parrot_engine.runner.graphs import CudaCapture, StepGraphs
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 from torch import Tensor
 from transformers import LlamaConfig
 

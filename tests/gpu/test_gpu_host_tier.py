@@ -15,13 +15,13 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.host_copies import Copy, CudaCopies, make_copies
-from parrot_engine.builtin.host_memory import HostMemory
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
+from parrot_engine.kv_cache.host_copies import Copy, CudaCopies, make_copies
+from parrot_engine.kv_cache.host_memory import HostMemory
 from parrot_engine.protocol import Fill, FreeContext, Generate
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 
 pytestmark = pytest.mark.gpu

@@ -16,10 +16,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import SCALE, Context, PagedCase, relative_error
+from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import MAX_SLOTS, TileCuts
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
-from parrot_engine.kernels import launch
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits
 

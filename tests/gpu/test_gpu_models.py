@@ -16,11 +16,11 @@ from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import TritonAttention
-from parrot_engine.builtin.batch import StepBatch
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.hub import DEMO_MODEL, resolve_model
+from parrot_engine.batch import StepBatch
+from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
 from parrot_engine.models.loader import load_runner
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer, load_text_assets
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config

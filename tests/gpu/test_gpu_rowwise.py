@@ -12,8 +12,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import relative_error
+from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.kernels import launch, rowwise
+from parrot_engine.kernels import rowwise
 from parrot_engine.models.rope import Angles, rotate
 from torch import Tensor
 

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import relative_error
-from parrot_engine.kernels.launch import device_limits
+from parrot_engine.attention.launch import device_limits
 from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.models.ops import Affine, Norm, Residual
 from parrot_engine.models.triton_ops import TritonOps

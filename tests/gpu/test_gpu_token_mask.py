@@ -12,10 +12,10 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from parrot_engine.builtin.batch import SamplingRow
-from parrot_engine.builtin.sampler import sample
-from parrot_engine.builtin.token_mask import TokenMasks, apply_masks
+from parrot_engine.batch import SamplingRow
 from parrot_engine.protocol import SamplingParams
+from parrot_engine.runner.sampler import sample
+from parrot_engine.runner.token_mask import TokenMasks, apply_masks
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Policy
 from parrot_engine.attention.tables import Tables, flatten_tables
 from parrot_engine.attention.work_list import WorkList, build
-from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.batch import BatchRow
 
 
 class HostPlan(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.batch import BatchRow
 
 
 class AttentionShape(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.batch import BatchRow
 
 Ints = npt.NDArray[np.int32]
 

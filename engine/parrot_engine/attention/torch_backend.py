@@ -34,7 +34,7 @@ from parrot_engine.attention.storage import (
     tile_rows,
     write_quantized,
 )
-from parrot_engine.builtin.batch import BatchRow
+from parrot_engine.batch import BatchRow
 
 #: Queries attended at a time: bounds a mask to this many rows.
 _QUERY_TILE = 512

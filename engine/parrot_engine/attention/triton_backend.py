@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parrot_engine.attention import launch
 from parrot_engine.attention.host_plan import HostPlan, HostPlanner, Parts
 from parrot_engine.attention.interface import (
     AttentionShape,
@@ -24,8 +25,7 @@ from parrot_engine.attention.interface import (
 from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
 from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
-from parrot_engine.builtin.batch import BatchRow
-from parrot_engine.kernels import launch
+from parrot_engine.batch import BatchRow
 
 #: Measured (docs/engine-performance.md, log, 17). All rounded up to whole blocks and tiles.
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))

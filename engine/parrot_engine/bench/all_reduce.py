@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from parrot_engine.bench.device import time_s
-from parrot_engine.builtin.collective import PeerMemory, TorchCollective
+from parrot_engine.distributed.collective import PeerMemory, TorchCollective
 from parrot_engine.models.sharding import Shard
 
 #: Bytes of a sum: 1, 16, 64, 128 and 256 tokens of 4,096 bf16 values, and a step of prefill.

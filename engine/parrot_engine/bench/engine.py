@@ -32,8 +32,8 @@ from parrot_engine.bench.engine_report import line_of, machine, memory, summary,
 from parrot_engine.bench.engine_results import BenchError, CaseResult
 from parrot_engine.bench.engine_subjects import ParrotSubject
 from parrot_engine.exceptions import ParrotEngineError
-from parrot_engine.hub import DEMO_MODEL, resolve_model, shape_names
 from parrot_engine.llm import LLM
+from parrot_engine.loading.hub import DEMO_MODEL, resolve_model, shape_names
 from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.progress import say
 

@@ -18,8 +18,8 @@ import time
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from parrot_engine.builtin.grammar import GrammarCompiler
-from parrot_engine.hub import DEMO_MODEL, resolve_model
+from parrot_engine.engine.grammar import GrammarCompiler
+from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
 from parrot_engine.protocol import Grammar
 from parrot_engine.text import load_text_assets
 

@@ -30,14 +30,14 @@ from typing import Any, NamedTuple
 import torch
 
 from parrot_engine.bench.step_log import StepLog, by_kind, kind_line, line, longest
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.host_copies import BlockCopies, Copy
-from parrot_engine.builtin.host_rates import load_copies
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.hub import resolve_model, shape_names
+from parrot_engine.engine.builtin_engine import BuiltinEngine
+from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
+from parrot_engine.kv_cache.host_rates import load_copies
+from parrot_engine.loading.hub import resolve_model, shape_names
 from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 
 #: A model for machines without a GPU.
 _TINY = {

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from parrot_engine.attention import storage
+from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, TileCuts
 from parrot_engine.attention.triton_backend import (
@@ -27,9 +27,9 @@ from parrot_engine.attention.triton_backend import (
     DEFAULT_TILE_CUTS,
     TritonAttention,
 )
+from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
-from parrot_engine.builtin.batch import BatchRow
-from parrot_engine.kernels import launch, rowwise
+from parrot_engine.kernels import rowwise
 
 LLAMA_8B = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16)
 _DTYPE = torch.bfloat16

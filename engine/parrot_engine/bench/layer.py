@@ -20,9 +20,9 @@ from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.device import time_s
 from parrot_engine.bench.kernels import Load, decode_load
 from parrot_engine.bench.steps import SHAPES, dummy_runner
-from parrot_engine.builtin.runner import ModelRunner
 from parrot_engine.models.blocks import Step
 from parrot_engine.models.ops import Residual
+from parrot_engine.runner.model_runner import ModelRunner
 
 _BLOCK_SIZE = 64
 _LAYERS = {"llama-8b": 8, "qwen-0.5b": 24}

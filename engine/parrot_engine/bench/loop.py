@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from parrot_engine.builtin.batch import RowOutcome, Runner, SampledToken, StepBatch
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
+from parrot_engine.batch import RowOutcome, Runner, SampledToken, StepBatch
+from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Generate, SamplingParams
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 
 _TOKEN = RowOutcome(SampledToken(5, None))
 _NO_TOKEN = RowOutcome()
@@ -111,7 +111,7 @@ def device_ms(runner: Runner, rows: int, overlap: str, *, steps: int) -> float:
 
 
 def _use_graphs(runner: ModelRunner, rows: int) -> None:
-    from parrot_engine.builtin.graphs import CudaCapture
+    from parrot_engine.runner.graphs import CudaCapture
 
     capture = CudaCapture(torch.device("cuda"))
     graphs = runner.use_graphs(capture, max_rows=rows, max_context=4096, max_tokens=8192)

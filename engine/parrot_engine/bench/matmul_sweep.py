@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import Limits, measure_limits
 from parrot_engine.bench.matmul import (
     DTYPE,
@@ -32,7 +33,6 @@ from parrot_engine.bench.matmul import (
     time_case,
     weights_in_turn,
 )
-from parrot_engine.kernels.launch import device_limits
 from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
 from parrot_engine.models.ops import Affine, Ops
 from parrot_engine.models.triton_ops import TritonOps

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from parrot_engine.attention.launch import DeviceLimits
 from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.batch import BatchRow
 from parrot_engine.bench.kernels import LLAMA_8B, decode_load, prefill_load
-from parrot_engine.builtin.batch import BatchRow
-from parrot_engine.builtin.graphs import Bucket
-from parrot_engine.builtin.step_tokens import gather_tokens
-from parrot_engine.kernels.launch import DeviceLimits
+from parrot_engine.runner.graphs import Bucket
+from parrot_engine.runner.step_tokens import gather_tokens
 
 #: Rows, keys of each, and how many of them all have in common.
 _CASES = (

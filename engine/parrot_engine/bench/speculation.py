@@ -25,17 +25,17 @@ from typing import Any
 
 import torch
 
-from parrot_engine.builtin.batch import RowOutcome, Runner, SampledToken
-from parrot_engine.builtin.batcher import Batcher
-from parrot_engine.builtin.blocks import BlockPool
-from parrot_engine.builtin.contexts import Context
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.builtin.speculation import Speculation
-from parrot_engine.builtin.step_plan import PlannedRow
-from parrot_engine.builtin.store import ContextStore
+from parrot_engine.batch import RowOutcome, Runner, SampledToken
+from parrot_engine.engine.batcher import Batcher
+from parrot_engine.engine.builtin_engine import BuiltinEngine
+from parrot_engine.engine.context_store import ContextStore
+from parrot_engine.engine.contexts import Context
+from parrot_engine.engine.speculation import Speculation
+from parrot_engine.engine.step_plan import PlannedRow
+from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams
+from parrot_engine.settings import BuiltinSettings
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _WARM_STEPS = 8
@@ -227,7 +227,7 @@ def run_demo(guesses: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, 
 
 def _gpu_runner(shape: str, layers: int | None, rows: int, prompt_tokens: int) -> Runner:
     from parrot_engine.bench.steps import dummy_runner
-    from parrot_engine.builtin.graphs import CudaCapture
+    from parrot_engine.runner.graphs import CudaCapture
 
     blocks = rows * (prompt_tokens + 1024) // 64
     runner = dummy_runner(64, blocks, layers, shape)

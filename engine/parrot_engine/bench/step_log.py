@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parrot_engine.builtin.batch import Launch, RowOutcome, StepBatch
-from parrot_engine.builtin.host_copies import BlockCopies, Copy
-from parrot_engine.builtin.runner import ModelRunner
+from parrot_engine.batch import Launch, RowOutcome, StepBatch
+from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
+from parrot_engine.runner.model_runner import ModelRunner
 
 #: Of how many of the longest gaps between tokens it is told where they come from: a share of all,
 #: but not fewer than this.
@@ -237,7 +237,7 @@ def kind_line(kind: dict[str, Any]) -> str:
 
 
 class _LoggedRunner:
-    """Implements `parrot_engine.builtin.batch.Runner`."""
+    """Implements `parrot_engine.batch.Runner`."""
 
     def __init__(self, runner: ModelRunner, log: StepLog) -> None:
         self._runner = runner
@@ -291,7 +291,7 @@ class _LoggedRunner:
 
 
 class _LoggedLaunch:
-    """Implements `parrot_engine.builtin.batch.Launch`."""
+    """Implements `parrot_engine.batch.Launch`."""
 
     def __init__(self, launch: Launch, what: str, log: StepLog) -> None:
         self._launch = launch
@@ -312,7 +312,7 @@ class _LoggedLaunch:
 
 
 class _LoggedCopies:
-    """Implements `parrot_engine.builtin.host_copies.BlockCopies`."""
+    """Implements `parrot_engine.kv_cache.host_copies.BlockCopies`."""
 
     def __init__(self, copies: BlockCopies, log: StepLog) -> None:
         self._copies = copies

@@ -29,18 +29,18 @@ import torch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import TileCuts
 from parrot_engine.attention.triton_backend import DEFAULT_TILE_CUTS, TritonAttention
+from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.bench.kernels import Load, decode_load, prefill_load
-from parrot_engine.builtin.batch import BatchRow
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.graphs import CudaCapture, StepGraphs
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.builtin.step_tokens import gather_tokens
+from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.models.blocks import TensorSpec
 from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
+from parrot_engine.runner.graphs import CudaCapture, StepGraphs
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.runner.step_tokens import gather_tokens
+from parrot_engine.settings import BuiltinSettings
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from parrot_engine.bench.device import Limits
 from parrot_engine.bench.steps import Bench, time_decode
-from parrot_engine.builtin.engine import BuiltinEngine
-from parrot_engine.builtin.runner import ModelRunner
-from parrot_engine.builtin.settings import BuiltinSettings
-from parrot_engine.hub import resolve_model, shape_names
+from parrot_engine.engine.builtin_engine import BuiltinEngine
+from parrot_engine.loading.hub import resolve_model, shape_names
+from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.settings import BuiltinSettings
 
 _BLOCK_SIZE = 64
 _CONTEXT = 576

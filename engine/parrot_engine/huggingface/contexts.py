@@ -13,7 +13,7 @@ from typing import TypeAlias
 from torch import Tensor
 from transformers import DynamicCache
 
-from parrot_engine.builtin.batch import SamplingRow
+from parrot_engine.batch import SamplingRow
 from parrot_engine.protocol import Fill, FinishReason, Generate, TokenLogprobs
 
 

@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from parrot_engine.builtin.batch import SampledToken
-from parrot_engine.builtin.sampler import sample
-from parrot_engine.builtin.validation import check_fill, check_generate
+from parrot_engine.batch import SampledToken
+from parrot_engine.engine.failures import FailureMemory
+from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import PrimitiveError
-from parrot_engine.failures import FailureMemory
 from parrot_engine.huggingface.contexts import Context, Filling, Fork, Generating, Work
 from parrot_engine.huggingface.forward import Forward, load_model, score
 from parrot_engine.huggingface.settings import HuggingFaceSettings
@@ -42,6 +41,7 @@ from parrot_engine.protocol import (
     Primitive,
     StepResult,
 )
+from parrot_engine.runner.sampler import sample
 
 _log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from parrot_engine.completion import Completion, CompletionOutput
 from parrot_engine.llm.request import Prompt, tokenizer_of
 from parrot_engine.llm.session import Session, raise_failure
 from parrot_engine.protocol import Event, Fill, Filled, Generate, Generated, SamplingParams
 from parrot_engine.text import Tokenizer
+from parrot_engine.text.completion import Completion, CompletionOutput
 
 
 class LLMContext:

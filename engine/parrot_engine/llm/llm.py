@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from parrot_engine.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
-from parrot_engine.hub import DEMO_MODEL
 from parrot_engine.llm.context import LLMContext
 from parrot_engine.llm.request import OnTokens, Prompt, Request, RequestOutput, tokenizer_of
 from parrot_engine.llm.session import Session
+from parrot_engine.loading.factory import EngineKind, EngineOptions, load_engine, load_engine_alone
+from parrot_engine.loading.hub import DEMO_MODEL
 from parrot_engine.protocol import Engine, EngineInfo, EngineStats, Fill, SamplingParams
 from parrot_engine.text import Tokenizer
 
@@ -41,9 +41,9 @@ class LLM:
                 model, else the huggingface engine, with a warning in the log.
             skip_tokenizer: do not read the model's tokenizer, which need not be there: prompts are
                 token ids, outputs have no text.
-            options: the other fields of `parrot_engine.factory.EngineOptions`, such as `device`,
-                `dtype`, `kv_cache_bytes` and `dummy_weights`. What the chosen engine does not
-                know is ignored.
+            options: the other fields of `parrot_engine.loading.factory.EngineOptions`, such as
+                `device`, `dtype`, `kv_cache_bytes` and `dummy_weights`. What the chosen engine does
+                not know is ignored.
 
         Raises:
             ModelError: there is no such model, or no engine of this kind can run it.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from parrot_engine.completion import Completion, CompletionOutput
 from parrot_engine.exceptions import GenerationError
 from parrot_engine.llm.session import Session
 from parrot_engine.protocol import (
@@ -21,6 +20,7 @@ from parrot_engine.protocol import (
     TokenLogprobs,
 )
 from parrot_engine.text import Tokenizer
+from parrot_engine.text.completion import Completion, CompletionOutput
 
 #: A text, or the token ids of one.
 Prompt: TypeAlias = str | Sequence[int]

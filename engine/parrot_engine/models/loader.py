@@ -16,14 +16,10 @@ import torch
 from torch import nn
 
 from parrot_engine.attention.storage import is_quantized
-from parrot_engine.builtin.collective import TorchCollective
-from parrot_engine.builtin.host_copies import staging_blocks
-from parrot_engine.builtin.memory import free_memory_bytes, gpu_cache_blocks
-from parrot_engine.builtin.profiling import step_bytes
-from parrot_engine.builtin.runner import ModelRunner, kv_bytes_per_block
-from parrot_engine.builtin.settings import BuiltinSettings, kv_blocks
+from parrot_engine.distributed.collective import TorchCollective
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.kernels.selection import Kernels, check_kv_cache_dtype, resolve_kernels
+from parrot_engine.kv_cache.host_copies import staging_blocks
 from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import ModelConfig
@@ -33,6 +29,10 @@ from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
 from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
 from parrot_engine.progress import ProgressLines
+from parrot_engine.runner.memory import free_memory_bytes, gpu_cache_blocks
+from parrot_engine.runner.model_runner import ModelRunner, kv_bytes_per_block
+from parrot_engine.runner.profiling import step_bytes
+from parrot_engine.settings import BuiltinSettings, kv_blocks
 
 #: Called after each tensor with (tensors loaded, tensors in all).
 Progress: TypeAlias = Callable[[int, int], None]
@@ -73,7 +73,7 @@ def load_runner(
         SettingsError: device, dtype or cache size cannot be had.
     """
     if settings.tensor_parallel > 1 and collective is None:
-        from parrot_engine.builtin.leading import load_leading_runner
+        from parrot_engine.distributed.leader import load_leading_runner
 
         return load_leading_runner(path, settings, progress)
     device = resolve_device(settings.device)
@@ -159,7 +159,7 @@ def load_runner(
 
 
 def _graph_bytes(config: ModelConfig, settings: BuiltinSettings, in_step: int) -> int:
-    from parrot_engine.builtin.graphs import graph_bytes
+    from parrot_engine.runner.graphs import graph_bytes
 
     return graph_bytes(
         settings.max_batch_tokens,
@@ -176,7 +176,7 @@ def _use_graphs(
     device: torch.device,
     collective: TorchCollective | None,
 ) -> None:
-    from parrot_engine.builtin.graphs import CudaCapture, RequiredCapture
+    from parrot_engine.runner.graphs import CudaCapture, RequiredCapture
 
     capture = CudaCapture(device)
     graphs = runner.use_graphs(

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parrot_engine.attention.launch import DeviceLimits, device_limits
 from parrot_engine.kernels import rowwise
-from parrot_engine.kernels.launch import DeviceLimits, device_limits
 from parrot_engine.kernels.skinny_matmul import product
 from parrot_engine.kernels.skinny_tuning import (
     MAX_TOKENS,

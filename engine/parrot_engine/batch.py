@@ -1,0 +1,220 @@
+"""What one engine step computes: the contract between the batcher and the runner.
+
+Plain values, made on the CPU by the batcher, read by the runner and by attention back ends. No
+"is prefill" flag: a decode is a row of one token, a chunk of prefill a row of many, and both may
+stand in one batch.
+
+A step is *launched* and its outcome waited for later; the next one may be launched in between. It
+can then ask for a token that only the device knows, see `BatchRow.pending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from parrot_engine.protocol import SamplingParams, TokenLogprobs
+
+#: Of which tokens of a row the logits are needed.
+LogitsNeed: TypeAlias = Literal["none", "last", "all"]
+
+#: Stands in `BatchRow.token_ids` for a token that is not known on the host yet.
+UNKNOWN_TOKEN = 0
+
+
+class BlockCopy(NamedTuple):
+    """Copy the KV of a whole block, in every layer, before the step writes anything."""
+
+    source: int
+    target: int
+
+
+class BatchRow(NamedTuple):
+    """Consecutive tokens of one context, computed in this step."""
+
+    #: The tokens to compute; at least one. With `pending` the first is `UNKNOWN_TOKEN`.
+    token_ids: list[int]
+    #: Position of the first of them; KV of positions 0 … start-1 is already in the blocks, or
+    #: written by the step launched before.
+    start: int
+    #: Physical block ids covering positions 0 … start + len(token_ids) - 1. The batcher gives a
+    #: view of its own table, which may change once `launch` has returned.
+    block_table: list[int] | npt.NDArray[np.int32]
+    logits: LogitsNeed = "none"
+    #: The row's first token is the one sampled for the row of this index in the step launched just
+    #: before; only guesses may follow it.
+    pending: int | None = None
+    #: So many of the tokens, all but the first, are guesses: a token is sampled behind each token
+    #: of the row. Needs `logits == "all"`.
+    num_guesses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRow:
+    """Log-probabilities of given tokens that a row's leading logits predict."""
+
+    #: Token i follows the row's token i; at most as many as the row has.
+    target_token_ids: list[int]
+    #: Likeliest tokens to report with each.
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Everything that the runner computes in one step."""
+
+    rows: list[BatchRow]
+    copies: list[BlockCopy] = field(default_factory=list)
+    #: By row: how its token is drawn from its last logits; None draws none. Empty: no row draws.
+    sampling: list[SamplingRow | None] = field(default_factory=list)
+    #: By row: what its leading logits score; needs `logits == "all"`. Empty: no row does.
+    scoring: list[ScoringRow | None] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """What the sampler needs to know of one sequence, beside its logits.
+
+    One for a whole generation: read when a step is launched, it then grows with what comes out.
+    """
+
+    params: SamplingParams
+    #: Tokens of the context when the Generate began (for the repetition penalty).
+    prompt_token_ids: list[int]
+    #: Tokens generated since (for the other penalties).
+    generated_token_ids: list[int]
+    #: Resolved seed of the random stream: `params.seed`, or drawn once for this Generate.
+    seed: int
+    #: Ids that `min_tokens` bans while too few tokens are there: end-of-text and stop ids.
+    end_token_ids: frozenset[int]
+    #: Tokens behind `generated_token_ids` that were launched but are not known yet.
+    num_pending: int = 0
+    #: Of the grammar that the generation has to follow.
+    matcher: Matcher | None = None
+    #: Nothing but the largest logit is asked for.
+    is_plain: bool = field(init=False)
+    #: What is drawn depends on the ids generated before, not on their number alone.
+    needs_history: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.needs_history = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or self.matcher is not None
+        )
+        self.is_plain = (
+            params.temperature == 0
+            and params.logprobs is None
+            and not params.logit_bias
+            and params.min_tokens == 0
+            and not self.needs_history
+        )
+
+    @property
+    def index(self) -> int:
+        """The number of tokens generated before the one to draw."""
+        return len(self.generated_token_ids) + self.num_pending
+
+    def ahead(self, count: int) -> SamplingRow:
+        """The same for the token behind `count` more; may share everything with this one."""
+        if count == 0 or self.is_plain:
+            return self
+        return replace(self, num_pending=self.num_pending + count)
+
+
+class SampledToken(NamedTuple):
+    """The outcome for one row. `token_id` is None when its logits held a NaN or only -inf."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None
+
+
+class RowOutcome(NamedTuple):
+    """What one row of a step brought about."""
+
+    #: For a row that samples.
+    token: SampledToken | None = None
+    #: For a row that scores, one entry a target.
+    scores: Sequence[TokenLogprobs] = ()
+    #: Whether the scored logits were finite.
+    is_sound: bool = True
+    #: For a row with guesses: what was sampled behind each of them, right or wrong.
+    following: Sequence[SampledToken] = ()
+
+
+class Matcher(Protocol):
+    """Follows one generation through its grammar."""
+
+    #: Why no token can be allowed any more, once that is so.
+    problem: str | None
+
+    def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
+        """Write which tokens may follow: bit i of the mask is token i.
+
+        Args:
+            generated_token_ids: of the generation so far; those of the last call and maybe more.
+            mask: zeros, a bit for each token of the vocabulary; stays as it is with a `problem`.
+        """
+        ...
+
+
+class Launch(Protocol):
+    """A step that the device computes, or has computed."""
+
+    def ready(self) -> bool:
+        """Whether `outcome` would not have to wait."""
+        ...
+
+    def outcome(self) -> list[RowOutcome]:
+        """Wait for the step; one entry for each of its rows. May be called once.
+
+        Raises:
+            Exception: whatever went wrong on the device.
+        """
+        ...
+
+
+class Runner(Protocol):
+    """Executes steps: `runner.model_runner.ModelRunner`, or a double in tests."""
+
+    vocab_size: int
+    eos_token_ids: list[int]
+    #: Longest context in tokens.
+    max_position: int
+    architecture: str
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    default_sampling: dict[str, float]
+
+    def launch(self, batch: StepBatch) -> Launch:
+        """Start a step; it runs after all that were launched before, and sees what they wrote.
+
+        Raises:
+            ShardError: a process that takes part was lost; nothing can be launched any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what else takes part; called once nothing is launched any more."""
+        ...
+
+    def check(self) -> None:
+        """Raise `ShardError` when a process that takes part was lost."""
+        ...
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when one is."""
+        ...

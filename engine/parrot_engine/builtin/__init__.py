@@ -1,1 +1,0 @@
-"""The builtin engine: paged KV, continuous batching, prefix cache."""

@@ -1,0 +1,1 @@
+"""Tensor parallelism: the leader and the worker processes of one engine."""

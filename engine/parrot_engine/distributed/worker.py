@@ -1,0 +1,104 @@
+"""The process of one rank other than 0 of a tensor-parallel engine.
+
+Started by `parrot_engine.distributed.worker_group`. Loads its part of the model, then computes the
+steps that rank 0 sends, in their order, until the socket or its standard input ends. Samples
+nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from parrot_engine.distributed.step_message import decode
+from parrot_engine.runner.torch_import import import_torch
+from parrot_engine.settings import BuiltinSettings
+
+_log = logging.getLogger(__name__)
+
+_EXIT_FAILED = 70
+
+
+def main() -> None:
+    """Serve one engine, then exit."""
+    steps = socket.socket(fileno=int(sys.argv[1]))
+    reports = int(sys.argv[2])
+    # Ctrl-C reaches all processes of a terminal; when to leave is for rank 0 to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start = json.loads(sys.stdin.buffer.readline() or b"null")
+    if start is None:
+        return
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    logging.basicConfig(
+        level="INFO", format=f"%(levelname)s rank {start['rank']}: %(message)s", stream=sys.stderr
+    )
+    code = 0
+    try:
+        _follow(start, steps, reports)
+    except EOFError:
+        _log.debug("rank 0 is gone")
+    except Exception as error:
+        _log.exception("this rank failed")
+        _report(reports, error=f"{type(error).__name__}: {error}")
+        code = _EXIT_FAILED
+    # NOTE: not by way of the interpreter's end, which waits for a GPU that may be waiting for
+    # another.
+    logging.shutdown()
+    os._exit(code)
+
+
+def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
+    import_torch()
+    import torch
+
+    from parrot_engine.distributed.collective import TorchCollective
+    from parrot_engine.models.loader import load_runner
+    from parrot_engine.models.sharding import Shard
+
+    settings = BuiltinSettings(**{**start["settings"], "device": start["device"]})
+    device = torch.device(start["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    _report(reports, said="here")
+    shard = Shard(start["rank"], start["size"])
+    collective = TorchCollective(shard, Path(start["store"]), device)
+    runner = load_runner(Path(start["folder"]), settings, collective=collective)
+    _report(reports, said="ready")
+    with steps.makefile("rb") as stream:
+
+        def read(count: int) -> bytes:
+            data = stream.read(count)
+            if len(data) < count:
+                raise EOFError
+            return data
+
+        try:
+            while True:
+                runner.follow(decode(read))
+        except EOFError:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    runner.forget_graphs()
+    collective.leave()
+
+
+def _report(reports: int, **what: str) -> None:
+    os.write(reports, json.dumps(what).encode() + b"\n")
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, which is that of rank 0, and follow at once."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""The other processes of a tensor-parallel engine, as its first one, rank 0, sees them.
+
+Each is started here, with three pipes: its standard input, which ends when this process does and
+takes it along; a socket by which it gets steps; and a pipe on which it says how it is. A thread
+for each listens to that. Once one is lost, whatever the engine is asked raises `ShardError`:
+what the others compute is a part of a sum that nobody completes.
+
+Work on a GPU that waits for a lost rank never ends. Outcomes are therefore not waited for in the
+driver but looked at (`Watched`); where this process is stuck in the driver all the same, it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Final
+
+from parrot_engine.batch import Launch, RowOutcome, StepBatch
+from parrot_engine.distributed.step_message import StepMessage, encode
+from parrot_engine.exceptions import ShardError
+from parrot_engine.settings import BuiltinSettings
+
+_log = logging.getLogger(__name__)
+
+#: How long the others may take to start, and to load the model once rank 0 has.
+START_TIMEOUT_S: Final = 120.0
+LOAD_TIMEOUT_S: Final = 600.0
+#: How long a step may take, kernels that are compiled in it included.
+STEP_TIMEOUT_S: Final = 300.0
+#: How long the others may take to read a step, to leave, and to say why they fail.
+_SEND_TIMEOUT_S: Final = 60.0
+_LEAVE_TIMEOUT_S: Final = 10.0
+_REASON_TIMEOUT_S: Final = 5.0
+#: How long this process may be stuck in work that can not end any more.
+_STUCK_S: Final = 20.0
+_EXIT_STUCK: Final = 70
+#: Between two looks at a step.
+_LOOK_S: Final = 50e-6
+
+
+class _Follower:
+    """One process."""
+
+    def __init__(self, rank: int, device: str, start: dict[str, object]) -> None:
+        self.rank = rank
+        #: What it said last: nothing, `here`, `ready`.
+        self.said = ""
+        self.error = ""
+        steps, theirs = socket.socketpair()
+        reports, their_reports = os.pipe()
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 -- our own interpreter
+                [
+                    sys.executable,
+                    "-m",
+                    "parrot_engine.distributed.worker",
+                    str(theirs.fileno()),
+                    str(their_reports),
+                ],
+                stdin=subprocess.PIPE,
+                # Our own output may be a pipe that somebody reads to its end.
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), their_reports),
+            )
+        except BaseException:
+            steps.close()
+            os.close(reports)
+            raise
+        finally:
+            theirs.close()
+            os.close(their_reports)
+        self.steps = steps
+        self.steps.settimeout(_SEND_TIMEOUT_S)
+        self.reports = os.fdopen(reports, encoding="utf-8")
+        self.lifeline: IO[bytes] | None = self.process.stdin
+        assert self.lifeline is not None
+        with suppress(BrokenPipeError):
+            line = json.dumps({**start, "rank": rank, "device": device})
+            self.lifeline.write(line.encode() + b"\n")
+            self.lifeline.flush()
+
+
+class Followers:
+    """All ranks but the first. One thread uses it; `close` ends every process it started."""
+
+    def __init__(
+        self, folder: Path, settings: BuiltinSettings, store: Path, devices: list[str]
+    ) -> None:
+        """Start a process for each of `devices` but the first, which is ours.
+
+        Each loads its part of the model in `folder` and meets the others by the file `store`.
+        """
+        self._changed = threading.Condition()
+        # Guarded by `_changed`.
+        self._problem = ""
+        self._leaving = False
+        self._busy = 0
+        self._on_loss: Callable[[], None] | None = None
+        self._has_gpu = devices[0] != "cpu"
+        self._threads: list[threading.Thread] = []
+        self._followers: list[_Follower] = []
+        start = {
+            "folder": str(folder),
+            "store": str(store),
+            "size": len(devices),
+            "settings": asdict(replace(settings, device="auto")),
+        }
+        try:
+            for rank, device in enumerate(devices[1:], start=1):
+                self._followers.append(_Follower(rank, device, start))
+        except BaseException:
+            self.close()
+            raise
+        for follower in self._followers:
+            thread = threading.Thread(
+                target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank, from 1."""
+        return [follower.process.pid for follower in self._followers]
+
+    def wait_until(self, said: str, timeout_s: float) -> None:
+        """Wait until all have said `here` or `ready`.
+
+        Raises:
+            ShardError: one is lost, or takes too long.
+        """
+
+        def is_over() -> bool:
+            return bool(self._problem) or all(f.said == said for f in self._followers)
+
+        with self._changed:
+            in_time = self._changed.wait_for(is_over, timeout_s)
+        self.check()
+        if not in_time:
+            raise ShardError(f"a rank of the engine was not {said} after {timeout_s:g} s")
+
+    def check(self) -> None:
+        """Raise `ShardError` when a rank is lost."""
+        if self._problem:
+            raise ShardError(self._problem)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a GPU may wait for a lost rank for ever: nothing may then wait for that GPU."""
+        return self._has_gpu and bool(self._problem)
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from another thread, once a rank is lost; at once if one is."""
+        with self._changed:
+            self._on_loss = callback
+            is_lost = bool(self._problem)
+        if is_lost:
+            callback()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what all ranks do at the same time: its errors are those of the whole engine.
+
+        Raises:
+            ShardError: a rank is lost, or something failed on this one.
+        """
+        self.check()
+        self._count(1)
+        try:
+            yield
+        except ShardError:
+            raise
+        except Exception as error:
+            # A lost rank shows here before its end is noticed.
+            with self._changed:
+                if self._changed.wait_for(lambda: self._problem, _REASON_TIMEOUT_S):
+                    raise ShardError(self._problem) from error
+                self._problem = f"rank 0 failed in the middle of a step: {error}"
+                raise ShardError(self._problem) from error
+        finally:
+            self._count(-1)
+
+    def send(self, batch: StepBatch, num_sampled: int) -> None:
+        """Let the others compute a step as well; they follow the order of calls."""
+        message = encode(StepMessage(batch, num_sampled))
+        for follower in self._followers:
+            follower.steps.sendall(message)
+
+    def watch(self, launch: Launch) -> Launch:
+        """The same launch, whose outcome is not waited for longer than the ranks live."""
+        return Watched(launch, self)
+
+    def dismiss(self) -> None:
+        """Let the others take leave, after all that was sent. May be called twice."""
+        if self.is_stuck:
+            # As where a loss is heard of: this rank may have failed by itself.
+            atexit.register(_end_at_once)
+        with self._changed:
+            self._leaving = True
+            self._changed.notify_all()
+        for follower in self._followers:
+            follower.steps.close()
+            if self._problem:
+                follower.process.kill()
+
+    def close(self) -> None:
+        """Dismiss the others, and end those that do not leave; returns when none is left."""
+        self.dismiss()
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        for follower in self._followers:
+            try:
+                follower.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _log.warning("rank %d does not leave and is ended", follower.rank)
+                follower.process.kill()
+                follower.process.wait()
+            if follower.lifeline is not None:
+                with suppress(BrokenPipeError):
+                    follower.lifeline.close()
+        for thread in self._threads:
+            thread.join(_LEAVE_TIMEOUT_S)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._busy += change
+            self._changed.notify_all()
+
+    def _listen(self, follower: _Follower) -> None:
+        """Take what a follower says, until it ends."""
+        with follower.reports as reports:
+            for line in reports:
+                report = json.loads(line)
+                with self._changed:
+                    follower.said = report.get("said", follower.said)
+                    follower.error = report.get("error", follower.error)
+                    self._changed.notify_all()
+        try:
+            code = follower.process.wait(_LEAVE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            follower.process.kill()
+            code = follower.process.wait()
+        with self._changed:
+            if self._leaving:
+                return
+            reason = follower.error or _ending(code)
+            if not self._problem:
+                self._problem = f"rank {follower.rank} of the engine was lost: {reason}"
+                _log.error("%s (process %d)", self._problem, follower.process.pid)
+            self._changed.notify_all()
+            on_loss = self._on_loss
+        if on_loss is not None:
+            on_loss()
+        with self._changed:
+            if self._has_gpu:
+                # The interpreter's own end waits for the GPU.
+                atexit.register(_end_at_once)
+            is_free = self._changed.wait_for(lambda: not self._busy or self._leaving, _STUCK_S)
+        if not is_free and self._has_gpu:
+            # NOTE: nothing can call back work on a GPU that waits for another one.
+            _log.critical("work that waits for a lost rank cannot be ended: this process ends")
+            _end_at_once()
+
+
+class Watched:
+    """A launch of all ranks; implements `Launch`."""
+
+    def __init__(self, launch: Launch, followers: Followers) -> None:
+        self._launch = launch
+        self._followers = followers
+
+    def ready(self) -> bool:
+        """See `Launch`; what the device has to complain of is for `outcome` to say."""
+        try:
+            return self._launch.ready()
+        except Exception:
+            return True
+
+    def outcome(self) -> list[RowOutcome]:
+        """See `Launch`.
+
+        Raises:
+            ShardError: a rank is lost, or the step fails on the device (where a lost rank may show
+                first, as memory that is gone), or it does not end.
+        """
+        with self._followers.together():
+            wait_for(self._launch.ready, self._followers.check)
+            return self._launch.outcome()
+
+
+def wait_for(
+    ready: Callable[[], bool], check: Callable[[], None], timeout_s: float = STEP_TIMEOUT_S
+) -> None:
+    """Look until `ready`, and whether `check` raises meanwhile.
+
+    Raises:
+        ShardError: it takes longer than `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        check()
+        if time.monotonic() > deadline:
+            raise ShardError(f"a step of several ranks is not over after {timeout_s:g} s")
+        time.sleep(_LOOK_S)
+
+
+def _end_at_once() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(_EXIT_STUCK)
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return f"it ended with status {code}; its log has the details"

@@ -1,0 +1,392 @@
+"""The builtin engine: takes primitives, runs steps, gives events.
+
+Brings the parts together and holds no decision of its own: the store knows the contexts, the
+batcher chooses what runs, the runner computes and samples, `outcomes` lets count what came out. A
+step is: take what was submitted, plan, launch, wait for the outcome, apply it.
+
+On a device that computes by itself the outcome waited for is that of the step before (`overlap`):
+while a step is computed the host plans and launches the next, and applies the one before. At most
+two steps are launched and not applied, and between calls of `step` at most one. What this asks of
+planning stands in `parrot_engine.engine.batcher`.
+
+No tokenizer, no text, no network. What its tokens say is known to grammars alone
+(`parrot_engine.engine.grammar`), which are compiled in threads of their own: a generation whose
+grammar is not ready is held, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from parrot_engine.batch import Launch, RowOutcome, Runner
+from parrot_engine.engine.batcher import Batcher
+from parrot_engine.engine.context_store import ContextStore
+from parrot_engine.engine.grammar import GrammarCompiler
+from parrot_engine.engine.pending_grammars import HeldGenerations
+from parrot_engine.engine.step_plan import PlannedRow, StepPlan
+from parrot_engine.engine.step_results import Outcomes
+from parrot_engine.engine.validation import check_fill, check_generate
+from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
+from parrot_engine.kv_cache.block_pool import BlockPool
+from parrot_engine.kv_cache.host_copies import BlockCopies
+from parrot_engine.kv_cache.host_tier import HostTier
+from parrot_engine.protocol import (
+    BlockChanges,
+    EngineInfo,
+    EngineStats,
+    Fill,
+    FreeContext,
+    Generate,
+    Primitive,
+    StepResult,
+)
+from parrot_engine.settings import BuiltinSettings
+
+_log = logging.getLogger(__name__)
+
+
+class _InFlight(NamedTuple):
+    """A step that was launched and whose outcome was not applied yet."""
+
+    plan: StepPlan
+    launch: Launch
+
+
+class _FailedLaunch:
+    """Stands for a step that could not be launched; implements `Launch`."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def ready(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def outcome(self) -> list[RowOutcome]:
+        """Raise what went wrong."""
+        raise self._error
+
+
+class BuiltinEngine:
+    """Continuous batching over paged KV; implements `parrot_engine.protocol.Engine`.
+
+    One thread drives it. After an exception from `step` (never for a reason that lies in a
+    primitive, the model's numbers, or the runner: those become `Failed` events) the engine's state
+    is not to be trusted any more; close it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        settings: BuiltinSettings,
+        *,
+        model: str,
+        grammars: GrammarCompiler | None = None,
+        copies: BlockCopies | None = None,
+    ) -> None:
+        """Take a loaded runner.
+
+        Args:
+            runner: with a KV cache of `num_blocks` blocks of `settings.block_size` tokens.
+            settings: limits of batches, contexts and queues.
+            model: name under which the model is served.
+            grammars: for its vocabulary; without them generations with a grammar are refused.
+            copies: between its cache and host memory; with them there is a host tier, which
+                brings back runs of `settings.host_min_tokens` tokens.
+
+        Raises:
+            SettingsError: settings and runner do not match.
+        """
+        if runner.block_size != settings.block_size:
+            raise SettingsError(
+                "block_size", f"{settings.block_size}, but the runner has {runner.block_size}"
+            )
+        self._runner: Runner | None = runner
+        self._eos = frozenset(runner.eos_token_ids)
+        self._random = random.Random(settings.seed)  # noqa: S311 -- sampling, not secrets
+        self._inbox: deque[Primitive] = deque()
+        self._steps = 0
+        longest = min(runner.max_position, runner.num_blocks * runner.block_size)
+        if settings.max_context_tokens is not None:
+            longest = min(longest, settings.max_context_tokens)
+        self._pool = BlockPool(runner.num_blocks)
+        self._store = ContextStore(
+            self._pool,
+            block_size=settings.block_size,
+            max_context_tokens=longest,
+            max_waiting=settings.max_waiting,
+            max_contexts=settings.max_contexts,
+        )
+        self._batcher = self._make_batcher(settings)
+        self._outcomes = Outcomes(self._store, self._batcher)
+        self._host: HostTier | None = None
+        if copies is not None:
+            self._host = self._batcher.host = HostTier(
+                self._pool,
+                copies,
+                reserve=settings.host_reserve,
+                least_blocks=-(-(settings.host_min_tokens or 1) // settings.block_size),
+            )
+        #: Whether the outcome of a step is waited for in the next one …
+        self._overlaps = settings.overlap == "on"
+        #: … and whether that depends on what the device has done by then.
+        self._looks_first = False
+        if settings.overlap == "auto":
+            self._overlaps = self._looks_first = runner.device.startswith("cuda")
+        self._in_flight: _InFlight | None = None
+        self._held = None if grammars is None else HeldGenerations(self._store, grammars)
+        self._info = EngineInfo(
+            model=model,
+            kind="builtin",
+            architecture=runner.architecture,
+            device=runner.device,
+            dtype=runner.dtype,
+            max_context_tokens=longest,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=list(runner.eos_token_ids),
+            num_blocks=runner.num_blocks,
+            block_size=runner.block_size,
+            max_batch_size=settings.max_batch_size,
+            max_batch_tokens=settings.max_batch_tokens,
+            reports_blocks=settings.prefix_caching,
+            default_sampling=dict(runner.default_sampling),
+            supports_grammars=grammars is not None,
+            host_blocks=0 if copies is None else copies.num_slots,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        settings: BuiltinSettings,
+        *,
+        model: str,
+        progress: Callable[[int, int], None] | None = None,
+        tokenizer_json: str | None = None,
+    ) -> BuiltinEngine:
+        """An engine for the checkpoint in `folder`.
+
+        Args:
+            folder: with `config.json` and safetensors.
+            settings: limits, device, dtype.
+            model: name under which the model is served.
+            progress: told how many of how many weights are loaded.
+            tokenizer_json: the model's tokenizer, for outputs that follow a grammar.
+
+        Raises:
+            ModelError: the checkpoint cannot be served.
+            SettingsError: the settings do not fit model and machine.
+        """
+        from parrot_engine.kv_cache.host_rates import load_copies
+        from parrot_engine.models.loader import load_runner
+
+        runner = load_runner(folder, settings, progress)
+        grammars = None if tokenizer_json is None else _load_grammars(tokenizer_json, runner)
+        copies, settings = load_copies(runner, settings)
+        return cls(runner, settings, model=model, grammars=grammars, copies=copies)
+
+    def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
+        return Batcher(self._store, self._pool, settings)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        return self._info
+
+    def submit(self, primitives: Sequence[Primitive]) -> None:
+        """Queue primitives, in order; they are looked at in the next step."""
+        self._inbox.extend(primitives)
+
+    def step(self) -> StepResult:
+        """Launch one batch, and apply the outcome of the one before, or of this one.
+
+        Returns at once with no events when there is nothing to do. While a step is in flight there
+        is work: further calls bring its events.
+
+        Raises:
+            ShardError: a process of a tensor-parallel engine was lost, and the engine with it.
+        """
+        if self._runner is not None:
+            self._runner.check()
+        self._take_inbox()
+        if self._held is not None:
+            self._held.release()
+        before = self._in_flight
+        if before is not None and (
+            before.plan.has_guesses or (self._looks_first and before.launch.ready())
+        ):
+            # What comes next depends on the guesses; or the device waits for us, and a plan that
+            # knows the tokens costs nothing more.
+            self._outcomes.land(before.plan, before.launch)
+            before = None
+        if self._host is not None:
+            self._host.collect()
+        launched = None
+        if self._store.states.has_work:
+            plan = self._batcher.plan(None if before is None else before.plan)
+            if plan.rows:
+                launched = self._launch(plan)
+        if before is not None:
+            self._outcomes.land(before.plan, before.launch)
+        elif launched is None and not self._store.events:
+            self._wait()
+        if launched is not None and not self._may_wait(launched):
+            self._outcomes.land(launched.plan, launched.launch)
+            launched = None
+        self._in_flight = launched
+        states = self._store.states
+        has_work = states.has_work or self._in_flight is not None
+        if self._host is not None:
+            idle = chain(states.idle, states.idle_pinned)
+            self._host.copy_ahead(context.block_table.ids for context in idle)
+            has_work = has_work or self._host.is_fetching
+        return StepResult(self._store.take_events(), has_work)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of this moment."""
+        store, speculation = self._store, self._batcher.speculation
+        return EngineStats(
+            running=len(store.states.running),
+            waiting=store.states.num_waiting,
+            contexts=len(store.states),
+            free_blocks=self._pool.num_free,
+            cached_blocks=self._pool.num_cached,
+            steps=self._steps,
+            filled_tokens=store.filled_tokens,
+            cached_tokens=store.cached_tokens,
+            generated_tokens=store.generated_tokens,
+            preemptions=self._batcher.preemptions,
+            proposed_tokens=0 if speculation is None else speculation.proposed_tokens,
+            accepted_tokens=0 if speculation is None else speculation.accepted_tokens,
+            host_blocks=0 if self._host is None else len(self._host.slots),
+            blocks_to_host=0 if self._host is None else self._host.num_stored,
+            blocks_from_host=0 if self._host is None else self._host.num_loaded,
+        )
+
+    def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
+        """See `parrot_engine.protocol.BlockReporting`."""
+        return self._pool.take_changes(everything=everything)
+
+    def close(self) -> None:
+        """Let go of weights and KV; the engine is unusable afterwards. May be called twice."""
+        self._in_flight = None
+        if self._host is not None and self._runner is not None:
+            self._host.close()
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
+        self._inbox.clear()
+        if self._held is not None:
+            self._held.close()
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """See `parrot_engine.protocol.Perishable`."""
+        if self._runner is not None:
+            self._runner.on_loss(callback)
+
+    def check_integrity(self) -> None:
+        """Check all invariants of blocks and contexts; for tests, and for idle engines.
+
+        Raises:
+            EngineStateError: an invariant does not hold.
+        """
+        self._store.check_integrity()
+        if self._host is not None:
+            self._host.check_integrity()
+
+    # A step
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            primitive = self._inbox.popleft()
+            try:
+                self._take(primitive)
+            except PrimitiveError as error:
+                self._store.fail_id(primitive.context_id, error.code, error.message)
+
+    def _take(self, primitive: Primitive) -> None:
+        if isinstance(primitive, FreeContext):
+            self._store.free(primitive.context_id, primitive.retention)
+        elif isinstance(primitive, Fill):
+            check_fill(primitive, self._info.vocab_size)
+            self._store.submit_fill(primitive)
+        elif isinstance(primitive, Generate):
+            check_generate(primitive, self._info.vocab_size)
+            params = primitive.sampling
+            # Drawn in the order of submission: batching does not change it.
+            seed = self._random.getrandbits(63) if params.seed is None else params.seed
+            ends = frozenset(params.stop_token_ids)
+            if not params.ignore_eos:
+                ends |= self._eos
+            self._submit_generate(primitive, seed, ends)
+
+    def _submit_generate(self, primitive: Generate, seed: int, ends: frozenset[int]) -> None:
+        if primitive.sampling.grammar is None:
+            self._store.submit_generate(primitive, seed=seed, end_token_ids=ends)
+        elif self._held is not None:
+            self._held.submit(primitive, seed=seed, end_token_ids=ends)
+        else:
+            raise PrimitiveError(
+                "invalid_request", "grammar: this engine was loaded without its model's tokenizer"
+            )
+
+    def _wait(self) -> None:
+        """Nothing can be launched: wait a moment for what has to come first."""
+        states = self._store.states
+        if self._host is not None and self._host.is_fetching:
+            self._host.wait()
+        elif self._held is not None and states.num_held:
+            self._held.wait()
+        elif states.has_work:
+            raise EngineStateError("batcher", "there is work, but nothing was planned")
+
+    def _launch(self, plan: StepPlan) -> _InFlight:
+        if self._runner is None:
+            raise EngineStateError("engine", "step after close")
+        self._steps += 1
+        if self._host is not None:
+            self._host.before_launch()
+        launch: Launch
+        try:
+            launch = self._runner.launch(plan.batch)
+        except ShardError:
+            raise
+        except Exception as error:
+            launch = _FailedLaunch(error)
+        if self._host is not None:
+            self._host.launched()
+        self._batcher.finish(plan)
+        return _InFlight(plan, launch)
+
+    def _may_wait(self, step: _InFlight) -> bool:
+        """Whether the outcome of a step may be left for the next call.
+
+        The first tokens of an idle engine may not: they come without the time of a second launch.
+        """
+        if not self._overlaps or isinstance(step.launch, _FailedLaunch):
+            return False
+        states, rows = self._store.states, step.plan.rows
+        is_all_there_is = states.num_waiting == 0 and len(states.running) == len(rows)
+        return not (is_all_there_is and all(map(_is_first_token, rows)))
+
+
+def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | None:
+    """Grammars for a model; None, with a warning, where its tokenizer does not lend itself."""
+    try:
+        return GrammarCompiler(
+            tokenizer_json, vocab_size=runner.vocab_size, eos_token_ids=runner.eos_token_ids
+        )
+    except SettingsError as error:
+        _log.warning("No structured output with this model: %s", error)
+        return None
+
+
+def _is_first_token(planned: PlannedRow) -> bool:
+    generate = planned.generate
+    return generate is not None and generate.row is not None and generate.row.index == 0

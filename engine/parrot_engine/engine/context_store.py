@@ -1,0 +1,424 @@
+"""The queues of contexts: submission, forks, completion, failure, freeing.
+
+Every primitive goes into the queue of its context. A fork stands in the queue of the parent, so
+that it happens after everything submitted before it and before everything after. What a queue
+asks for beyond computing (forks, empty fills, generations of no tokens) is settled at once; the
+rest is taken up by the batcher. Work is as urgent as whatever waits for it, behind it in the queue
+or in a fork.
+
+Freeing a context drops what is queued on it, except for what a waiting fork depends on: up to the
+last such fork it goes on, still reporting its events (unless its id is in use again), and then
+disappears. A failure takes along the forks that wait for it, and is remembered: primitives on the
+failed id that were under way are answered with the same failure until the id is freed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from parrot_engine.batch import Matcher, SampledToken
+from parrot_engine.engine.context_states import ContextStates
+from parrot_engine.engine.contexts import (
+    Context,
+    PendingFill,
+    PendingFork,
+    PendingGenerate,
+)
+from parrot_engine.engine.failures import FailureMemory
+from parrot_engine.exceptions import PrimitiveError
+from parrot_engine.kv_cache.block_pool import BlockPool
+from parrot_engine.protocol import (
+    Event,
+    Failed,
+    FailureCode,
+    Fill,
+    Filled,
+    Generate,
+    Generated,
+    Retention,
+)
+
+#: Primitives that may be queued on one context.
+MAX_PENDING = 4096
+
+
+class ContextStore:
+    """All contexts of an engine, and the events that they gave rise to."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_context_tokens: int,
+        max_waiting: int,
+        max_contexts: int,
+    ) -> None:
+        self._pool = pool
+        self.block_size = block_size
+        self.max_context_tokens = max_context_tokens
+        self.max_waiting = max_waiting
+        self.max_contexts = max_contexts
+        #: Every context, also those that were freed and still serve a fork.
+        self.states = ContextStates(pool)
+        #: What happened since `take_events`.
+        self.events: list[Event] = []
+        self.filled_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+        self._by_id: dict[int, Context] = {}
+        self._failures = FailureMemory()
+        self._number = 0
+
+    def get(self, context_id: int) -> Context | None:
+        """The context of this id; None if there is none, or it was freed or failed."""
+        return self._by_id.get(context_id)
+
+    def take_events(self) -> list[Event]:
+        """The events since the last call, in order."""
+        events, self.events = self.events, []
+        return events
+
+    # Submission
+
+    def submit_fill(self, primitive: Fill) -> None:
+        """Queue a validated Fill.
+
+        Raises:
+            PrimitiveError: it cannot be queued; give the context up with `fail_id`.
+        """
+        context = self._open(primitive)
+        context.pin = context.pin or primitive.pin
+        self._number += 1
+        tokens, count = primitive.token_ids, primitive.prompt_logprobs
+        self._enqueue(context, PendingFill(self._number, tokens, primitive.priority, count))
+
+    def submit_generate(
+        self,
+        primitive: Generate,
+        *,
+        seed: int,
+        end_token_ids: frozenset[int],
+        is_held: bool = False,
+    ) -> tuple[Context, PendingGenerate]:
+        """Queue a validated Generate; one that is held waits for `release`.
+
+        Raises:
+            PrimitiveError: it cannot be queued; give the context up with `fail_id`.
+        """
+        context = self._open(primitive)
+        self._number += 1
+        sampling, priority = primitive.sampling, primitive.priority
+        generate = PendingGenerate(
+            self._number, sampling, priority, seed, end_token_ids, is_held=is_held
+        )
+        self._enqueue(context, generate)
+        return context, generate
+
+    def release(
+        self, context: Context, generate: PendingGenerate, new_matcher: Callable[[], Matcher]
+    ) -> None:
+        """A held Generate may go on, kept to what `new_matcher` makes."""
+        generate.new_matcher = new_matcher
+        generate.is_held = False
+        if context.is_at(generate):
+            self.settle(context)
+
+    def free(self, context_id: int, retention: Retention = "normal") -> None:
+        """Forget a context, or that it failed; does nothing for an unknown id."""
+        self._failures.forget(context_id)
+        context = self._by_id.pop(context_id, None)
+        if context is not None:
+            context.freed = True
+            context.retention = retention
+            context.story.append("freed")
+            self._trim(context)
+
+    def _open(self, primitive: Fill | Generate) -> Context:
+        """The context of a primitive; a new one, or a fork of its parent, if need be."""
+        context_id, parent_id = primitive.context_id, primitive.parent_context_id
+        failure = self._failures.get(context_id)
+        if failure is not None:
+            raise PrimitiveError(failure.code, failure.message)
+        context = self._by_id.get(context_id)
+        if context is None:
+            return self._create(primitive)
+        if parent_id is not None:
+            raise PrimitiveError(
+                "invalid_request",
+                f"parent_context_id: context {context_id} exists already; only a new context forks",
+            )
+        self._check_salt(context, primitive)
+        if len(context.pending) >= MAX_PENDING:
+            raise PrimitiveError(
+                "overloaded", f"{MAX_PENDING} primitives wait on context {context_id}; try later"
+            )
+        if context.state == "idle":
+            self._check_waiting()
+        return context
+
+    def _create(self, primitive: Fill | Generate) -> Context:
+        context_id, parent_id = primitive.context_id, primitive.parent_context_id
+        parent = None
+        if parent_id is not None:
+            parent_failure = self._failures.get(parent_id)
+            if parent_failure is not None:
+                raise PrimitiveError(
+                    parent_failure.code,
+                    f"parent context {parent_id} failed: {parent_failure.message}",
+                )
+            parent = self._by_id.get(parent_id)
+            if parent is None:
+                raise PrimitiveError(
+                    "unknown_context", f"parent_context_id: there is no context {parent_id}"
+                )
+            self._check_salt(parent, primitive)
+        elif isinstance(primitive, Generate):
+            raise PrimitiveError(
+                "unknown_context", f"context_id: there is no context {context_id}; fill it first"
+            )
+        self._check_waiting()
+        if len(self.states) >= self.max_contexts:
+            raise PrimitiveError(
+                "overloaded", f"{self.max_contexts} contexts exist (max_contexts); free some"
+            )
+        context = Context(
+            context_id,
+            _salt_of(primitive) if parent is None else parent.salt,
+            self.block_size,
+            self.max_context_tokens,
+        )
+        if parent is not None:
+            self._lift(parent, primitive.priority)
+            context.state = "unborn"
+            context.fork = PendingFork(parent, context, primitive.priority)
+            parent.pending.append(context.fork)
+        self._by_id[context_id] = context
+        self.states.add(context)
+        return context
+
+    def _check_salt(self, context: Context, primitive: Fill | Generate) -> None:
+        # A primitive that names no salt takes that of its context or parent.
+        if _salt_of(primitive) not in ("", context.salt):
+            raise PrimitiveError(
+                "invalid_request", f"salt: context {context.id} was created with another one"
+            )
+
+    def _check_waiting(self) -> None:
+        waiting = self.states.num_waiting
+        if waiting >= self.max_waiting:
+            raise PrimitiveError(
+                "overloaded", f"{waiting} contexts wait already (max_waiting); try later"
+            )
+
+    def _enqueue(self, context: Context, pending: PendingFill | PendingGenerate) -> None:
+        self._lift(context, pending.priority)
+        context.pending.append(pending)
+        self.settle(context if context.fork is None else context.fork.parent)
+
+    def _lift(self, context: Context, priority: int) -> None:
+        """Let work of this priority wait for all that is queued on a context."""
+        first = context.lift(priority)
+        if first is not None and first.state == "waiting":
+            self.states.move(first, "waiting")
+
+    # Progress
+
+    def settle(self, context: Context) -> None:
+        """Do everything at the head of the queue that needs no computing, forks included.
+
+        Afterwards the context is waiting or running with computing to do, or idle, or gone.
+        """
+        todo = [context]
+        while todo:
+            current = todo.pop()
+            if current.state in ("unborn", "gone"):
+                continue
+            while current.pending and self._settle_head(current, todo):
+                pass
+            if current.state == "gone":
+                continue
+            if current.pending:
+                if current.is_held:
+                    self.states.move(current, "held")
+                elif current.state != "running":
+                    self.states.move(current, "waiting")
+            elif current.freed:
+                self._remove(current)
+            else:
+                self.states.move(current, "idle")
+
+    def _settle_head(self, context: Context, born: list[Context]) -> bool:
+        """Settle the head of the queue; False when it needs computing, or the context failed."""
+        head = context.pending[0]
+        if isinstance(head, PendingFork):
+            born.append(self._bear(context))
+            return True
+        try:
+            if isinstance(head, PendingFill):
+                if head.start is None:
+                    context.begin_fill(head)
+                return self.complete_fill(context)
+            return self._begin_generate(context, head)
+        except PrimitiveError as error:
+            self.fail(context, error.code, error.message)
+            return False
+
+    def complete_fill(self, context: Context) -> bool:
+        """Take the Fill at the head off the queue if it is done, and report it."""
+        fill = context.fill
+        if fill is None or fill.needs_scores or (fill.token_ids and context.num_remaining > 0):
+            return False
+        context.pending.popleft()
+        self.filled_tokens += len(fill.token_ids)
+        self.cached_tokens += fill.cached_tokens
+        self._emit(
+            context,
+            Filled(
+                context.id,
+                len(fill.token_ids),
+                fill.cached_tokens,
+                fill.scores if fill.prompt_logprobs is not None else None,
+            ),
+        )
+        return True
+
+    def _begin_generate(self, context: Context, generate: PendingGenerate) -> bool:
+        if not context.token_ids:
+            raise PrimitiveError(
+                "invalid_request", "context_id: the context is empty; there is nothing to extend"
+            )
+        if not context.has_room_for(generate):
+            context.pending.popleft()
+            self._emit(context, Generated(context.id, [], generate.no_logprobs(), "length"))
+            return True
+        if generate.is_held:
+            return False
+        context.step_back(len(context.token_ids) - 1)
+        generate.begin(context.token_ids)
+        return False
+
+    def add_token(self, context: Context, generate: PendingGenerate, token: SampledToken) -> bool:
+        """Append a sampled token to its context and report it; the Generate is at the head.
+
+        Returns:
+            Whether the Generate goes on; otherwise it left the queue, which wants settling.
+        """
+        if not context.pending or context.pending[0] is not generate or generate.row is None:
+            raise self.states.illegal(context, "a token for a Generate that is not at the head")
+        if token.token_id is None:
+            raise self.states.illegal(context, "no token was sampled")
+        finish = context.append_sampled(generate.row, token.token_id)
+        self.generated_tokens += 1
+        logprobs = None
+        if generate.sampling.logprobs is not None:
+            logprobs = [] if token.logprobs is None else [token.logprobs]
+        self._emit(context, Generated(context.id, [token.token_id], logprobs, finish))
+        if finish is None:
+            return True
+        context.pending.popleft()
+        return False
+
+    def bear_forks(self, context: Context) -> None:
+        """Let the forks at the head of the queue happen."""
+        while context.pending and isinstance(context.pending[0], PendingFork):
+            self.settle(self._bear(context))
+
+    def _bear(self, parent: Context) -> Context:
+        """Fork: the child shares every block, the partially filled one included."""
+        fork = parent.pending.popleft()
+        assert isinstance(fork, PendingFork)
+        child = fork.child
+        child.begin_as(parent)
+        for block in child.block_table.ids:
+            self._pool.retain(block)
+        self.states.move(child, "idle")
+        child.story.append(f"forked from {parent.id} at {len(parent.token_ids)} tokens")
+        return child
+
+    # The end
+
+    def fail(
+        self, context: Context, code: FailureCode, message: str, *, distrust: bool = False
+    ) -> None:
+        """Give a context up, and the forks that wait for it.
+
+        Args:
+            distrust: its KV may be wrong: nobody shall find its blocks again.
+        """
+        if distrust:
+            for block in context.block_table.ids:
+                self._pool.withdraw(block)
+        todo = deque([(context, message)])
+        while todo:
+            current, reason = todo.popleft()
+            todo.extend(
+                (fork.child, f"parent context {current.id} failed: {reason}")
+                for fork in current.pending
+                if isinstance(fork, PendingFork)
+            )
+            failure = Failed(current.id, code, reason)
+            self._emit(current, failure)
+            if not current.freed:
+                del self._by_id[current.id]
+                self._failures.remember(failure)
+            current.pending.clear()
+            fork = current.fork
+            self._remove(current)
+            if fork is not None:
+                self._trim(fork.parent)
+
+    def fail_id(self, context_id: int, code: FailureCode, message: str) -> None:
+        """Answer a primitive that could not be queued; gives up its context, if there is one."""
+        context = self._by_id.get(context_id)
+        if context is not None:
+            self.fail(context, code, message)
+        else:
+            failure = Failed(context_id, code, message)
+            self.events.append(failure)
+            self._failures.remember(failure)
+
+    def _trim(self, context: Context) -> None:
+        """Drop what no waiting fork depends on, of a freed context and of its freed parents."""
+        current: Context | None = context
+        while current is not None and current.freed and current.state != "gone":
+            while current.pending and not isinstance(current.pending[-1], PendingFork):
+                current.pending.pop()
+            if current.pending:
+                return
+            fork = current.fork
+            self._remove(current)
+            current = None if fork is None else fork.parent
+
+    def _remove(self, context: Context) -> None:
+        """The context is no more; its place in a parent's queue is given up too."""
+        fork = context.fork
+        if fork is not None and fork in fork.parent.pending:
+            fork.parent.pending.remove(fork)
+        self.states.remove(context)
+
+    def _emit(self, context: Context, event: Event) -> None:
+        # NOTE: a freed id may be in use again; its events belong to the new context.
+        if not context.freed or context.id not in self._by_id:
+            self.events.append(event)
+
+    def check_integrity(self) -> None:
+        """Check every context, and the block pool against all block tables.
+
+        Raises:
+            EngineStateError: something does not fit; the message tells what and its story.
+        """
+        self.states.check_integrity()
+        for context in self.states:
+            if context.freed == (self._by_id.get(context.id) is context):
+                raise self.states.illegal(context, "freed and known")
+            if (context.state == "unborn") != (context.fork is not None):
+                raise self.states.illegal(context, "unborn without a parent, or born with one")
+            priorities = [pending.priority for pending in context.pending]
+            if priorities != sorted(priorities):
+                raise self.states.illegal(context, "waits for work that is less urgent")
+
+
+def _salt_of(primitive: Fill | Generate) -> str:
+    return primitive.salt if isinstance(primitive, Fill) else ""

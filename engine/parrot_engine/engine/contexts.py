@@ -1,0 +1,347 @@
+"""Contexts: token sequences, the blocks that hold their KV, and the work queued on them.
+
+Single contexts and what follows from their content: what has to be computed next, from which
+position on logits are needed, when a generation ends. Which contexts exist, and how they are forked
+and freed, is `parrot_engine.engine.context_store`; which of them wait, run or idle is
+`parrot_engine.engine.context_states`; what runs when is `parrot_engine.engine.batcher`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import dropwhile
+from operator import is_not
+from typing import Literal, Protocol, TypeAlias
+
+from parrot_engine.batch import Matcher, SamplingRow
+from parrot_engine.engine.speculation import Guesser
+from parrot_engine.exceptions import PrimitiveError
+from parrot_engine.kv_cache.block_hash import block_hash, root_hash
+from parrot_engine.kv_cache.block_table import BlockTable
+from parrot_engine.protocol import FinishReason, Retention, SamplingParams, TokenLogprobs
+
+#: `unborn` waits for its parent to reach the fork; `waiting` has work but no place in the batch;
+#: `running` has one; `held` has work, but its grammar is being compiled; `idle` has no work; `gone`
+#: was freed or failed.
+ContextState: TypeAlias = Literal["unborn", "waiting", "running", "held", "idle", "gone"]
+
+#: Sorts work: (priority, number of the submission), smaller first.
+Rank: TypeAlias = tuple[int, int]
+
+
+@dataclass(slots=True, eq=False)
+class PendingFill:
+    """A Fill in a context's queue."""
+
+    number: int
+    token_ids: list[int]
+    priority: int
+    prompt_logprobs: int | None
+    #: Position of its first token; None until it is at the head of the queue.
+    start: int | None = None
+    #: Tokens before this position have been computed or found at least once.
+    reached: int = 0
+    #: Tokens that were found in the prefix cache.
+    cached_tokens: int = 0
+    #: With `prompt_logprobs`: one entry per token scored so far.
+    scores: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether log-probabilities of its tokens are still missing."""
+        return self.prompt_logprobs is not None and len(self.scores) < len(self.token_ids)
+
+
+@dataclass(slots=True, eq=False)
+class PendingGenerate:
+    """A Generate in a context's queue."""
+
+    number: int
+    sampling: SamplingParams
+    priority: int
+    #: Of the random stream; drawn at submission, so that it does not depend on the batch.
+    seed: int
+    end_token_ids: frozenset[int]
+    #: Made when its first token is about to be sampled; its lists grow with the generation.
+    row: SamplingRow | None = None
+    #: Its grammar is being compiled: no token can be drawn yet.
+    is_held: bool = False
+    #: Makes what keeps it to its grammar, if it has one and that is compiled.
+    new_matcher: Callable[[], Matcher] | None = None
+    #: Guesses its next tokens; None until the first are asked for.
+    guesser: Guesser | None = None
+
+    def begin(self, token_ids: list[int]) -> SamplingRow:
+        """The one sampling row, made if there is none: the first token follows these."""
+        if self.row is None:
+            self.row = SamplingRow(
+                self.sampling,
+                list(token_ids),
+                [],
+                self.seed,
+                self.end_token_ids,
+                matcher=None if self.new_matcher is None else self.new_matcher(),
+            )
+        return self.row
+
+    def no_logprobs(self) -> list[TokenLogprobs] | None:
+        """The log-probabilities of no tokens: a list only if they were asked for."""
+        return [] if self.sampling.logprobs is not None else None
+
+
+@dataclass(slots=True, eq=False)
+class PendingFork:
+    """The point in a parent's queue at which a child begins."""
+
+    parent: Context
+    child: Context
+    #: Of the child's most urgent work.
+    priority: int
+
+
+Pending: TypeAlias = PendingFill | PendingGenerate | PendingFork
+
+
+class Flight(Protocol):
+    """What a context has to know of a row that was launched for it."""
+
+    @property
+    def end(self) -> int:
+        """Position behind the row's last token."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """The index of the row in its step."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The context's epoch when the row was planned."""
+        ...
+
+    @property
+    def generate(self) -> PendingGenerate | None:
+        """The Generate that a token is sampled for."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """One context. Positions 0 … num_computed-1 have KV in the blocks of `block_table`."""
+
+    id: int
+    salt: str
+    block_size: int
+    #: Tokens that it may hold at most.
+    max_tokens: int
+    #: Its place in its parent's queue, while it is unborn.
+    fork: PendingFork | None = None
+    state: ContextState = "idle"
+    #: Keep the KV as long as there is anything else to evict.
+    pin: bool = False
+    #: Freed by the caller, but still computing what a waiting fork depends on.
+    freed: bool = False
+    #: Of its blocks, once it is gone.
+    retention: Retention = "normal"
+    token_ids: list[int] = field(default_factory=list)
+    block_table: BlockTable = field(default_factory=BlockTable)
+    num_computed: int = 0
+    #: The row launched last, until its outcome has been applied; None also for one whose outcome
+    #: does not matter any more.
+    in_flight: Flight | None = None
+    #: Grows whenever a row in flight must not count as computed: KV dropped, generation over.
+    epoch: int = 0
+    pending: deque[Pending] = field(default_factory=deque)
+    #: Hashes of the full blocks of `token_ids`, as far as they were asked for.
+    hashes: list[bytes] = field(default_factory=list)
+    #: The rank under which it stands in the line of waiting contexts.
+    queued: Rank | None = None
+    #: How it came to its state, for `ContextStateError`.
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=32))
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that are known but have no KV yet."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def rank(self) -> Rank:
+        """The rank of the primitive at the head of the queue, which must not be a fork."""
+        head = self.pending[0]
+        assert not isinstance(head, PendingFork)
+        return (head.priority, head.number)
+
+    @property
+    def fill(self) -> PendingFill | None:
+        """The Fill at the head of the queue."""
+        head = self.pending[0] if self.pending else None
+        return head if isinstance(head, PendingFill) else None
+
+    @property
+    def generate(self) -> PendingGenerate | None:
+        """The Generate that samples from the logits of the last known token, if any.
+
+        Either at the head, or right behind the Fill at the head: then no step of its own is
+        needed for the first token. Forks in between do not matter: they take no step.
+        """
+        for pending in self.pending:
+            if isinstance(pending, PendingGenerate):
+                return pending if self.has_room_for(pending) and not pending.is_held else None
+            if isinstance(pending, PendingFill) and pending is not self.pending[0]:
+                return None
+        return None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what comes next is a Generate whose grammar is being compiled."""
+        head = self.pending[0] if self.pending else None
+        return isinstance(head, PendingGenerate) and head.is_held
+
+    def is_at(self, generate: PendingGenerate | None) -> bool:
+        """Whether this Generate is at the head of the queue."""
+        return bool(self.pending) and self.pending[0] is generate
+
+    def has_room_for(self, generate: PendingGenerate) -> bool:
+        """Whether a Generate that begins now yields any token."""
+        return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
+
+    def goes_on_unseen(self, generate: PendingGenerate) -> bool:
+        """Whether a Generate draws another token after the one in flight, unless that ends it.
+
+        Known by counting. False as well when the next draw depends on which token it is, or when
+        a fork stands in front: what it shares should not grow meanwhile.
+        """
+        pending, row = self.pending, generate.row
+        if row is None or row.needs_history:
+            return False
+        if pending[0] is not generate and (len(pending) < 2 or pending[1] is not generate):
+            return False
+        return (
+            len(row.generated_token_ids) + 1 < row.params.max_tokens
+            and len(self.token_ids) + 1 < self.max_tokens
+        )
+
+    @property
+    def speculative_generate(self) -> PendingGenerate | None:
+        """The Generate that takes one token in the next step, if that may be more by guesses."""
+        head, flight = self.pending[0] if self.pending else None, self.in_flight
+        if not isinstance(head, PendingGenerate) or head.row is None or head.row.needs_history:
+            return None
+        if flight is None:
+            return head if self.num_remaining == 1 else None
+        return head if flight.generate is head and self.goes_on_unseen(head) else None
+
+    def abandon_flight(self) -> None:
+        """What is still in flight is of no use any more: its generation is over."""
+        if self.in_flight is not None:
+            self.in_flight = None
+            self.epoch += 1
+
+    def begin_as(self, parent: Context) -> None:
+        """Be born, with all of the parent; the caller retains the blocks."""
+        self.fork = None
+        self.token_ids = list(parent.token_ids)
+        self.hashes = list(parent.hashes)
+        self.block_table = BlockTable(parent.block_table.ids)
+        self.num_computed = parent.num_computed
+
+    def lift(self, priority: int) -> Context | None:
+        """Make everything that is queued here at least as urgent as what is about to wait for it.
+
+        An unborn context waits for its parent up to the fork, and so on. So priorities never fall
+        along a queue, that of a fork being its child's, and the walk back ends at the first that
+        is small enough.
+
+        Returns:
+            The born context up to whose head the walk came, so that its rank may be another now;
+            None if it ended before.
+        """
+        context = self
+        queue: Iterable[Pending] = reversed(context.pending)
+        while True:
+            for pending in queue:
+                if pending.priority <= priority:
+                    return None
+                pending.priority = priority
+            fork = context.fork
+            if fork is None:
+                return context
+            context = fork.parent
+            queue = dropwhile(partial(is_not, fork), reversed(context.pending))
+
+    def begin_fill(self, fill: PendingFill) -> None:
+        """Append the tokens of the Fill that came to the head of the queue.
+
+        Raises:
+            PrimitiveError: they do not fit.
+        """
+        total = len(self.token_ids) + len(fill.token_ids)
+        if total > self.max_tokens:
+            raise PrimitiveError(
+                "context_too_long",
+                f"the context would hold {total} tokens; at most {self.max_tokens} fit",
+            )
+        fill.start = fill.reached = len(self.token_ids)
+        self.token_ids.extend(fill.token_ids)
+        if fill.token_ids and fill.prompt_logprobs is not None:
+            if fill.start == 0:
+                fill.scores.append(None)
+            else:
+                self.step_back(fill.start - 1)
+
+    def append_sampled(self, row: SamplingRow, token_id: int) -> FinishReason | None:
+        """Append a token that was sampled with `row`; why its generation ends, if it does."""
+        row.generated_token_ids.append(token_id)
+        self.token_ids.append(token_id)
+        if token_id in row.end_token_ids:
+            return "stop"
+        if (
+            len(row.generated_token_ids) < row.params.max_tokens
+            and len(self.token_ids) < self.max_tokens
+        ):
+            return None
+        return "length"
+
+    def first_needed(self) -> int:
+        """The first position that must be computed, even if its KV could be found: its logits
+        are needed. The number of tokens when none are.
+        """
+        fill = self.fill
+        if fill is not None and fill.needs_scores:
+            assert fill.start is not None
+            return max(0, fill.start + len(fill.scores) - 1)
+        return len(self.token_ids) - (1 if self.generate is not None else 0)
+
+    def digest(self, index: int) -> bytes:
+        """The hash of the full block number `index` of this context."""
+        size = self.block_size
+        while len(self.hashes) <= index:
+            number = len(self.hashes)
+            parent = self.hashes[-1] if self.hashes else root_hash(self.salt)
+            tokens = self.token_ids[number * size : (number + 1) * size]
+            self.hashes.append(block_hash(parent, tokens))
+        return self.hashes[index]
+
+    def step_back(self, position: int) -> None:
+        """Have the token at `position` computed again, if it was: its logits are needed."""
+        self.num_computed = min(self.num_computed, position)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    @property
+    def num_missing_blocks(self) -> int:
+        """Blocks that its known tokens need beyond those that it holds."""
+        return max(0, self.blocks_for(len(self.token_ids)) - len(self.block_table))
+
+    def note_found(self, start: int, end: int) -> None:
+        """Positions start … end-1 were found in the prefix cache."""
+        fill = self.fill
+        if fill is not None:
+            fill.cached_tokens += max(0, end - max(start, fill.reached))
+            fill.reached = max(fill.reached, end)

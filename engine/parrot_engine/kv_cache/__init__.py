@@ -1,0 +1,1 @@
+"""KV blocks: pool, prefix hashes, host tier."""

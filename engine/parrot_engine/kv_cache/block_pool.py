@@ -1,0 +1,297 @@
+"""The pool of KV blocks: reference counts, prefix index, eviction.
+
+Decides which physical block is used for what; knows neither contexts nor tensors. A block is
+
+- *free*: nobody's, content meaningless;
+- *used*: referenced by one or more block tables;
+- *cached*: referenced by nobody, but still holding a full block of tokens that can be found
+  again by its hash; the first to be evicted when a block is needed. Those released last go last,
+  but for what whoever released them said of them (`Retention`).
+
+A full block is registered under the hash of its tokens and of everything before them. From then
+on it is immutable, until it is evicted or its only owner withdraws it. Two blocks never carry the
+same hash.
+
+Where there is a host tier (`parrot_engine.kv_cache.host_tier`), what it holds counts as found when
+changes of the index are told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+
+from parrot_engine.exceptions import BlockStateError
+from parrot_engine.kv_cache.block_hash import short_hash
+from parrot_engine.kv_cache.host_slots import HostSlots
+from parrot_engine.protocol import BlockChanges, Retention
+
+#: Changes remembered for the story of a block, over the whole pool.
+STORY_LENGTH = 2048
+#: Blocks that may be kept before others, of all: further ones take the place of the longest kept.
+KEPT_SHARE = 0.5
+
+
+class BlockPool:
+    """A fixed number of blocks, named 0 … num_blocks-1.
+
+    Methods raise `BlockStateError`, with the story of the block, on a transition that its state
+    does not allow; that is a bug of the caller.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        #: Taken from the end: lowest ids first, to begin with.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        #: Referenced by nobody, least recently used first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        #: The same, evicted after all of those.
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._max_kept = int(num_blocks * KEPT_SHARE)
+        #: Whether a second owner has come to a block: then one owner's word does not drop it.
+        self._was_shared = bytearray(num_blocks)
+        #: Whether whoever released a block last dropped it.
+        self._is_dropped = bytearray(num_blocks)
+        #: Copies outside of the pool, and who is told of a block whose content is given up.
+        self.host: HostSlots | None = None
+        self.on_reuse: Callable[[int], None] | None = None
+        #: Blocks whose content is on its way from there: each has one reference of nobody's table.
+        self.arriving: set[int] = set()
+        #: Steps launched so far, and how many there were when a block was released.
+        self.num_launches = 0
+        self._released_at = [0] * num_blocks
+        #: How often a block has become one that can be given away, or has been taken.
+        self.num_changes = 0
+        #: What has changed in the index since it was last told: registered (True) or gone.
+        self._untold: dict[bytes, bool] = {}
+        self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give, cached ones included."""
+        return len(self._free) + self.num_cached
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without a reference that still hold a prefix."""
+        return len(self._cached) + len(self._kept)
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks without a reference that hold nothing."""
+        return len(self._free)
+
+    def eviction_order(self) -> Iterator[int]:
+        """Cached blocks, the first to be evicted first."""
+        return chain(self._cached, self._kept)
+
+    def digest(self, block: int) -> bytes | None:
+        """The hash under which a block is registered."""
+        return self._hashes[block]
+
+    def is_dropped(self, block: int) -> bool:
+        """Whether a cached block is not worth keeping, by the word of who released it."""
+        return bool(self._is_dropped[block])
+
+    def released_at(self, block: int) -> int:
+        """Steps that had been launched when a block was released last: none after them reads it."""
+        return self._released_at[block]
+
+    def references(self, block: int) -> int:
+        """How many tables hold this block."""
+        return self._references[block]
+
+    def is_private(self, block: int) -> bool:
+        """Whether one table alone holds this block, and nobody can find it: it may be written."""
+        return self._references[block] == 1 and self._hashes[block] is None
+
+    def find(self, digest: bytes) -> int | None:
+        """The block registered under a hash, used or cached. `retain` it to use it."""
+        return self._by_hash.get(digest)
+
+    def allocate(self) -> int:
+        """A block with one reference and no content; evicts the first of the cached ones.
+
+        Raises:
+            BlockStateError: no block is left; ask `num_free` first.
+        """
+        if self._free:
+            block = self._free.pop()
+        elif self._cached or self._kept:
+            block, _ = (self._cached or self._kept).popitem(last=False)
+            if self.on_reuse is not None:
+                self.on_reuse(block)
+            self._forget(block)
+        else:
+            raise BlockStateError("block pool", f"all {self.num_blocks} blocks are in use")
+        self._references[block] = 1
+        self._was_shared[block] = False
+        self._is_dropped[block] = False
+        self.num_changes += 1
+        self._note(block, "allocated")
+        return block
+
+    def retain(self, block: int) -> None:
+        """One more reference to a used or cached block."""
+        if self._references[block] == 0:
+            if block not in self._cached and block not in self._kept:
+                raise self._illegal(block, "a free block cannot be retained")
+            self._cached.pop(block, None)
+            self._kept.pop(block, None)
+            self._is_dropped[block] = False
+            self.num_changes += 1
+        self._references[block] += 1
+        self._was_shared[block] = True
+        self._note(block, "retained")
+
+    def release(self, block: int, retention: Retention = "normal") -> None:
+        """Give a reference back; without references a registered block becomes cached.
+
+        Args:
+            block: the block.
+            retention: counts with the last reference. `drop` counts for blocks that never had a
+                second owner: a beginning that many share is not one's to drop.
+        """
+        if self._references[block] == 0:
+            raise self._illegal(block, "released more often than retained")
+        self._references[block] -= 1
+        self._note(block, "released")
+        if self._references[block] == 0:
+            self._released_at[block] = self.num_launches
+            self.num_changes += 1
+            if self._hashes[block] is None:
+                self._free.append(block)
+            else:
+                self._cache(block, retention)
+
+    def release_table(self, table: Iterable[int], retention: Retention = "normal") -> None:
+        """Release the blocks of a context, in such an order that leaves are evicted first."""
+        blocks = list(table)
+        # What is dropped goes to the front, so that the last one is evicted first.
+        for block in blocks if retention == "drop" else reversed(blocks):
+            self.release(block, retention)
+
+    def register(self, block: int, digest: bytes) -> int:
+        """Make a full block findable and immutable.
+
+        Returns:
+            The block to use from now on: another one when the same content is registered already;
+            it has been retained and `block` released in exchange.
+        """
+        if self._references[block] == 0:
+            raise self._illegal(block, "an unused block cannot be registered")
+        if self._hashes[block] is not None:
+            raise self._illegal(block, "registered twice")
+        known = self._by_hash.get(digest)
+        if known is not None:
+            self.retain(known)
+            self.release(block)
+            return known
+        self._hashes[block] = digest
+        self._by_hash[digest] = block
+        if self.host is None or digest not in self.host:
+            self._tell(digest, is_found=True)
+        self._note(block, "registered")
+        return block
+
+    def withdraw(self, block: int) -> None:
+        """Take a used block out of the index: to write into it again, or not to trust it.
+
+        A copy in the host tier goes with it.
+        """
+        if self._references[block] == 0:
+            raise self._illegal(block, "an unused block cannot be withdrawn")
+        digest = self._hashes[block]
+        if digest is not None:
+            if self.host is not None:
+                self.host.forget(digest)
+            self._forget(block)
+            self._note(block, "withdrawn")
+
+    def take_changes(self, *, everything: bool = False) -> BlockChanges:
+        """What can be found, and cannot be found any more, since this was last asked.
+
+        Args:
+            everything: all that can be found, for somebody who knows nothing yet.
+        """
+        untold = self._untold
+        if everything:
+            untold = dict.fromkeys(chain(self._by_hash, self.host or ()), True)
+        self._untold = {}
+        return BlockChanges(
+            [short_hash(digest) for digest, stored in untold.items() if stored],
+            [short_hash(digest) for digest, stored in untold.items() if not stored],
+        )
+
+    def lost_on_host(self, digest: bytes) -> None:
+        """The host tier's copy of a block is no more."""
+        if digest not in self._by_hash:
+            self._tell(digest, is_found=False)
+
+    def story(self, block: int) -> list[str]:
+        """The remembered changes of a block, oldest first, and how it stands."""
+        digest = self._hashes[block]
+        state = f"references {self._references[block]}, hash {digest.hex()[:16] if digest else '-'}"
+        return [*(what for who, what in self._log if who == block), state]
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Compare the pool with all the tables that hold references to it.
+
+        Raises:
+            BlockStateError: a leak, a double free, or an index that does not match.
+        """
+        expected = Counter(block for table in tables for block in table)
+        expected.update(self.arriving)
+        for block, count in enumerate(self._references):
+            if count != expected[block]:
+                raise self._illegal(block, f"{count} references, but {expected[block]} holders")
+        free, cached = set(self._free), {*self._cached, *self._kept}
+        if len(cached) != self.num_cached or len(self._kept) > self._max_kept:
+            raise BlockStateError("block pool", "a block is kept twice, or too many are")
+        used = {block for block, count in enumerate(self._references) if count}
+        if len(free) != len(self._free) or free & cached or free & used or cached & used:
+            raise BlockStateError("block pool", "a block is in two states")
+        if len(free) + len(cached) + len(used) != self.num_blocks:
+            raise BlockStateError("block pool", "free + cached + used is not the total")
+        registered = {b: digest for b, digest in enumerate(self._hashes) if digest is not None}
+        if {digest: block for block, digest in registered.items()} != self._by_hash:
+            raise BlockStateError("block pool", "the index does not match the blocks")
+        for block in free & registered.keys():
+            raise self._illegal(block, "free, but registered")
+        for block in cached - registered.keys():
+            raise self._illegal(block, "cached, but not registered")
+
+    def _cache(self, block: int, retention: Retention) -> None:
+        if retention == "keep" and self._max_kept:
+            if len(self._kept) >= self._max_kept:
+                oldest, _ = self._kept.popitem(last=False)
+                self._cached[oldest] = None
+            self._kept[block] = None
+            return
+        self._cached[block] = None
+        if retention == "drop" and not self._was_shared[block]:
+            self._is_dropped[block] = True
+            self._cached.move_to_end(block, last=False)
+
+    def _forget(self, block: int) -> None:
+        digest = self._hashes[block]
+        if digest is not None:
+            del self._by_hash[digest]
+            self._hashes[block] = None
+            if self.host is None or digest not in self.host:
+                self._tell(digest, is_found=False)
+
+    def _tell(self, digest: bytes, *, is_found: bool) -> None:
+        """Note a change of the index, which undoes one that nobody was told of."""
+        if self._untold.pop(digest, None) is None:
+            self._untold[digest] = is_found
+
+    def _note(self, block: int, what: str) -> None:
+        self._log.append((block, what))
+
+    def _illegal(self, block: int, problem: str) -> BlockStateError:
+        return BlockStateError(f"block {block}", problem, self.story(block))

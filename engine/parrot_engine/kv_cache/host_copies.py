@@ -1,0 +1,293 @@
+"""Copies of KV blocks between the cache and slots in host memory.
+
+On a GPU they run beside the steps: one stream out, one in. A chunk of blocks is gathered into a
+buffer on the device, each as one run of bytes over all layers, and goes from there to pinned memory
+in one transfer for each run of slots; the way back is the reverse. So a transfer is megabytes long,
+whatever the model's shape. On a CPU copying is done when it is asked for.
+
+Which blocks, and when, is decided by `parrot_engine.kv_cache.host_tier`. Bits are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parrot_engine.kv_cache.host_memory import HostMemory
+
+#: Of each of the two buffers on the device, unless a single block is larger.
+STAGING_BYTES = 64 << 20
+#: Launches whose marks are kept: of a step in flight, of the one launched behind it, and one more.
+_MARKS = 3
+
+
+class Copy(Protocol):
+    """Copies on their way."""
+
+    def is_read(self) -> bool:
+        """Whether the blocks that are copied out may be overwritten."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether what is copied can be read where it was copied to."""
+        ...
+
+
+class BlockCopies(Protocol):
+    """What copies blocks."""
+
+    #: Blocks that the host memory holds.
+    num_slots: int
+    #: Blocks that are copied at once, at most.
+    chunk: int
+
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
+        """Copy blocks, which all steps applied so far have written, into slots."""
+        ...
+
+    def load(
+        self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
+    ) -> Copy:
+        """Copy slots into blocks.
+
+        Args:
+            slots: from where.
+            blocks: to where.
+            after: nothing is written before the launches up to this one (from 1) have been
+                computed.
+            behind: nor is anything read or written before these are done.
+        """
+        ...
+
+    def before_launch(self, behind: Sequence[Copy]) -> None:
+        """What is launched from now on overwrites what these copies read."""
+        ...
+
+    def launched(self, number: int) -> None:
+        """Step `number`, from 1, was launched."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is on its way, and give the memory back."""
+        ...
+
+
+def staging_blocks(bytes_per_block: int) -> int:
+    """Blocks that one buffer on the device holds."""
+    return max(1, STAGING_BYTES // bytes_per_block)
+
+
+def make_copies(kv_cache: Tensor, num_slots: int) -> BlockCopies:
+    """Copies between a KV cache, `[layers, 2, num_blocks, …]`, and `num_slots` slots.
+
+    Raises:
+        SettingsError: the host has no memory for them.
+    """
+    pieces = pieces_of(kv_cache)
+    shape = (num_slots, pieces.shape[0], pieces.shape[2])
+    num_bytes = shape[0] * shape[1] * shape[2] * pieces.element_size()
+    memory = HostMemory(num_bytes, is_pinned=kv_cache.is_cuda)
+    slots = memory.tensor.view(pieces.dtype).view(shape)
+    return (CudaCopies if kv_cache.is_cuda else CpuCopies)(pieces, slots, memory)
+
+
+def pieces_of(kv_cache: Tensor) -> Tensor:
+    """The cache as `[2 * layers, num_blocks, width]`, in units of eight bytes where that goes."""
+    if kv_cache.shape[-1] * kv_cache.element_size() % 8 == 0:
+        kv_cache = kv_cache.view(torch.int64)
+    layers, _, num_blocks = kv_cache.shape[:3]
+    return kv_cache.view(2 * layers, num_blocks, -1)
+
+
+class Rows:
+    """Blocks as rows of one matrix.
+
+    NOTE: a matrix, because torch cuts an operation on a tensor of more than 2 GB with more
+    dimensions into one for each 2 GB.
+    """
+
+    def __init__(self, pieces: Tensor) -> None:
+        """Take what `pieces_of` gives."""
+        count, self._num_blocks, width = pieces.shape
+        self._matrix = pieces.view(-1, width)
+        self._first = self._num_blocks * np.arange(count, dtype=np.int64)
+
+    def places(self, blocks: Sequence[int]) -> Tensor:
+        """The rows of blocks, those of one block together; int64, on the host."""
+        return torch.from_numpy(np.add.outer(np.array(blocks, np.int64), self._first).ravel())
+
+    def gather(self, places: Tensor, out: Tensor) -> None:
+        """Copy rows into `out`, `[num_blocks, pieces, width]`."""
+        torch.index_select(self._matrix, 0, places, out=out.view(len(places), -1))
+
+    def scatter(self, places: Tensor, source: Tensor) -> None:
+        """Copy `source`, of the same shape, into rows."""
+        self._matrix.index_copy_(0, places, source.view(len(places), -1))
+
+
+class _Done:
+    """A copy that is over; implements `Copy`."""
+
+    def is_read(self) -> bool:
+        """It is."""
+        return True
+
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
+
+class CpuCopies:
+    """Copies in memory; implements `BlockCopies`."""
+
+    def __init__(self, pieces: Tensor, slots: Tensor, memory: HostMemory) -> None:
+        self.num_slots = len(slots)
+        self.chunk = staging_blocks(slots[0].nbytes)
+        self._blocks = pieces.transpose(0, 1)
+        self._slots = slots
+        self._memory = memory
+
+    @torch.inference_mode()
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
+        """See `BlockCopies`."""
+        for block, slot in zip(blocks, slots, strict=True):
+            self._slots[slot] = self._blocks[block]
+        return _Done()
+
+    @torch.inference_mode()
+    def load(
+        self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
+    ) -> Copy:
+        """See `BlockCopies`."""
+        del after, behind
+        for slot, block in zip(slots, blocks, strict=True):
+            self._blocks[block] = self._slots[slot]
+        return _Done()
+
+    def before_launch(self, behind: Sequence[Copy]) -> None:
+        """Nothing is on its way."""
+
+    def launched(self, number: int) -> None:
+        """Nothing depends on it."""
+
+    def close(self) -> None:
+        """See `BlockCopies`."""
+        del self._blocks, self._slots
+        self._memory.close()
+
+
+class _CudaCopy:
+    """Marks in a stream; implements `Copy`."""
+
+    def __init__(self) -> None:
+        self.read = torch.cuda.Event()
+        self.done = torch.cuda.Event()
+
+    def is_read(self) -> bool:
+        """See `Copy`."""
+        return bool(self.read.query())
+
+    def is_done(self) -> bool:
+        """See `Copy`."""
+        return bool(self.done.query())
+
+
+class CudaCopies:
+    """Copies beside a GPU's steps; implements `BlockCopies`.
+
+    Steps are launched on the current stream of the thread that calls.
+    """
+
+    def __init__(self, pieces: Tensor, slots: Tensor, memory: HostMemory) -> None:
+        self.num_slots = len(slots)
+        self.chunk = staging_blocks(slots[0].nbytes)
+        self._rows = Rows(pieces)
+        self._slots = slots
+        self._memory = memory
+        self._device = pieces.device
+        self._out, self._in = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
+        shape = (self.chunk, *slots.shape[1:])
+        # NOTE: buffers of their own, for good: what the allocator hands out belongs to one stream.
+        self._leaving = torch.empty(shape, dtype=pieces.dtype, device=self._device)
+        self._coming = torch.empty(shape, dtype=pieces.dtype, device=self._device)
+        #: Behind the launches of the last steps, with their numbers.
+        self._marks: deque[tuple[int, torch.cuda.Event]] = deque(maxlen=_MARKS)
+
+    @torch.inference_mode()
+    def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
+        """See `BlockCopies`.
+
+        Blocks need no mark to wait for: the host has seen the outcome of the steps that wrote them.
+        """
+        copy = _CudaCopy()
+        with torch.cuda.stream(self._out):
+            gathered = self._leaving[: len(blocks)]
+            self._rows.gather(self._places(blocks), gathered)
+            copy.read.record()
+            for first, slot, count in _runs(slots):
+                target = self._slots[slot : slot + count]
+                target.copy_(gathered[first : first + count], non_blocking=True)
+            copy.done.record()
+        return copy
+
+    @torch.inference_mode()
+    def load(
+        self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
+    ) -> Copy:
+        """See `BlockCopies`."""
+        copy = _CudaCopy()
+        with torch.cuda.stream(self._in):
+            for other in behind:
+                assert isinstance(other, _CudaCopy)
+                self._in.wait_event(other.done)
+            arrived = self._coming[: len(slots)]
+            for first, slot, count in _runs(slots):
+                source = self._slots[slot : slot + count]
+                arrived[first : first + count].copy_(source, non_blocking=True)
+            places = self._places(blocks)
+            # Of launches without a mark the outcome was seen.
+            for number, mark in self._marks:
+                if number <= after:
+                    self._in.wait_event(mark)
+            self._rows.scatter(places, arrived)
+            copy.read.record()
+            copy.done.record()
+        return copy
+
+    def before_launch(self, behind: Sequence[Copy]) -> None:
+        """See `BlockCopies`."""
+        current = torch.cuda.current_stream(self._device)
+        for other in behind:
+            assert isinstance(other, _CudaCopy)
+            current.wait_event(other.read)
+
+    def launched(self, number: int) -> None:
+        """See `BlockCopies`."""
+        mark = torch.cuda.Event()
+        mark.record(torch.cuda.current_stream(self._device))
+        self._marks.append((number, mark))
+
+    def close(self) -> None:
+        """See `BlockCopies`."""
+        self._out.synchronize()
+        self._in.synchronize()
+        del self._rows, self._slots, self._leaving, self._coming
+        self._memory.close()
+
+    def _places(self, blocks: Sequence[int]) -> Tensor:
+        """The rows of blocks, on the device, in the order of the current stream."""
+        return self._rows.places(blocks).pin_memory().to(self._device, non_blocking=True)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Runs of consecutive numbers: where each begins, its first number, and its length."""
+    first = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield first, numbers[first], index - first
+            first = index

@@ -1,0 +1,208 @@
+"""From options to a running engine: which kind, which folder, which name.
+
+Knows the engines only by name and imports the chosen one; a machine without transformers can use
+the builtin engine, and the reverse.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, get_type_hints
+
+from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
+from parrot_engine.loading.hub import resolve_model, served_name
+from parrot_engine.progress import ProgressLines
+from parrot_engine.protocol import Engine
+from parrot_engine.settings import BuiltinSettings
+from parrot_engine.text.assets import TextAssets, TextAssetsError, load_text_assets
+
+_log = logging.getLogger(__name__)
+
+EngineKind: TypeAlias = Literal["auto", "builtin", "huggingface"]
+
+_KINDS = ("auto", "builtin", "huggingface")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What to load and how: the settings of all engines.
+
+    None stands for the engine's own default. What the chosen engine does not have is ignored.
+    """
+
+    #: A folder, a hub id, or `parrot-demo`.
+    model: str
+    #: The name under which it is served; the folder's name or the hub id by default.
+    name: str | None = None
+    #: `auto` takes the builtin engine where it knows the model.
+    kind: EngineKind = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    kernels: str | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    cuda_graphs: str | None = None
+    #: How keys and values are stored (builtin engine only).
+    kv_cache_dtype: str | None = None
+    overlap: str | None = None
+    speculative_tokens: int | None = None
+    speculative_min_ngram: int | None = None
+    speculative_max_ngram: int | None = None
+    speculative_batch_tokens: int | None = None
+    max_batch_size: int | None = None
+    max_batch_tokens: int | None = None
+    max_background_tokens: int | None = None
+    max_context_tokens: int | None = None
+    max_logprob_tokens: int | None = None
+    max_cached_contexts: int | None = None
+    max_waiting: int | None = None
+    max_contexts: int | None = None
+    prefix_caching: bool | None = None
+    seed: int | None = None
+    num_threads: int | None = None
+    #: GPUs of this host that hold the model together (builtin engine only).
+    tensor_parallel: int | None = None
+    peer_memory: bool | None = None
+    #: Host memory for KV that leaves the device, in GB or in blocks (builtin engine only).
+    host_memory_gb: float | None = None
+    host_blocks: int | None = None
+    host_min_tokens: int | None = None
+    #: Random weights: of the model only the configuration is read (builtin engine only).
+    dummy_weights: bool = False
+    #: Run Python code that comes with the checkpoint (huggingface engine only).
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises `SettingsError` for a kind that does not exist, or has no dummy weights."""
+        if self.kind not in _KINDS:
+            raise SettingsError("kind", f"{self.kind!r} is none of {', '.join(_KINDS)}")
+        if self.dummy_weights and self.kind == "huggingface":
+            raise SettingsError("dummy_weights", "the huggingface engine has none")
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineOptions:
+        """Options from a JSON object.
+
+        Raises:
+            SettingsError: not an object, an unknown key, or a value of another type.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise SettingsError("options", f"not valid JSON: {error}") from error
+        if not isinstance(values, dict) or "model" not in values:
+            raise SettingsError("options", "must be a JSON object with at least 'model'")
+        hints = get_type_hints(cls)
+        for key, value in values.items():
+            if key not in hints:
+                raise SettingsError(key, "there is no such option")
+            if key != "kind" and not _fits(value, hints[key]):
+                raise SettingsError(key, f"{value!r} has the wrong type")
+        return cls(**values)
+
+
+class LoadedEngine(NamedTuple):
+    """An engine that is ready to run, and the model's tokenizer and templates."""
+
+    engine: Engine
+    text: TextAssets
+
+
+def load_engine(options: EngineOptions) -> LoadedEngine:
+    """Find the model and load it; may download, takes as long as it takes.
+
+    With `auto`, a model that the builtin engine does not know goes to the huggingface engine.
+
+    Raises:
+        ModelError: the model cannot be found, read or run.
+        SettingsError: an option does not fit model or machine.
+    """
+    settings, folder = _prepare(options)
+    try:
+        text = load_text_assets(folder)
+    except TextAssetsError as error:
+        raise CheckpointError(str(error)) from error
+    return LoadedEngine(_load(options, settings, folder, text), text)
+
+
+def load_engine_alone(options: EngineOptions) -> Engine:
+    """As `load_engine`, but the model's tokenizer is not read and need not be there."""
+    return _load(options, *_prepare(options))
+
+
+def _prepare(options: EngineOptions) -> tuple[BuiltinSettings | None, Path]:
+    """Settings of the builtin engine, unless it is not wanted, and the model's folder."""
+    # Settings first, as a download may be long.
+    settings = None if options.kind == "huggingface" else _builtin_settings(options)
+    folder = resolve_model(
+        options.model,
+        with_code=options.trust_remote_code,
+        with_weights=not options.dummy_weights,
+    )
+    return settings, folder
+
+
+def _load(
+    options: EngineOptions,
+    settings: BuiltinSettings | None,
+    folder: Path,
+    text: TextAssets | None = None,
+) -> Engine:
+    name = options.name or served_name(options.model)
+    if settings is not None:
+        try:
+            return _load_builtin(folder, settings, name, text)
+        except UnsupportedModelError as error:
+            if options.kind == "builtin" or options.dummy_weights:
+                raise
+            _log.warning("%s: %s. Using the huggingface engine.", name, error)
+    return _load_huggingface(folder, options, name)
+
+
+def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
+    from parrot_engine.models.loader import resolve_device
+
+    device = resolve_device(options.device)
+    return BuiltinSettings.for_device(device.type, **_chosen(options, fields(BuiltinSettings)))
+
+
+def _load_builtin(
+    folder: Path, settings: BuiltinSettings, name: str, text: TextAssets | None
+) -> Engine:
+    from parrot_engine.engine.builtin_engine import BuiltinEngine
+
+    progress = ProgressLines("loading weights")
+    tokenizer_json = None if text is None else text.tokenizer_json
+    return BuiltinEngine.load(
+        folder, settings, model=name, progress=progress, tokenizer_json=tokenizer_json
+    )
+
+
+def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine:
+    try:
+        from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
+    except ImportError as error:
+        raise SettingsError(
+            "kind", f"the huggingface engine needs the transformers package ({error})"
+        ) from error
+    settings = HuggingFaceSettings(**_chosen(options, fields(HuggingFaceSettings)))
+    return HuggingFaceEngine.load(folder, settings, model=name)
+
+
+def _chosen(options: EngineOptions, known: tuple[Field[Any], ...]) -> dict[str, Any]:
+    """The options that an engine knows and that were given."""
+    names = [item.name for item in known if item.name in EngineOptions.__dataclass_fields__]
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(value, bool):
+        return hint in (bool, bool | None)
+    if isinstance(value, int) and hint == float | None:
+        return True
+    return isinstance(value, hint)

@@ -1,0 +1,116 @@
+"""From a model's name to a folder on this machine.
+
+A folder, the bundled demo model, or a repository of the Hugging Face hub, of which only what can be
+served is downloaded: no pickled weights, no code (unless told).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from parrot_engine.exceptions import ModelError
+from parrot_engine.progress import download_bar
+
+#: The bundled model, for trying things out without a download.
+DEMO_MODEL = "parrot-demo"
+
+_ASSETS = Path(__file__).parents[1] / "assets"
+_DEMO_FOLDER = _ASSETS / "demo"
+#: Configurations without weights, by name.
+_SHAPES_FOLDER = _ASSETS / "shapes"
+
+#: Weights first.
+_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken")
+
+#: `name` or `owner/name`, as the hub allows them.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
+
+
+class ModelNotFoundError(ModelError):
+    """A name that is neither a model folder nor a repository that can be had now."""
+
+
+def shape_names() -> list[str]:
+    """Shapes of well-known models that need no download where weights are drawn at random."""
+    return sorted(folder.name for folder in _SHAPES_FOLDER.iterdir() if folder.is_dir())
+
+
+def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: bool = True) -> Path:
+    """The folder of a model, downloading it if need be (resumes; files already here are kept).
+
+    Args:
+        name_or_path: a folder, `parrot-demo`, or a hub id such as `Qwen/Qwen3-0.6B`.
+        with_code: also the Python files of the repository.
+        with_weights: False for the configuration alone; then `shape_names` are known too.
+
+    Raises:
+        ModelNotFoundError: says what was looked for and what to do.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return _checked(path)
+    if name_or_path == DEMO_MODEL:
+        return _checked(_DEMO_FOLDER)
+    if name_or_path in shape_names():
+        if with_weights:
+            raise ModelNotFoundError(
+                f"{name_or_path} is a shape without weights, for measuring: ask for dummy weights."
+            )
+        return _checked(_SHAPES_FOLDER / name_or_path)
+    if not _HUB_ID.match(name_or_path):
+        raise ModelNotFoundError(
+            f"There is no folder {name_or_path}, and it is not the name of a hub repository "
+            "(OWNER/NAME)."
+        )
+    patterns = _PATTERNS if with_weights else _PATTERNS[1:]
+    return _checked(_download(name_or_path, [*patterns, *(["*.py"] if with_code else [])]))
+
+
+def served_name(name_or_path: str) -> str:
+    """The model id that clients use when no other is given: the folder's name or the hub id."""
+    path = Path(name_or_path).expanduser()
+    return path.resolve().name if path.is_dir() else name_or_path
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"The folder {folder} holds no model: it has no config.json.")
+    return folder
+
+
+def _download(repository: str, patterns: list[str]) -> Path:
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
+    except ImportError as error:
+        raise ModelNotFoundError(
+            f"Downloading {repository} needs the huggingface_hub package; install it, or give a "
+            "folder."
+        ) from error
+    try:
+        folder = snapshot_download(repository, allow_patterns=patterns, tqdm_class=download_bar())
+        return Path(folder)
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"The hub repository {repository} is gated: accept its terms on huggingface.co and "
+            "set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"There is no folder and no public hub repository named {repository}. For a private "
+            "one, set HF_TOKEN."
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        raise ModelNotFoundError(
+            f"{repository} is not on this machine, and the Hugging Face hub cannot be "
+            f"reached{offline}. Give a folder, or '{DEMO_MODEL}', which needs no download."
+        ) from error
+    except ValueError as error:
+        raise ModelNotFoundError(f"{repository} cannot be downloaded: {error}") from error

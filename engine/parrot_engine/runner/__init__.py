@@ -1,0 +1,1 @@
+"""Steps on a device: tensors, CUDA graphs, sampling."""

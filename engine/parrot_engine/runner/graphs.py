@@ -1,0 +1,359 @@
+"""CUDA graphs of whole steps, one for each bucket of tokens and kind of work.
+
+A graph repeats a fixed series of launches for the price of one. What differs from step to step,
+tokens, positions and the attention's plan, is read from one buffer on the device, laid out the
+same for all steps of a bucket; a step that has fewer tokens is padded with tokens that are
+written nowhere and whose results nobody reads. A step that no bucket holds is left to the caller.
+
+All graphs share their memory, and are replayed one after the other on one stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parrot_engine.attention.host_plan import HostPlan, Parts
+from parrot_engine.attention.plan_layout import PlanLayout, aligned
+from parrot_engine.attention.policy import MAX_SLOTS
+from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.exceptions import SettingsError
+from parrot_engine.kernels.largest import find_largest
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.runner.sampler import Largest
+from parrot_engine.runner.staging import Staging
+from parrot_engine.runner.step_tokens import Computed, Ints, StepTokens
+
+_log = logging.getLogger(__name__)
+
+#: Most tokens of a graph without prefill, and of one with: larger steps keep the device busy for
+#: longer than it takes to launch them one by one (13 to 24 ms for 32 layers, by the host's CPU).
+_MAX_DECODE_TOKENS = 256
+_MAX_MIXED_TOKENS = 1024
+#: The output head is part of graphs of up to so many tokens; behind larger ones it is launched
+#: for the rows that need it.
+_MAX_HEAD_TOKENS = 64
+#: What the driver keeps of one graph, roughly.
+_BYTES_PER_GRAPH = 4 << 20
+
+_WHOLE = Parts(tiles=False, wide=False, merges=False)
+_NARROW = Parts(tiles=False, wide=False)
+_SHARED = Parts(tiles=False, wide=True)
+_MIXED = Parts(tiles=True, wide=True)
+#: Fewer rows than this have their keys cut.
+_MIN_WHOLE_TOKENS = 8
+
+
+class Key(NamedTuple):
+    """What a graph was captured for: steps of up to so many tokens, with these parts."""
+
+    num_tokens: int
+    parts: Parts
+
+
+class Capture(Protocol):
+    """Makes something repeatable of a function that launches work."""
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """What repeats the launches, and the tensor that they fill."""
+        ...
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share one memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See `Capture`; runs `work` once before, so that all kernels are compiled."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            work()
+            # NOTE: not `torch.cuda.graph`, which waits for the device and collects garbage each
+            # time.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = work()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph.replay, result
+
+
+class RequiredCapture:
+    """A capture whose failure is one of the settings; `StepGraphs` does without the graph else."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See `Capture`.
+
+        Raises:
+            SettingsError: there is no memory for it.
+        """
+        try:
+            return self._capture(work)
+        except torch.cuda.OutOfMemoryError as error:
+            raise SettingsError("cuda_graphs", f"there is no memory for them: {error}") from error
+
+
+class _Graph(NamedTuple):
+    """One captured step."""
+
+    replay: Callable[[], None]
+    computed: Computed
+
+
+class Bucket:
+    """Where a step of up to `num_tokens` tokens lies in the buffer."""
+
+    def __init__(self, num_tokens: int, start: int, make_layout: Callable[[int], PlanLayout]):
+        size = aligned(num_tokens)
+        self.num_tokens = num_tokens
+        self.start = start
+        self.token_ids = start
+        self.positions = start + size
+        #: For each token the place in the buffer where its id stands.
+        self.places = start + 2 * size
+        self.layout = make_layout(start + 3 * size)
+
+    def write(self, buffer: Ints, tokens: StepTokens, host: HostPlan) -> int:
+        """Write a step that fits; returns the end of what has a meaning."""
+        self._write_tokens(buffer, tokens.token_ids, tokens.positions)
+        # Tokens of the step before stand at the buffer's beginning, row by row.
+        buffer[self.places + tokens.pending_at] = tokens.pending_rows
+        return self.layout.write(buffer, host.tables, host.lists)
+
+    def write_nothing(self, buffer: Ints) -> int:
+        """Write a step of padding alone."""
+        nothing = np.zeros(0, dtype=np.int32)
+        self._write_tokens(buffer, nothing, nothing)
+        return self.layout.write_nothing(buffer)
+
+    def _write_tokens(self, buffer: Ints, token_ids: Ints, positions: Ints) -> None:
+        count, room = len(token_ids), self.num_tokens
+        buffer[self.token_ids : self.token_ids + count] = token_ids
+        buffer[self.token_ids + count : self.token_ids + room] = 0
+        buffer[self.positions : self.positions + count] = positions
+        buffer[self.positions + count : self.positions + room] = 0
+        buffer[self.places : self.places + room] = np.arange(
+            self.token_ids, self.token_ids + room, dtype=np.int32
+        )
+
+
+class StepGraphs:
+    """The graphs of one model with its cache."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: Tensor,
+        attention: TritonAttention,
+        capture: Capture,
+        *,
+        max_rows: int,
+        max_context: int,
+        max_tokens: int,
+        max_slots: int = MAX_SLOTS,
+    ) -> None:
+        """Make the buffers; graphs are captured by `capture_all`, or when they are first needed.
+
+        `max_rows` and `max_tokens` are the largest step's, `max_context` is the longest context.
+        """
+        device = kv_cache.device
+        self._model = model
+        self._kv_cache = kv_cache
+        self.attention = attention
+        self._capture = capture
+        self._max_sampled = max_rows
+        self.keys = graph_keys(max_tokens, attention)
+        start = aligned(max_rows)
+
+        def layout(num_tokens: int) -> Callable[[int], PlanLayout]:
+            return lambda begin: attention.fixed_layout(
+                num_tokens, max_rows, max_context, max_slots, begin
+            )
+
+        counts = sorted({key.num_tokens for key in self.keys})
+        self._buckets = {count: Bucket(count, start, layout(count)) for count in counts}
+        size = max(bucket.layout.size for bucket in self._buckets.values())
+        #: Tokens of the step before, then what a bucket lays out.
+        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._staging = Staging(self._buffer)
+        self._partials = attention.partials(
+            max(bucket.layout.capacity.slots for bucket in self._buckets.values())
+        )
+        head_tokens = max((count for count in counts if count <= _MAX_HEAD_TOKENS), default=0)
+        self._logits = torch.empty(
+            (head_tokens, model.config.vocab_size), dtype=torch.float32, device=device
+        )
+        self._largest = Largest(
+            torch.empty(head_tokens, dtype=torch.float32, device=device),
+            torch.empty(head_tokens, dtype=torch.int64, device=device),
+            torch.empty(head_tokens, dtype=torch.int64, device=device),
+        )
+        #: None: could not be captured.
+        self._graphs: dict[Key, _Graph | None] = {}
+        #: For each set of parts the keys that cover it, smallest first.
+        self._covering = {
+            parts: [key for key in self.keys if key.parts.cover(parts)]
+            for parts in map(Parts._make, product((False, True), repeat=3))
+        }
+        #: Steps that a graph computed, and steps that none did.
+        self.num_replays = 0
+        self.num_misses = 0
+
+    def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture every graph, the largest first; `progress` is told (done, total)."""
+        for done, key in enumerate(reversed(self.keys), start=1):
+            self._graph(key)
+            if progress is not None:
+                progress(done, len(self.keys))
+        if self._buffer.is_cuda:
+            # What the work took when it ran for the first time.
+            torch.cuda.empty_cache()
+
+    def forget(self) -> None:
+        """Let go of all graphs, and of what they hold."""
+        self._graphs.clear()
+
+    def run(self, tokens: StepTokens, host: HostPlan, sampled: Tensor) -> Computed | None:
+        """Launch a step, or return None when no graph holds it.
+
+        `sampled` has the tokens of the step before, row by row, on the device. The results are
+        those of the step's tokens alone.
+        """
+        count = len(tokens.token_ids)
+        key = self._choose(count, host)
+        graph = None if key is None else self._graph(key)
+        if key is None or graph is None or len(sampled) > self._max_sampled:
+            self.num_misses += 1
+            return None
+        if len(tokens.pending_at):
+            self._buffer[: len(sampled)].copy_(sampled)
+        bucket = self._buckets[key.num_tokens]
+        self._staging.send(bucket.start, bucket.write(self._staging.take(), tokens, host))
+        graph.replay()
+        self.num_replays += 1
+        if count == key.num_tokens:
+            return graph.computed
+        hidden, logits, largest = graph.computed
+        if logits is None or largest is None:
+            return Computed(hidden[:count], None)
+        return Computed(hidden[:count], logits[:count], _first(largest, count))
+
+    def _choose(self, count: int, host: HostPlan) -> Key | None:
+        keys = self._covering[host.parts]
+        place = bisect_left(keys, count, key=lambda key: key.num_tokens)
+        if place == len(keys):
+            return None
+        key = keys[place]
+        # Larger buckets have no more room for a row's blocks, and little more for items.
+        return key if self._buckets[key.num_tokens].layout.holds(*host) else None
+
+    def _graph(self, key: Key) -> _Graph | None:
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._make(key)
+            except torch.cuda.OutOfMemoryError as error:
+                _log.warning("no memory for the graph of %d tokens: %s", key.num_tokens, error)
+                self._graphs[key] = None
+        return self._graphs[key]
+
+    @torch.inference_mode()
+    def _make(self, key: Key) -> _Graph:
+        bucket = self._buckets[key.num_tokens]
+        count = bucket.num_tokens
+        plan = self.attention.fixed_plan(self._buffer, bucket.layout, key.parts, self._partials)
+        places = self._buffer[bucket.places : bucket.places + count]
+        positions = self._buffer[bucket.positions : bucket.positions + count]
+        logits, largest = None, None
+        if not key.parts.tiles and count <= len(self._logits):
+            logits, largest = self._logits[:count], _first(self._largest, count)
+
+        def work() -> Tensor:
+            token_ids = self._buffer.index_select(0, places)
+            hidden = self._model(token_ids, positions, self._kv_cache, self.attention, plan)
+            if logits is not None and largest is not None:
+                self._model.logits(hidden, out=logits)
+                find_largest(logits, *largest)
+            return hidden
+
+        # What the buffer holds was laid out for another bucket.
+        self._staging.send(bucket.start, bucket.write_nothing(self._staging.take()))
+        replay, hidden = self._capture(work)
+        return _Graph(replay, Computed(hidden, logits, largest))
+
+
+def _first(largest: Largest, count: int) -> Largest:
+    """That of the first rows."""
+    return Largest(*(part[:count] for part in largest))
+
+
+def graph_keys(max_tokens: int, attention: TritonAttention) -> list[Key]:
+    """The graphs for steps of up to `max_tokens` tokens, smallest first.
+
+    Steps without prefill have graphs of their own: a launch that finds no work takes some
+    microseconds in each layer. So do those among them in which many rows share a prefix, and those
+    in which no row's keys are cut.
+    """
+    decode = _up_to(min(max_tokens, _MAX_DECODE_TOKENS), _decode_buckets())
+    mixed = _up_to(min(max_tokens, _MAX_MIXED_TOKENS), _mixed_buckets())
+    whole = [count for count in decode if count >= _MIN_WHOLE_TOKENS]
+    keys = [
+        Key(count, parts)
+        for parts, counts in (
+            (_WHOLE, whole),
+            (_NARROW, decode),
+            (_SHARED, decode),
+            (_MIXED, mixed),
+        )
+        for count in counts
+        if count >= attention.min_tokens(parts)
+    ]
+    return sorted(keys)
+
+
+def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes: int) -> int:
+    """Rough memory of all graphs, to be set aside before the cache takes the rest.
+
+    `step_bytes` is what the largest step, of `max_tokens` tokens, takes besides the cache, and
+    `slot_bytes` one partial result of attention.
+    """
+    activations = int(step_bytes * min(1.0, _MAX_MIXED_TOKENS / max_tokens))
+    # In the model's dtype, in float32, and where all graphs leave them.
+    logits = 3 * _MAX_HEAD_TOKENS * vocab_size * 4
+    num_graphs = 3 * len(_decode_buckets()) + len(_mixed_buckets())
+    return activations + logits + MAX_SLOTS * slot_bytes + num_graphs * _BYTES_PER_GRAPH
+
+
+def _decode_buckets() -> list[int]:
+    """Close where a step is short, at most a sixth apart further up."""
+    return [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 257, 32)]
+
+
+def _mixed_buckets() -> list[int]:
+    """From where tokens cost arithmetic, not only the reading of weights, closer together."""
+    return [16, 32, 48, *range(64, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
+
+
+def _up_to(limit: int, buckets: Sequence[int]) -> list[int]:
+    """Buckets below `limit`, and one that holds it."""
+    below = [count for count in buckets if count < limit]
+    return [*below, limit]

@@ -1,0 +1,161 @@
+"""From a step's logits to its outcome: sampling and scoring on the device, one way to the host.
+
+Logits never leave the device. What the host gets are token ids, one number each, and
+log-probabilities where they were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parrot_engine.batch import BatchRow, RowOutcome, SampledToken, ScoringRow, StepBatch
+from parrot_engine.protocol import TokenLogprobs
+from parrot_engine.runner.sampler import (
+    Scores,
+    assemble_scores,
+    assemble_tokens,
+    choose,
+    score,
+)
+from parrot_engine.runner.sampling_inputs import SamplingInputs, prepare
+from parrot_engine.runner.step_tokens import StepLogits
+from parrot_engine.runner.token_mask import make_masks
+from parrot_engine.runner.upload import Download, Part, Upload
+
+
+class _Scored(NamedTuple):
+    """A row that scores its tokens."""
+
+    row: int
+    wish: ScoringRow
+    #: The row's first row of logits.
+    first: int
+    targets: Part
+
+
+class StepInputs:
+    """Which logits of a step are sampled from and scored; sent along before it runs."""
+
+    def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
+        """Gather what `LaunchedStep` needs; `upload` is sent by the caller."""
+        self.num_rows = len(batch.rows)
+        #: Rows of the batch that sample, in order; those with guesses once for each token.
+        self.sampled: list[int] = []
+        self.scored: list[_Scored] = []
+        self.sampling: SamplingInputs
+        #: Where the sampled rows' logits are; None: they are all there is.
+        self.at: Part | None = None
+        #: Where their tokens go; None: every row samples, once.
+        self.rows: Part | None = None
+        wishes = [wish for wish in batch.sampling if wish is not None]
+        if len(wishes) == self.num_rows and {row.logits for row in batch.rows} == {"last"}:
+            self.sampled = list(range(self.num_rows))
+            self.sampling = prepare(wishes, vocab_size, upload)
+            return
+        at: list[int] = []
+        num_logits = 0
+        sampling = batch.sampling or [None] * self.num_rows
+        scoring = batch.scoring or [None] * self.num_rows
+        rows = []
+        for index, (row, wish, scores) in enumerate(
+            zip(batch.rows, sampling, scoring, strict=True)
+        ):
+            if scores is not None and scores.target_token_ids:
+                targets = upload.integers(scores.target_token_ids)
+                self.scored.append(_Scored(index, scores, num_logits, targets))
+            num_logits += _num_logits(row)
+            if wish is not None:
+                for ahead in range(row.num_guesses + 1):
+                    self.sampled.append(index)
+                    at.append(num_logits - 1 - row.num_guesses + ahead)
+                    rows.append(wish.ahead(ahead))
+        self.sampling = prepare(rows, vocab_size, upload)
+        if len(at) < num_logits:
+            self.at = upload.integers(at)
+        if self.sampled != list(range(self.num_rows)):
+            self.rows = upload.integers(self.sampled)
+
+
+class LaunchedStep:
+    """A step on its way; implements `parrot_engine.batch.Launch`."""
+
+    def __init__(self, inputs: StepInputs, computed: StepLogits, device: torch.device) -> None:
+        """Sample and score on the device, and start the copies to the host.
+
+        Masks of grammars are made here, while the device computes the logits.
+        """
+        logits, largest = computed
+        self._inputs = inputs
+        #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
+        #: the device. Within the vocabulary even if the row's logits were not finite; any of a
+        #: row's for one with guesses.
+        self.sampled: Tensor
+        tensors: list[Tensor] = []
+        self._has_scores = False
+        if inputs.sampled:
+            masks = make_masks(inputs.sampling.rows, logits.shape[1], device)
+            if inputs.at is None:
+                choice = choose(logits, inputs.sampling, masks, largest=largest)
+            else:
+                choice = choose(logits[inputs.at.tensor], inputs.sampling, masks)
+            tensors.append(choice.checked)
+            if choice.scores is not None:
+                self._has_scores = True
+                tensors += choice.scores
+        for _, wish, first, targets in inputs.scored:
+            part = logits[first : first + len(wish.target_token_ids)]
+            tensors += score(part, targets.tensor, wish.num_top)
+        if inputs.sampled and inputs.rows is None:
+            self.sampled = choice.tokens
+        else:
+            self.sampled = torch.zeros(inputs.num_rows, dtype=torch.int64, device=device)
+            if inputs.sampled and inputs.rows is not None:
+                self.sampled[inputs.rows.tensor] = choice.tokens
+        self._download = Download(tensors, device)
+
+    def ready(self) -> bool:
+        """Whether `outcome` would return at once."""
+        return self._download.ready()
+
+    def outcome(self) -> list[RowOutcome]:
+        """Wait for the step, and for nothing launched after it; see `Launch`."""
+        parts = iter(self._download.wait())
+        inputs = self._inputs
+        sampled: list[SampledToken] = []
+        if inputs.sampled:
+            checked = next(parts)
+            scores = Scores(next(parts), next(parts), next(parts)) if self._has_scores else None
+            sampled = assemble_tokens(inputs.sampling, checked, scores)
+        if inputs.rows is None and not inputs.scored:
+            return list(map(RowOutcome, sampled))
+        tokens: dict[int, list[SampledToken]] = {}
+        for row, token in zip(inputs.sampled, sampled, strict=True):
+            tokens.setdefault(row, []).append(token)
+        scored: dict[int, list[TokenLogprobs]] = {}
+        for row, wish, _, _ in inputs.scored:
+            found = Scores(next(parts), next(parts), next(parts))
+            scored[row] = assemble_scores(wish.target_token_ids, found)
+        return [
+            _outcome(tokens.get(index, ()), scored.get(index, ()))
+            for index in range(inputs.num_rows)
+        ]
+
+
+def _outcome(tokens: Sequence[SampledToken], scores: Sequence[TokenLogprobs]) -> RowOutcome:
+    first = tokens[0] if tokens else None
+    return RowOutcome(first, scores, _is_sound(scores), tokens[1:])
+
+
+def _is_sound(scores: Sequence[TokenLogprobs]) -> bool:
+    return not any(entry.logprob != entry.logprob for entry in scores)
+
+
+def _num_logits(row: BatchRow) -> int:
+    """Rows of logits that a row of the batch yields."""
+    if row.logits == "all":
+        return len(row.token_ids)
+    return 1 if row.logits == "last" else 0

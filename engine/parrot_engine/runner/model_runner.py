@@ -1,0 +1,307 @@
+"""Tensors of the builtin engine: a batch in, tokens and scores out.
+
+Owns the weights, the KV cache and the attention back end of one model on one device. Does not
+decide what runs in a step, does not allocate blocks.
+
+`launch` puts a whole step on the device's stream, sampling included, and does not wait for it.
+Steps run in the order of their launches: what a step writes, the next one sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from parrot_engine.attention.interface import AttentionBackend, AttentionShape
+from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
+from parrot_engine.attention.torch_backend import TorchAttention
+from parrot_engine.batch import BatchRow, BlockCopy, Launch, StepBatch
+from parrot_engine.distributed.step_message import StepMessage
+from parrot_engine.kernels.selection import Kernels
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.decoder import Decoder
+from parrot_engine.models.generation_defaults import GenerationDefaults
+from parrot_engine.models.sharding import Collective
+from parrot_engine.runner.in_flight_step import LaunchedStep, StepInputs
+from parrot_engine.runner.step_tokens import Computed, StepLogits, StepTokens, gather_tokens
+from parrot_engine.runner.upload import Upload
+
+if TYPE_CHECKING:
+    from parrot_engine.distributed.leader import Lead
+    from parrot_engine.runner.graphs import Capture, StepGraphs
+
+
+def kv_bytes_per_block(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, *, quantized: bool = False
+) -> int:
+    """Bytes of one block's keys and values over all layers, for a model of `dtype`."""
+    rows = tile_rows(block_size, config.head_dim, quantized=quantized)
+    elements: int = 2 * config.num_layers * config.num_kv_heads * config.head_dim * rows
+    return elements * int(cache_dtype(dtype, quantized=quantized).itemsize)
+
+
+def _attention_backend(
+    kernels: Kernels,
+    shape: AttentionShape,
+    *,
+    windows: Sequence[int | None],
+    device: torch.device,
+    dtype: torch.dtype,
+    quantized: bool,
+) -> AttentionBackend[Any]:
+    if kernels == "torch":
+        return TorchAttention(
+            shape, windows=windows, device=device, dtype=dtype, quantized=quantized
+        )
+    # Imports triton, which is installed where it is used only.
+    from parrot_engine.attention.triton_backend import TritonAttention
+
+    return TritonAttention(shape, windows=windows, device=device, dtype=dtype, quantized=quantized)
+
+
+#: Runners whose graphs may still run, in work that waits for a lost rank. Destroying such a graph
+#: waits for its end, which never comes, and no other thread runs meanwhile: they stay until the
+#: process ends.
+_STUCK: list[ModelRunner] = []
+
+
+class ModelRunner:
+    """Executes step batches with one model. Not thread-safe: one thread drives it."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        defaults: GenerationDefaults,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        kv_cache_dtype: str = "auto",
+        kernels: Kernels = "torch",
+        collective: Collective | None = None,
+    ) -> None:
+        """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
+
+        `dtype` is the model's, and the cache's unless `kv_cache_dtype` says otherwise. With
+        `collective` the model is one rank's part, and so is the cache; until somebody leads
+        (`lead`), every rank is to launch the same.
+        """
+        config = model.config
+        self._model = model
+        self._device = device
+        #: Tokens that the head knows: the width of the logits.
+        self.vocab_size = config.vocab_size
+        self.eos_token_ids = list(defaults.eos_token_ids)
+        #: Sampling defaults of the checkpoint, by the names of `SamplingParams`.
+        self.default_sampling = dict(defaults.sampling)
+        #: Longest context in tokens.
+        self.max_position = config.max_position
+        self.architecture = config.architecture
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.device = str(device)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        quantized = is_quantized(kv_cache_dtype, config.head_dim)
+        self.kv_bytes_per_block = kv_bytes_per_block(config, block_size, dtype, quantized=quantized)
+        # NOTE: left uninitialised, so that on a CPU pages are taken as they are used; attention
+        # back ends never read a slot before it is written.
+        rows = tile_rows(block_size, config.head_dim, quantized=quantized)
+        self._kv_cache = torch.empty(
+            (config.num_layers, 2, num_blocks, config.num_kv_heads, rows, config.head_dim),
+            device=device,
+            dtype=cache_dtype(dtype, quantized=quantized),
+        )
+        shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
+        self._attention = _attention_backend(
+            kernels,
+            shape,
+            windows=config.windows,
+            device=device,
+            dtype=dtype,
+            quantized=quantized,
+        )
+
+        #: The tokens sampled in the step launched last, by row.
+        self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
+        self._graphs: StepGraphs | None = None
+        self._collective = collective
+        self._lead: Lead | None = None
+
+    @property
+    def kv_cache(self) -> Tensor:
+        """As in `attention.interface`, for inspection."""
+        return self._kv_cache
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Launch:
+        """Start one step; on CUDA it goes on while the host does something else.
+
+        Block copies come first, in order; then the KV of all tokens is written. Rows with
+        `pending` take the tokens of the step launched before, on the device. Values that are not
+        finite fail their row alone.
+
+        Raises:
+            torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
+            ShardError: a rank is lost, or failed: nothing can be launched any more.
+        """
+        with self._as_current():
+            upload = Upload()
+            inputs = StepInputs(batch, self.vocab_size, upload)
+            upload.send(self._device)
+            step = LaunchedStep(inputs, self._forward(batch), self._device)
+        self._sampled = step.sampled
+        return step if self._lead is None else self._lead.followers.watch(step)
+
+    def lead(self, lead: Lead) -> None:
+        """From now on let the other ranks compute what is launched here."""
+        self._lead = lead
+
+    @torch.inference_mode()
+    def follow(self, message: StepMessage) -> None:
+        """Launch this rank's part of a step of rank 0."""
+        if len(self._sampled) != message.num_sampled:
+            self._sampled = torch.zeros(message.num_sampled, dtype=torch.int64, device=self._device)
+        with self._as_current():
+            self._forward(message.batch)
+
+    def check(self) -> None:
+        """Raise `ShardError` when another rank is lost."""
+        if self._lead is not None:
+            self._lead.followers.check()
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when another rank is lost."""
+        if self._lead is not None:
+            self._lead.followers.on_loss(callback)
+
+    def forget_graphs(self) -> None:
+        """Launch kernel by kernel from now on; to be called before taking leave of other ranks."""
+        if self._graphs is not None:
+            self._graphs.forget()
+        self._graphs = None
+
+    def close(self) -> None:
+        """End the other ranks, if there are any; nothing is launched afterwards."""
+        lead, self._lead = self._lead, None
+        if lead is None:
+            return
+        if lead.followers.is_stuck:
+            _STUCK.append(self)
+        else:
+            self.forget_graphs()
+        lead.close()
+
+    def _as_current(self) -> AbstractContextManager[object]:
+        """Triton launches on the thread's current device, whatever device its arguments are on."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+    def use_graphs(
+        self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
+    ) -> StepGraphs | None:
+        """From now on launch steps through graphs made by `capture` where one holds them.
+
+        The limits are those of a step. None, and nothing changes, without Triton's attention.
+        """
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.attention.triton_backend import TritonAttention
+        from parrot_engine.runner.graphs import StepGraphs
+
+        if not isinstance(self._attention, TritonAttention):
+            return None
+        self._graphs = StepGraphs(
+            self._model,
+            self._kv_cache,
+            self._attention,
+            capture,
+            max_rows=max_rows,
+            max_context=max_context,
+            max_tokens=max_tokens,
+        )
+        return self._graphs
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> Tensor:
+        """The logits of one step, for who wants to look at them; samples and scores nothing.
+
+        Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
+        batch in order, none, the last token's, or all tokens'.
+        """
+        with self._as_current():
+            return self._forward(batch).values.clone()
+
+    def _forward(self, batch: StepBatch) -> StepLogits:
+        """The logits of one step; valid until the next one is launched."""
+        if self._lead is None:
+            return self._forward_here(batch)
+        with self._lead.followers.together():
+            self._lead.followers.send(batch, len(self._sampled))
+            return self._forward_here(batch)
+
+    def _forward_here(self, batch: StepBatch) -> StepLogits:
+        self._copy_blocks(batch.copies)
+        rows = batch.rows
+        if not rows:
+            return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
+        tokens = gather_tokens(rows)
+        hidden, logits, largest = self._compute(rows, tokens)
+        if tokens.wanted is None:
+            if logits is None:
+                return StepLogits(self._model.logits(hidden))
+            return StepLogits(logits, largest)
+        if len(tokens.wanted) == 0:
+            return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
+        upload = Upload()
+        wanted = upload.array(tokens.wanted)
+        upload.send(self._device)
+        if logits is not None:
+            return StepLogits(logits[wanted.tensor])
+        return StepLogits(self._model.logits(hidden[wanted.tensor]))
+
+    def _compute(self, rows: Sequence[BatchRow], tokens: StepTokens) -> Computed:
+        if self._collective is not None and len(tokens.pending_at):
+            self._sampled = self._collective.broadcast(self._sampled)
+        if self._graphs is None:
+            plan = self._attention.plan(rows)
+        else:
+            host = self._graphs.attention.lay_out(rows)
+            computed = self._graphs.run(tokens, host, self._sampled)
+            if computed is not None:
+                return computed
+            plan = self._graphs.attention.send(host)
+        upload = Upload()
+        token_ids, positions, at, pending = (
+            upload.array(array)
+            for array in (
+                tokens.token_ids,
+                tokens.positions,
+                tokens.pending_at,
+                tokens.pending_rows,
+            )
+        )
+        upload.send(self._device)
+        if len(tokens.pending_at):
+            # The tokens that only the device knows.
+            token_ids.tensor[at.tensor] = self._sampled[pending.tensor]
+        return Computed(
+            self._model(token_ids.tensor, positions.tensor, self._kv_cache, self._attention, plan),
+            None,
+        )
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks in every layer, as if one after the other."""
+        if not copies:
+            return
+        # All sources are read before any target is written: a block that was itself a target
+        # earlier in the list stands for what was copied into it.
+        origin: dict[int, int] = {}
+        for source, target in copies:
+            origin[target] = origin.get(source, source)
+        upload = Upload()
+        targets, sources = upload.integers(list(origin)), upload.integers(list(origin.values()))
+        upload.send(self._device)
+        self._kv_cache[:, :, targets.tensor] = self._kv_cache[:, :, sources.tensor]

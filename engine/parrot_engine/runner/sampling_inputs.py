@@ -1,0 +1,202 @@
+"""What the sampler needs on the device, gathered on the host from the rows of a step.
+
+Reads parameters and histories, and knows nothing of logits. Everything is added to one `Upload`,
+so that all of it travels in a single transfer that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from parrot_engine.batch import SamplingRow
+from parrot_engine.runner.upload import Part, Upload
+
+_MASK64 = (1 << 64) - 1
+#: Below this a temperature only serves to overflow: the largest logit wins anyway.
+_MIN_TEMPERATURE = 1e-6
+
+
+class Edit(NamedTuple):
+    """Elements of the flattened logits, and a number for each."""
+
+    at: Part
+    values: Part
+
+
+class Ranking(NamedTuple):
+    """Rows with top-k or top-p."""
+
+    #: Which of the rows that draw.
+    at: Part
+    #: Which of *these* rows have a top-k, and k - 1 of each; None when none has.
+    limited: tuple[Part, Part] | None
+    largest_limit: int
+    #: Of each of these rows; None when all are 1.
+    top_p: Part | None
+
+
+class Draws(NamedTuple):
+    """Rows with a temperature."""
+
+    #: Which rows; None for all.
+    at: Part | None
+    temperatures: Part
+    #: Where in the cumulative distribution each draws.
+    points: Part
+    #: Logarithms of min-p, -inf without; None when no row has one.
+    floors: Part | None
+    ranking: Ranking | None
+
+
+class SamplingInputs(NamedTuple):
+    """All of a step's sampling."""
+
+    rows: Sequence[SamplingRow]
+    #: Multiplicative penalties, additive ones, biases; None where no row has any.
+    seen: Edit | None = None
+    generated: Edit | None = None
+    biased: Edit | None = None
+    banned: Part | None = None
+    draws: Draws | None = None
+    #: Rows that report log-probabilities, and where they are (None: all rows).
+    asked: Sequence[int] = ()
+    asked_at: Part | None = None
+    num_top: int = 0
+
+    @property
+    def leaves_logits(self) -> bool:
+        """Whether the logits are used as they are."""
+        return (
+            self.seen is None
+            and self.generated is None
+            and self.biased is None
+            and self.banned is None
+        )
+
+
+def uniform(seed: int, index: int) -> float:
+    """The `index`-th number in [0, 1) of the stream `seed`, with 53 random bits.
+
+    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a counter-based generator: one finalizer
+    over the seed picks the stream, another over stream + counter the number.
+    """
+    stream = _mix64(seed & _MASK64)
+    bits = _mix64((stream + (index + 1) * 0x9E3779B97F4A7C15) & _MASK64)
+    return (bits >> 11) * 2.0**-53
+
+
+def prepare(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> SamplingInputs:
+    """Gather what `sampler.choose` needs for these rows; `upload` is sent by the caller.
+
+    Token ids outside the vocabulary in bias, stop ids or history are ignored.
+    """
+    if all(row.is_plain for row in rows):
+        return SamplingInputs(rows)
+    edits = _gather_edits(rows, vocab_size, upload)
+    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+    return SamplingInputs(
+        rows,
+        *edits,
+        draws=_gather_draws(rows, vocab_size, upload),
+        asked=asked,
+        asked_at=upload.integers(asked) if 0 < len(asked) < len(rows) else None,
+        num_top=max((rows[index].params.logprobs or 0 for index in asked), default=0),
+    )
+
+
+class _Entries:
+    """Elements of the flattened logits, and numbers that go with them."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._at: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, row: int, tokens: Iterable[int], value: float = 0.0) -> None:
+        """Add the tokens of one row that the vocabulary holds."""
+        base, size = row * self._vocab_size, self._vocab_size
+        new = [base + token for token in tokens if 0 <= token < size]
+        self._at += new
+        self._values += [value] * len(new)
+
+    def positions(self, upload: Upload) -> Part | None:
+        """Where the elements are; None when there are none."""
+        return upload.integers(self._at) if self._at else None
+
+    def edit(self, upload: Upload) -> Edit | None:
+        """Elements and numbers; None when there are none."""
+        at = self.positions(upload)
+        return None if at is None else Edit(at, upload.reals(self._values))
+
+
+def _gather_edits(
+    rows: Sequence[SamplingRow], vocab_size: int, upload: Upload
+) -> tuple[Edit | None, Edit | None, Edit | None, Part | None]:
+    seen, generated, biased, banned = (_Entries(vocab_size) for _ in range(4))
+    for index, row in enumerate(rows):
+        if row.is_plain:
+            continue
+        params = row.params
+        if params.repetition_penalty != 1.0:
+            tokens = set(row.prompt_token_ids).union(row.generated_token_ids)
+            seen.add(index, tokens, params.repetition_penalty)
+        if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
+            counts: dict[int, int] = {}
+            for token in row.generated_token_ids:
+                counts[token] = counts.get(token, 0) + 1
+            for token, count in counts.items():
+                penalty = params.presence_penalty + params.frequency_penalty * count
+                generated.add(index, (token,), -penalty)
+        for token, bias in (params.logit_bias or {}).items():
+            biased.add(index, (token,), bias)
+        # A grammar's mask knows about `min_tokens`: where it may only end, it ends.
+        if row.index < params.min_tokens and row.matcher is None:
+            banned.add(index, row.end_token_ids)
+    return seen.edit(upload), generated.edit(upload), biased.edit(upload), banned.positions(upload)
+
+
+def _gather_draws(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> Draws | None:
+    at = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if not at:
+        return None
+    drawn = [rows[index] for index in at]
+    floors = [
+        math.log(min(row.params.min_p, 1.0)) if row.params.min_p > 0.0 else -math.inf
+        for row in drawn
+    ]
+    return Draws(
+        upload.integers(at) if len(at) < len(rows) else None,
+        upload.reals([max(row.params.temperature, _MIN_TEMPERATURE) for row in drawn]),
+        upload.reals([uniform(row.seed, row.index) for row in drawn]),
+        upload.reals(floors) if max(floors) > -math.inf else None,
+        _gather_ranking(drawn, vocab_size, upload),
+    )
+
+
+def _gather_ranking(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> Ranking | None:
+    top_k = [
+        min(row.params.top_k, vocab_size) if row.params.top_k > 0 else vocab_size for row in rows
+    ]
+    at = [
+        index for index, row in enumerate(rows) if top_k[index] < vocab_size or row.params.top_p < 1
+    ]
+    if not at:
+        return None
+    limited = [place for place, index in enumerate(at) if top_k[index] < vocab_size]
+    limits = [top_k[at[place]] for place in limited]
+    top_p = [rows[index].params.top_p for index in at]
+    return Ranking(
+        upload.integers(at),
+        (upload.integers(limited), upload.integers([k - 1 for k in limits])) if limits else None,
+        max(limits, default=0),
+        upload.reals(top_p) if min(top_p) < 1.0 else None,
+    )
+
+
+def _mix64(value: int) -> int:
+    """SplitMix64's finalizer."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)

@@ -1,0 +1,1 @@
+"""The engine as a program: its command, and its own HTTP server."""

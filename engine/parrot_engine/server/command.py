@@ -1,0 +1,301 @@
+"""The engine as a program: load one model, then join a gateway or serve on its own.
+
+    python -m parrot_engine --model Qwen/Qwen3-0.6B --join ws://host:8000/v1/engines/join
+    python -m parrot_engine --model parrot-demo --listen 127.0.0.1:8100
+
+Keys come from the environment, never from the command line: `PARROT_JOIN_KEY` to join,
+`PARROT_ENGINE_KEY` for the callers of an engine that listens. Progress
+and errors go to standard error; the last line of a failure says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from parrot_engine.engine.driver import DriverStoppedError, EngineDriver
+from parrot_engine.exceptions import ParrotEngineError, SettingsError
+from parrot_engine.loading.factory import EngineOptions, LoadedEngine, load_engine
+from parrot_engine.progress import say
+from parrot_engine.runner.torch_import import import_torch
+
+_log = logging.getLogger(__name__)
+
+JOIN_KEY_VARIABLE = "PARROT_JOIN_KEY"
+ENGINE_KEY_VARIABLE = "PARROT_ENGINE_KEY"
+
+#: Exit status when another try with the same options is pointless (sysexits' EX_CONFIG).
+EXIT_CONFIG = 78
+#: Exit status after the engine broke down.
+EXIT_CRASH = 70
+
+#: How long an orderly end may take once the parent process is gone.
+_ORPHAN_GRACE_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=parsed.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    if parsed.with_parent:
+        threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    try:
+        options = _options(parsed)
+        if parsed.join is not None:
+            _check_join(parsed.join)
+        # Before the model is loaded, which may take minutes.
+        listener = None if parsed.listen is None else _bind(*_listen_address(parsed.listen))
+        loaded = _load(options)
+        if listener is not None:
+            return _run_listening(loaded, listener)
+        return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
+    except ParrotEngineError as error:
+        say(f"error: {error}")
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="parrot-gateway engine",
+        description="Run one engine: joined to a gateway, or on its own.",
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", help="a folder, a hub id, or parrot-demo")
+    model.add_argument("--options", metavar="JSON", help="all model options as one JSON object")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--join", metavar="URL", help="a gateway's ws://HOST:PORT/v1/engines/join")
+    where.add_argument("--listen", metavar="HOST:PORT", help="serve /fill, /generate, … here")
+    parser.add_argument("--name", help="the model id that clients use")
+    parser.add_argument("--kind", choices=("auto", "builtin", "huggingface"))
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: auto)")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--block-size", type=int, help="tokens in a block of the KV cache")
+    parser.add_argument("--num-blocks", type=int, help="blocks of the KV cache")
+    parser.add_argument(
+        "--kv-cache-bytes", type=int, help="memory for the KV cache, instead of --num-blocks"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8_e4m3"),
+        help="how keys and values are stored: as the model computes, or in 8 bits with scales",
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of a GPU's memory, where the cache's size is not given (default: 0.9)",
+    )
+    parser.add_argument(
+        "--cuda-graphs",
+        choices=("auto", "lazy", "off"),
+        help="capture them at the start, when first needed, or never",
+    )
+    parser.add_argument(
+        "--speculative-tokens",
+        type=int,
+        metavar="K",
+        help="guess up to so many tokens (7 at most) at a time, from what the text repeats",
+    )
+    parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
+    parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")
+    parser.add_argument("--max-context-tokens", type=int, help="longest context served")
+    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--seed", type=int, help="of generations that give none of their own")
+    parser.add_argument("--num-threads", type=int, help="CPU threads")
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="GPUS",
+        help="GPUs of this host that hold the model together (default: 1)",
+    )
+    parser.add_argument(
+        "--host-memory-gb",
+        type=float,
+        metavar="GB",
+        help="of the host's memory, for KV blocks that leave the device (default: 0)",
+    )
+    parser.add_argument(
+        "--dummy-weights",
+        action="store_true",
+        default=None,
+        help="random weights: of the model only configuration and tokenizer are read",
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", default=None, help="run the checkpoint's code"
+    )
+    parser.add_argument("--engine-name", help="how operators see this engine (default: host:pid)")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    parser.add_argument(
+        "--with-parent",
+        action="store_true",
+        help="end when standard input does, which is when the parent process does",
+    )
+    return parser
+
+
+def _options(parsed: argparse.Namespace) -> EngineOptions:
+    if parsed.options is not None:
+        return EngineOptions.from_json(parsed.options)
+    names = EngineOptions.__dataclass_fields__.keys()
+    given = {key: value for key, value in vars(parsed).items() if value is not None}
+    return EngineOptions(**{key: given[key] for key in given.keys() & names})
+
+
+def _load(options: EngineOptions) -> LoadedEngine:
+    say(f"loading {options.model} …")
+    started = time.perf_counter()
+    import_torch()
+    loaded = load_engine(options)
+    info = loaded.engine.info
+    say(
+        f"{info.model}: {info.architecture} on the {info.kind} engine, {info.device}, "
+        f"{info.dtype}, contexts of up to {info.max_context_tokens} tokens, ready after "
+        f"{time.perf_counter() - started:.1f} s"
+    )
+    return loaded
+
+
+async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) -> int:
+    """Keep a loaded engine joined to a gateway until a signal; returns the exit status.
+
+    Raises:
+        LinkRefusedError: the gateway does not want this engine.
+    """
+    try:
+        from parrot_engine.link.client import EngineLink
+    except ImportError as error:
+        say(f"error: joining a gateway needs {error.name}: pip install parrot-gateway")
+        return EXIT_CONFIG
+    loop = asyncio.get_running_loop()
+    crashed = asyncio.Event()
+
+    def on_crash(_: Exception) -> None:
+        loop.call_soon_threadsafe(crashed.set)
+
+    driver = EngineDriver(loaded.engine, on_crash=on_crash)
+    link = EngineLink(
+        driver,
+        loaded.text,
+        url=url,
+        join_key=os.environ[JOIN_KEY_VARIABLE],
+        name=engine_name,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, link.stop)
+    driver.start()
+    running = asyncio.create_task(link.run(), name="link")
+    watching = asyncio.create_task(crashed.wait(), name="crash-watch")
+    try:
+        await asyncio.wait([running, watching], return_when=asyncio.FIRST_COMPLETED)
+        if not crashed.is_set():
+            running.result()
+            return 0
+    except DriverStoppedError:
+        _log.debug("the link noticed the end of the engine first")
+    finally:
+        for task in (running, watching):
+            task.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
+        await asyncio.to_thread(driver.close)
+    say("error: the engine broke down; the lines above have the details")
+    return EXIT_CRASH
+
+
+def _check_join(url: str) -> None:
+    """Refuse what could never join.
+
+    Raises:
+        SettingsError: no key in the environment, or not the address of a WebSocket.
+    """
+    if not os.environ.get(JOIN_KEY_VARIABLE):
+        raise SettingsError("--join", f"set {JOIN_KEY_VARIABLE} to the gateway's join key")
+    if not url.startswith(("ws://", "wss://")):
+        raise SettingsError("--join", f"{url}: ws://HOST:PORT/v1/engines/join is wanted, or wss://")
+
+
+def _listen_address(text: str) -> tuple[str, int]:
+    """Host and port of `--listen`.
+
+    Raises:
+        SettingsError: not HOST:PORT, or an address of the network while there is no key.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdigit() or int(port) > 65535:
+        raise SettingsError("--listen", f"{text}: HOST:PORT is wanted")
+    if not _is_loopback(host) and not os.environ.get(ENGINE_KEY_VARIABLE):
+        raise SettingsError(
+            "--listen",
+            f"anybody on the network could use {host}: set {ENGINE_KEY_VARIABLE} to the key that "
+            "callers must send",
+        )
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket at an address; port 0 takes a free one.
+
+    Raises:
+        SettingsError: it cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            "--listen",
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Is it an address of this "
+            "machine, and a port that no other program has?",
+        ) from None
+    return listener
+
+
+def _run_listening(loaded: LoadedEngine, listener: socket.socket) -> int:
+    try:
+        from parrot_engine.server.app import run_server
+    except ImportError as error:
+        say(f"error: serving needs {error.name}: pip install parrot-gateway")
+        return EXIT_CONFIG
+    key = os.environ.get(ENGINE_KEY_VARIABLE) or None
+    host, port = listener.getsockname()[:2]
+    say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+    return run_server(loaded.engine, loaded.text, listener=listener, key=key)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, a pipe that dies with the parent, and follow."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_GRACE_S)
+    # Whatever still runs runs for nobody.
+    os._exit(EXIT_CRASH)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
