@@ -13,20 +13,20 @@ class Decodes:
 
     Args:
         block_tokens: of the engine's cache.
-        shared_attention: whether a step reads a prefix once that several of them share.
     """
 
-    def __init__(self, block_tokens: int, *, shared_attention: bool) -> None:
+    def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._shared_attention = shared_attention
         #: By the step at whose end they are done.
         self._ends: list[tuple[int, tuple[int, int], Sequence]] = []
         #: How many of them have which priority.
         self._priorities: dict[int, int] = {}
         #: Steps so far.
         self._steps = 0
-        #: Keys that a step reads.
+        #: Keys that a step reads: each one once, and once more for each further sequence that has
+        #: it in its prefix.
         self.context_tokens = 0
+        self.repeated_tokens = 0
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -51,15 +51,14 @@ class Decodes:
         sequence.join_step = self._steps
         sequence.finish_step = self._steps + sequence.output_tokens - sequence.generated
         heappush(self._ends, (sequence.finish_step, sequence.key, sequence))
-        own = sequence.prompt.tokens + sequence.generated
-        if self._shared_attention:
-            own = sequence.private + 1
-            for node in sequence.nodes:
-                if node.readers == 0:
-                    self.context_tokens += node.resident * self._block_tokens
-                node.readers += 1
-        sequence.own_context = own
-        self.context_tokens += own
+        sequence.own_context = sequence.private + 1
+        self.context_tokens += sequence.own_context
+        for node in sequence.nodes:
+            if node.readers:
+                self.repeated_tokens += node.resident * self._block_tokens
+            else:
+                self.context_tokens += node.resident * self._block_tokens
+            node.readers += 1
 
     def advance(self, steps: int) -> None:
         """So many steps are done."""
@@ -88,8 +87,9 @@ class Decodes:
         else:
             self._ends.remove(entry)
             heapify(self._ends)
-        if self._shared_attention:
-            for node in sequence.nodes:
-                node.readers -= 1
-                if node.readers == 0:
-                    self.context_tokens -= node.resident * self._block_tokens
+        for node in sequence.nodes:
+            node.readers -= 1
+            if node.readers:
+                self.repeated_tokens -= node.resident * self._block_tokens
+            else:
+                self.context_tokens -= node.resident * self._block_tokens

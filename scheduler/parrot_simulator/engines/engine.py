@@ -93,7 +93,7 @@ class SimulatedEngine:
         self._waiting: LazyHeap[Sequence] = LazyHeap()
         self._loading: dict[Sequence, None] = {}
         self._filling: dict[Sequence, None] = {}
-        self._decodes = Decodes(profile.block_tokens, shared_attention=profile.shared_attention)
+        self._decodes = Decodes(profile.block_tokens)
         self._link_free_at = 0.0
 
         # The macro-step in work; what its steps fill, and whether they decode.
@@ -125,7 +125,8 @@ class SimulatedEngine:
         """Assert that counts agree with what is there; for tests."""
         self.cache.check()
         if not self.running:
-            assert self._decodes.context_tokens == self._holdings.claimed_tokens == 0
+            assert self._decodes.context_tokens == self._decodes.repeated_tokens == 0
+            assert self._holdings.claimed_tokens == 0
 
     # What can be asked of it
 
@@ -289,23 +290,30 @@ class SimulatedEngine:
 
     def _begin(self, now: float) -> None:
         """Begin the macro-step of the chunks and decodes at hand."""
-        model = self.profile.step_model
-        chunked = self.profile.chunked_prefill
+        profile = self.profile
+        chunked = profile.chunked_prefill
         chunks = self._chunks
         decodes = len(self._decodes)
         if not chunks and not decodes:
             return
         tokens = sum(n for _, n in chunks)
         self._advances = decodes > 0 and (chunked or not chunks)
-        context = self._decodes.context_tokens if self._advances else 0
         macro = self._macro
-        macro.compute_s = tokens * model.prefill_token_s + model.overhead_s
-        macro.memory_s = model.weights_s + context * model.context_token_s + model.overhead_s
-        macro.growth_s = decodes * model.context_token_s if self._advances else 0.0
+        if self._advances:
+            macro.first_s = profile.step_s(
+                prefill_tokens=tokens,
+                sequences=decodes,
+                context_tokens=self._decodes.context_tokens,
+                repeated_tokens=self._decodes.repeated_tokens,
+            )
+            macro.growth_s = decodes * profile.step_model.context_token_s
+        else:
+            macro.first_s = profile.step_s(prefill_tokens=tokens)
+            macro.growth_s = 0.0
         steps = 1
         if not chunks:
             steps = self._decodes.steps_to_next_end
-        elif chunked and len(chunks) == 1 and tokens + decodes >= self.profile.max_batch_tokens:
+        elif chunked and len(chunks) == 1 and tokens + decodes >= profile.max_batch_tokens:
             # One prompt fills step after step.
             sequence = chunks[0][0]
             steps = (sequence.target - sequence.computed) // tokens

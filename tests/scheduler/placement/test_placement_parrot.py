@@ -209,13 +209,14 @@ def test_a_full_holder_is_waited_for_no_longer_than_computing_anew_takes() -> No
     engines, tasks = full_holder()
     entry = engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG))
     assert engines.place(entry, 10.0) is None
-    assert engines.place(entry, 10.05) is None
-    choice = placed(engines, entry, 10.0 + 0.16)
+    anew_s = LONG * BLOCK * DEFAULT_STEP_MODEL.prefill_token_s
+    assert engines.place(entry, 10.0 + 0.9 * anew_s) is None
+    choice = placed(engines, entry, 10.0 + 1.05 * anew_s)
     assert (choice.row, choice.expected_cached_tokens) == (1, 0)
 
     patient = engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG) + chain(2, 1))
     engines.end(tasks[0])
-    assert placed(engines, patient, 10.2).row == 0
+    assert placed(engines, patient, 10.0 + 1.1 * anew_s).row == 0
 
 
 def test_a_short_prefix_is_not_waited_for() -> None:

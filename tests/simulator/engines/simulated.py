@@ -90,4 +90,4 @@ class Bench:
 
 
 def step(prefill: int, context: int) -> float:
-    return MODEL.step_s(prefill_tokens=prefill, context_tokens=context)
+    return profile().step_s(prefill_tokens=prefill, context_tokens=context)

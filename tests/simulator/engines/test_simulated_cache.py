@@ -166,12 +166,25 @@ def test_shared_prefix_is_read_once() -> None:
     prompt = [("system", 4096)]
     times = {}
     for shared in (False, True):
-        bench = Bench(profile(shared_attention=shared, capacity_tokens=65_536))
+        kind = profile(shared_attention=shared, capacity_tokens=65_536)
+        bench = Bench(kind)
         bench.submit(0.0, 0, prompt, 1)
         for task in range(1, 9):
             bench.submit(4.0, task, [*prompt, (task, 16)], 101)
         bench.run()
-        context = [(4096 if shared else 8 * 4096) + 8 * (16 + g) for g in range(1, 101)]
-        times[shared] = 4.0 + step(8 * 16, 0) + sum(step(0, c) for c in context)
+        context = [4096 + 8 * (16 + g) for g in range(1, 101)]
+        steps = [kind.step_s(context_tokens=c, repeated_tokens=7 * 4096) for c in context]
+        times[shared] = 4.0 + step(8 * 16, 0) + sum(steps)
         assert bench.ended_at[8] == pytest.approx(times[shared], abs=1e-9)
     assert times[True] < times[False]
+
+
+def test_a_prefix_that_only_one_has_is_not_read_again() -> None:
+    kind = profile(capacity_tokens=65_536)
+    bench = Bench(kind)
+    for task in range(2):
+        bench.submit(0.0, task, [(task, 4096)], 101)
+    bench.run()
+    filled = 4 * step(2048, 0)
+    decode = sum(step(0, 2 * (4096 + g)) for g in range(1, 101))
+    assert max(bench.ended_at.values()) == pytest.approx(filled + decode, rel=0.02)

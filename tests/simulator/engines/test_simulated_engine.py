@@ -10,19 +10,18 @@ from simulated import MODEL, Bench, profile, step
 
 
 @given(
-    compute=st.floats(0, 0.1),
-    memory=st.floats(1e-4, 0.1),
+    first=st.floats(1e-4, 0.1),
     growth=st.floats(0, 1e-3),
     planned=st.integers(1, 400),
     share=st.floats(0, 1),
 )
 def test_macro_step_is_the_sum_of_its_steps(
-    compute: float, memory: float, growth: float, planned: int, share: float
+    first: float, growth: float, planned: int, share: float
 ) -> None:
     macro = MacroStep()
-    macro.compute_s, macro.memory_s, macro.growth_s = compute, memory, growth
+    macro.first_s, macro.growth_s = first, growth
     macro.planned = planned
-    total = sum(max(compute, memory + i * growth) for i in range(planned))
+    total = sum(first + i * growth for i in range(planned))
     assert macro.time_of(planned) == pytest.approx(total, rel=1e-9)
     elapsed = share * total
     steps = macro.steps_until(elapsed)
