@@ -1,7 +1,6 @@
-"""How long one connection's client may keep the gateway waiting.
+"""Deadlines of one connection's client: to send its request, and to read its answer.
 
-For the rest of a request, and for taking in an answer. Pure but for the timers of the event loop:
-what is to be done with a client that takes too long is told by callbacks.
+Does no I/O. Callbacks say which deadline passed; what happens to the connection is theirs.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ BODY_STEP_BYTES = 256 * 1024
 READ_STEP_BYTES = 64 * 1024
 
 
-class Patience:
-    """Watches one connection. A request that arrives whole costs it nothing.
+class ClientTimeouts:
+    """Watches one connection. A request that arrives whole starts no timer.
 
     Args:
         loop: runs the connection.

@@ -17,7 +17,7 @@ from types import FrameType
 
 import uvicorn
 
-from parrot_gateway.http.write_coalescing import patient_protocol
+from parrot_gateway.http.connection import http_protocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.config_file import ConfigError
@@ -113,7 +113,7 @@ def run_server(
         app,
         log_config=None,
         access_log=False,
-        http=patient_protocol(settings.server.client_timeout_s),
+        http=http_protocol(settings.server.client_timeout_s),
         ws="websockets-sansio",
         ws_max_size=64 * 1024 * 1024,
         ws_per_message_deflate=False,

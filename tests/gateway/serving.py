@@ -23,7 +23,7 @@ from parrot_engine.protocol import Event
 from scripted_remote import ScriptedRemoteEngine
 
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.http.write_coalescing import CorkedHttpProtocol
+from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import SchedulerSettings, ServerSettings, Settings
@@ -153,7 +153,7 @@ async def serving(
         create_app(gateway),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
-        http=CorkedHttpProtocol,
+        http=HttpProtocol,
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=2,

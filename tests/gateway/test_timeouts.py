@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from parrot_gateway.http.timeouts import BODY_STEP_BYTES, READ_STEP_BYTES, Patience
+from parrot_gateway.http.timeouts import BODY_STEP_BYTES, READ_STEP_BYTES, ClientTimeouts
 
 
 class Clock:
-    """The part of an event loop that `Patience` uses."""
+    """The part of an event loop that `ClientTimeouts` uses."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,7 +51,7 @@ class Connection:
         self.late: list[tuple[str, float]] = []
         loop: Any = self.clock
         assert isinstance(loop, Clock | asyncio.AbstractEventLoop)
-        self.patience = Patience(
+        self.timeouts = ClientTimeouts(
             loop,
             10.0,
             is_held_up=lambda: self.held_up,
@@ -65,27 +65,27 @@ def test_a_head_that_trickles_in_gets_no_more_time() -> None:
     connection = Connection()
     for second in range(12):
         connection.clock.go_to(second)
-        connection.patience.await_request()
+        connection.timeouts.await_request()
     assert connection.late[0] == ("request", 10.0)
 
 
 def test_a_body_gets_time_for_what_has_come() -> None:
     connection = Connection()
-    connection.patience.await_request()
+    connection.timeouts.await_request()
     connection.clock.go_to(9)
-    connection.patience.note_body(BODY_STEP_BYTES - 1)
-    connection.patience.note_body(1)
+    connection.timeouts.note_body(BODY_STEP_BYTES - 1)
+    connection.timeouts.note_body(1)
     connection.clock.go_to(19)
     assert connection.late == []
-    connection.patience.note_body(BODY_STEP_BYTES - 1)
+    connection.timeouts.note_body(BODY_STEP_BYTES - 1)
     connection.clock.go_to(100)
     assert connection.late == [("request", 20.0)]
 
 
 def test_a_whole_request_ends_the_wait() -> None:
     connection = Connection()
-    connection.patience.await_request()
-    connection.patience.end_request()
+    connection.timeouts.await_request()
+    connection.timeouts.end_request()
     connection.clock.go_to(100)
     assert connection.late == []
     assert connection.clock.timers == []
@@ -93,7 +93,7 @@ def test_a_whole_request_ends_the_wait() -> None:
 
 def test_time_for_which_the_gateway_is_to_blame_does_not_count() -> None:
     connection = Connection()
-    connection.patience.await_request()
+    connection.timeouts.await_request()
     connection.held_up = True
     connection.clock.go_to(35)
     connection.held_up = False
@@ -105,7 +105,7 @@ def test_time_for_which_the_gateway_is_to_blame_does_not_count() -> None:
 def test_a_reader_has_to_take_something_each_time() -> None:
     connection = Connection()
     connection.unsent = 10 * READ_STEP_BYTES
-    connection.patience.await_reader()
+    connection.timeouts.await_reader()
     for step in range(1, 4):
         connection.unsent -= READ_STEP_BYTES
         connection.clock.go_to(10 * step)
@@ -117,7 +117,7 @@ def test_a_reader_has_to_take_something_each_time() -> None:
 def test_a_reader_that_has_everything_is_never_late() -> None:
     connection = Connection()
     connection.unsent = 100
-    connection.patience.await_reader()
+    connection.timeouts.await_reader()
     connection.unsent = 0
     connection.clock.go_to(100)
     assert connection.late == []
@@ -125,8 +125,8 @@ def test_a_reader_that_has_everything_is_never_late() -> None:
 
 def test_nothing_is_left_of_a_connection_that_ended() -> None:
     connection = Connection()
-    connection.patience.await_request()
+    connection.timeouts.await_request()
     connection.unsent = 1
-    connection.patience.await_reader()
-    connection.patience.close()
+    connection.timeouts.await_reader()
+    connection.timeouts.close()
     assert connection.clock.timers == []

@@ -1,0 +1,172 @@
+"""HTTP/1.1 connections: uvicorn's, with bounds that it lacks and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.http.exchange import new_request_id
+from parrot_gateway.http.timeouts import ClientTimeouts
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a request's line and headers; more than any client sends.
+MAX_HEAD_BYTES = 256 * 1024
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with limits; pass `http_protocol(...)` to `uvicorn.Config`.
+
+    Bounds what uvicorn does not: the size of a request's head, of trailers and of chunk extensions;
+    the time that a client takes to send a request or to read an answer. Malformed requests get an
+    error in OpenAI's shape.
+
+    NOTE: uvloop joins what is written within one turn of the event loop and sets TCP_NODELAY, so
+    the head and the first bytes of an answer leave in one packet.
+    """
+
+    #: Seconds that a client may keep the gateway waiting; see `ClientTimeouts`.
+    client_timeout_s = 60.0
+
+    #: Bytes received since the parser last had something to hand on.
+    _unparsed = 0
+    #: A request has begun, and its end has not come.
+    _in_request = False
+    _in_body = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol.connection_made`."""
+        super().connection_made(transport)
+        self._timeouts = ClientTimeouts(
+            self.loop,
+            self.client_timeout_s,
+            is_held_up=self._holds_up,
+            unsent_bytes=transport.get_write_buffer_size,
+            on_late_request=self._refuse_late,
+            on_late_reader=self._give_up_reader,
+        )
+        self._timeouts.await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol.connection_lost`."""
+        self._timeouts.close()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol.data_received`."""
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                431, f"The request's head is larger than {MAX_HEAD_BYTES} bytes.", "head_too_large"
+            )
+        if self._in_request or self._unparsed:
+            self._timeouts.await_request()
+        else:
+            self._timeouts.end_request()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol.pause_writing`."""
+        super().pause_writing()
+        self._timeouts.await_reader()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol.resume_writing`."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._timeouts.end_reader()
+
+    def handle_websocket_upgrade(self) -> None:
+        """See `HttpToolsProtocol`: from now on the connection is another protocol's."""
+        self._in_request = self._in_body = False
+        self._unparsed = 0
+        self._timeouts.close()
+        super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        self._in_request = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        self._timeouts.note_body(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self._unparsed = 0
+        self._in_request = self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        super().on_response_complete()
+        self._watch_closing()
+
+    def shutdown(self) -> None:
+        """See `HttpToolsProtocol`."""
+        super().shutdown()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        """Give the client of a closing connection a limited time to read the rest."""
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._timeouts.await_reader()
+
+    def _holds_up(self) -> bool:
+        """Whether a request is not read further, or another one before it is still answered."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        return self.flow.read_paused or (is_answering and not self._in_body)
+
+    def _refuse_late(self) -> None:
+        is_answered = self._in_body and self.cycle.response_complete
+        if is_answered or not self._in_request or self.transport.is_closing():
+            # Nobody waits for an answer.
+            self._close()
+            return
+        self._refuse(
+            408,
+            f"The rest of the request did not come within {self.client_timeout_s:g} s "
+            "(setting server.client_timeout_s).",
+            "request_timeout",
+        )
+
+    def _give_up_reader(self) -> None:
+        logger.debug("a client did not read its answer; its connection is cut")
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(400, msg, "malformed_http")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer with an error, unless another answer is under way, and close the connection."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = InvalidRequestError(message, code=code).body()
+            head = (
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                f"x-request-id: {new_request_id()}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + head.encode() + body)
+        self._close()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_closing()
+
+
+def http_protocol(client_timeout_s: float) -> type[HttpProtocol]:
+    """The protocol class with a limit of its own for slow clients, in seconds."""
+    return type("Protocol", (HttpProtocol,), {"client_timeout_s": client_timeout_s})
