@@ -149,6 +149,38 @@ async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
         assert relay.upstream.describe()["breaker"] == "closed"
 
 
+async def test_a_caller_that_leaves_a_half_open_breaker_makes_room_for_the_next() -> None:
+    settings = {"breaker_failures": 1, "breaker_open_s": 0.01, "breaker_successes": 1}
+    async with relaying(max_retries=0, **settings) as relay:
+        assert (await relay.post(CHAT, BODY, "status=503")).status == 503
+        await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
+        writer = await relay.open(CHAT, BODY, "fault=stall, key=a")
+        await relay.fake.wait_for(key="a", ended="running")
+        refused = await relay.post(CHAT, BODY, "key=b")
+        assert refused.json["error"]["code"] == "upstream_unavailable"
+        writer.close()
+        await relay.fake.wait_for(key="a", ended="aborted")
+        await eventually(lambda: relay.upstream.slots.held == 0)
+        assert relay.upstream.describe()["breaker"] == "half_open"
+        assert (await relay.post(CHAT, BODY, "key=c")).status == 200
+        assert relay.upstream.describe()["breaker"] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [("status=500", 500, "fake"), ("fault=reset", 502, "upstream_error")],
+)
+async def test_what_opens_the_breaker_is_told_and_not_tried_again(
+    script: str, status: int, code: str
+) -> None:
+    async with relaying(breaker_failures=2, max_retries=5) as relay:
+        answer = await relay.post(CHAT, BODY, f"{script}, key=a")
+        assert (answer.status, answer.json["error"]["code"]) == (status, code)
+        assert len(relay.fake.requests("a")) == 2
+        assert relay.upstream.retries == 1
+        assert relay.upstream.describe()["breaker"] == "open"
+
+
 async def test_refusals_of_the_upstream_never_open_the_breaker() -> None:
     async with relaying(max_retries=0, breaker_failures=1) as relay:
         for status in (400, 401, 404, 422, 429):
