@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import openai
@@ -174,6 +175,23 @@ async def test_keep_alive_before_and_between_tokens(path: str) -> None:
     assert found[-1] == "[DONE]"
     if "chat" in path:
         assert found[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_keep_alives_come_after_a_silence_each(path: str) -> None:
+    engine = ScriptedRemoteEngine(automatic=False)
+    pause_s = 0.04
+    async with serving(engine, keep_alive_s=pause_s) as service:
+        begun = time.perf_counter()
+        reader, writer = await service.send(path, body(path))
+        async with asyncio.timeout(5):
+            await read_head(reader)
+            for _ in range(5):
+                assert await read_chunk(reader) == b": keep-alive\n\n"
+        # However busy the machine is, none can be early.
+        assert time.perf_counter() - begun > 4 * pause_s
+        writer.close()
+        await engine.settle()
 
 
 @pytest.mark.parametrize("path", PATHS)
