@@ -265,6 +265,37 @@ async def test_a_lost_engine_ends_every_wait(engine: RemoteEngine) -> None:
     assert engine.describe()["state"] == "lost"
 
 
+@pytest.mark.parametrize("idle", [False, True])
+async def test_who_waits_for_a_quiet_engine_is_told_that_it_is_lost(
+    engine: RemoteEngine, idle: bool
+) -> None:
+    with engine.open(1) as channel:
+        channel.submit(Fill(channel.context_ids[0], [1, 2]))
+        waiting = asyncio.create_task(engine.wait_quiet(idle=idle))
+        await asyncio.sleep(0)
+        engine.lose("it was gone")
+        with pytest.raises(EngineLostError, match="it was gone"):
+            async with asyncio.timeout(WAIT_S):
+                await waiting
+
+
+async def test_an_engine_is_quiet_when_prompts_are_filled_and_idle_when_nothing_runs(
+    engine: RemoteEngine,
+) -> None:
+    with engine.open(1) as channel:
+        (context_id,) = channel.context_ids
+        channel.submit(Fill(context_id, [1, 2]), Generate(context_id, SAMPLING))
+        quiet, idle = (asyncio.create_task(engine.wait_quiet(idle=i)) for i in (False, True))
+        await asyncio.sleep(0)
+        engine.deliver([Filled(context_id, 2, 0)])
+        async with asyncio.timeout(WAIT_S):
+            await quiet
+        assert not idle.done()
+    # Its context was freed.
+    async with asyncio.timeout(WAIT_S):
+        await idle
+
+
 async def test_too_much_waiting_to_be_sent_is_refused() -> None:
     engine = RemoteEngine("eng_1", register(), max_unsent_bytes=10_000)
     with engine.open(1) as channel:
