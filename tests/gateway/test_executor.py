@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 
 import pytest
 from scripted_runner import ScriptedRunner, gauges, service_of, spec, submit
@@ -21,6 +23,7 @@ from parrot_gateway.exceptions import (
     VariableNotFoundError,
     VariableStateError,
 )
+from parrot_gateway.semantic.contexts import ContextName
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.semantic.templates.reference import reference_of
@@ -270,6 +273,22 @@ async def test_engines_that_are_away_for_a_moment_are_waited_for() -> None:
         assert service.executor.statistics().retries == 2
 
 
+async def test_a_call_that_has_text_is_not_tried_again() -> None:
+    runner = ScriptedRunner()
+
+    async def act(job: Job, prompt: str) -> None:
+        job.append("half of ", 0.0)
+        raise ModelLoadingError("away again", retry_after_s=0.001)
+
+    runner.act = act
+    async with service_of(runner) as service:
+        output = submit(service, service.session("t", "s"), "a", "x")
+        with pytest.raises(DependencyFailedError, match="away again"):
+            await service.readers.value(output)
+        assert len(runner.bodies) == 1
+        assert service.executor.statistics().retries == 0
+
+
 async def test_calls_that_run_too_long_end() -> None:
     runner = ScriptedRunner()
     runner.act = runner.hang
@@ -362,6 +381,48 @@ async def test_a_cancelled_reader_leaves_no_listener() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert variable.num_listeners == 0
+
+
+@pytest.mark.parametrize("end", ["cancelled", "refused", "done"])
+async def test_a_call_that_has_ended_is_not_held_until_its_time_is_up(end: str) -> None:
+    async with service_of(ScriptedRunner(), ttl_s=3600) as service:
+        session = service.session("t", "s")
+        given_ = session.variable("x")
+        output = submit(service, session, "a", reference_of(given_.id))
+        (job,) = map(weakref.ref, service.executor.unfinished)
+        assert output.producer is not None
+        if end == "cancelled":
+            service.cancel_call("t", output.producer)
+        elif end == "refused":
+            service.close_session(session)
+        else:
+            service.set_value(given_, "v")
+            await service.readers.value(output)
+        await service.drain(5)
+        gc.collect()
+        assert job() is None
+
+
+# -- named contexts -------------------------------------------------------------------------
+
+
+async def test_a_value_that_cannot_be_set_leaves_the_context_as_it_was() -> None:
+    runner = ScriptedRunner()
+    async with service_of(runner, max_value_bytes=12) as service:
+        session = service.session("t", "s")
+        context = ContextName("chat")
+        await service.readers.value(submit(service, session, "a", "1", context=context))
+        held = session.value_bytes
+        # As many characters as there may be bytes.
+        grown = parse_transform("template('éééé{{value}}')")
+        output = submit(service, session, "b", "2", context=context, transform=grown)
+        await service.readers.wait(output, 5)
+        assert output.failure is not None
+        assert output.failure.code == "value_too_large"
+        assert session.value_bytes == held
+        await service.readers.value(submit(service, session, "c", "3", context=context))
+        prompts = [json.loads(body)["prompt"] for body in runner.bodies]
+        assert prompts == ["1", "1(1)2", "1(1)3"]
 
 
 # -- transforms -----------------------------------------------------------------------------
