@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 from linked import KEY, WAIT_S, eventually, join_server, joined
+from parrot_engine.link.wire import Register
+from parrot_engine.text import TextAssets
+from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines import supervisor as supervisor_module
 from parrot_gateway.engines.registry import EngineRegistry
@@ -140,6 +143,37 @@ async def test_one_bad_start_is_forgiven(tmp_path: Path) -> None:
         await settled(supervisor)
         assert supervisor.state("scripted") == "ready"
         assert supervisor.processes[0].restarts == 1
+
+
+@pytest.mark.parametrize("worked_for_a_while", [True, False])
+async def test_only_deaths_in_a_row_count(
+    monkeypatch: pytest.MonkeyPatch, worked_for_a_while: bool
+) -> None:
+    monkeypatch.setattr(supervisor_module, "_FORGIVEN_AFTER_S", 0.0 if worked_for_a_while else 1e9)
+    registry = EngineRegistry(max_engines=8)
+    supervisor = EngineSupervisor(
+        [ModelSettings(model="scripted")], registry, command=lambda *_: ["sleep", "1000"]
+    )
+    await supervisor.start("ws://127.0.0.1:1/", KEY)
+    (process,) = supervisor.processes
+    registration = Register(process.name, scripted_info("scripted"), TextAssets(EMPTY_TOKENIZER))
+
+    async def join_and_die() -> None:
+        engine = registry.add(registration)
+        assert process.state == "ready"
+        (pid,) = pids(supervisor)
+        os.kill(pid, signal.SIGKILL)
+        registry.remove(engine.id, "it died")
+        await eventually(lambda: process.state == "failed" or process.pid not in (None, pid))
+
+    try:
+        await eventually(lambda: process.pid is not None)
+        for _ in range(3):
+            await join_and_die()
+        assert process.restarts == (3 if worked_for_a_while else 2)
+        assert process.state == ("loading" if worked_for_a_while else "failed")
+    finally:
+        await supervisor.close()
 
 
 async def test_a_process_that_does_not_join_in_time_is_ended() -> None:
