@@ -24,8 +24,7 @@ class HttpProtocol(HttpToolsProtocol):
     the time that a client takes to send a request or to read an answer. Malformed requests get an
     error in OpenAI's shape.
 
-    NOTE: uvloop joins what is written within one turn of the event loop and sets TCP_NODELAY, so
-    the head and the first bytes of an answer leave in one packet.
+    NOTE: uvloop sets TCP_NODELAY: what is written leaves at once and waits for no ACK.
     """
 
     #: Seconds that a client may keep the gateway waiting; see `ClientTimeouts`.

@@ -179,11 +179,7 @@ class Exchange:
         await self.respond(error.status, self.error_body(error), error.headers())
 
     async def start_stream(self, status: int, headers: Headers, first: bytes) -> None:
-        """Send the status line, headers and first bytes of a stream.
-
-        NOTE: both messages are sent in one turn of the event loop, which uvloop writes as one
-        packet: a client that delays its ACKs must not wait 40 ms for the first token.
-        """
+        """Send the status line, headers and first bytes of a stream."""
         self.responded = True
         start = {"type": "http.response.start", "status": status,
                  "headers": [*headers, *self.standard_headers()]}  # fmt: skip
