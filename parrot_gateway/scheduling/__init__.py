@@ -1,1 +1,1 @@
-"""The gateway's shell round the scheduler: its clock, its events, its actions."""
+"""Runs the scheduler in the event loop: clock, events, actions, placement of calls."""

@@ -17,8 +17,8 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import EngineLostError
 from parrot_gateway.generation.placing import Purpose
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.scheduling.renewal import Renewal
-from parrot_gateway.scheduling.shell import SchedulerShell, Ticket
+from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
+from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.scheduling.tasks import prefix_of, task_of
 from parrot_gateway.semantic.graph.objective import KINDS
 
@@ -42,24 +42,24 @@ class EngineSeat:
         self._seats = seats
         self._request = request
         self._asked_at = time.perf_counter()
-        self._ticket: Ticket | None = None
+        self._placement: PlacementRequest | None = None
         self._succeeded = False
 
     async def taken(self) -> RemoteEngine:
         """See `Seat`."""
-        if self._ticket is None:
-            self._ticket = await self._seats._submit(self._request)
-        ticket = self._ticket
-        place = await ticket.placed()
+        if self._placement is None:
+            self._placement = await self._seats._submit(self._request)
+        placement = self._placement
+        place = await placement.placed()
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(KINDS) * self._seats.purpose.priority
         self.retention = place.retention
-        return self._seats._engine(ticket.task, place, time.perf_counter() - self._asked_at)
+        return self._seats._engine(placement.task, place, time.perf_counter() - self._asked_at)
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
         """See `Seat`."""
-        if self._ticket is not None:
-            self._ticket.progress(filled=filled, cached=cached, generated=generated)
+        if self._placement is not None:
+            self._placement.progress(filled=filled, cached=cached, generated=generated)
 
     def succeed(self) -> None:
         """See `Seat`."""
@@ -67,21 +67,21 @@ class EngineSeat:
 
     def close(self) -> None:
         """See `Seat`."""
-        if self._ticket is None:
+        if self._placement is None:
             return
-        self._seats.renewal.ended(self._seats.purpose, self._ticket)
-        self._ticket.finish(succeeded=self._succeeded)
-        self._ticket.cancel()
+        self._seats.updater.ended(self._seats.purpose, self._placement)
+        self._placement.finish(succeeded=self._succeeded)
+        self._placement.cancel()
         if not self._seats.purpose.application:
-            self._seats.shell.tell(ApplicationFinished(self._ticket.task.application))
+            self._seats.runner.notify(ApplicationFinished(self._placement.task.application))
 
 
 class Seats:
     """The engines of one model for one call; see `parrot_gateway.generation.placing.ModelSeats`.
 
     Args:
-        shell: the scheduler.
-        renewal: what becomes known of calls later.
+        runner: the scheduler.
+        updater: passes on what becomes known of calls later.
         registry: where its engines are.
         sample: any engine of the model, for what all of them have in common.
         purpose: of the call.
@@ -91,15 +91,15 @@ class Seats:
 
     def __init__(
         self,
-        shell: SchedulerShell,
-        renewal: Renewal,
+        runner: SchedulerRunner,
+        updater: TaskUpdater,
         registry: EngineRegistry,
         sample: RemoteEngine,
         purpose: Purpose,
         on_seat: Callable[[RemoteEngine, float, str], None],
     ) -> None:
-        self.shell = shell
-        self.renewal = renewal
+        self.runner = runner
+        self.updater = updater
         self._registry = registry
         self._sample = sample
         self.purpose = purpose
@@ -119,10 +119,10 @@ class Seats:
         """See `ModelSeats`."""
         return EngineSeat(self, request)
 
-    async def _submit(self, request: GenerationRequest) -> Ticket:
+    async def _submit(self, request: GenerationRequest) -> PlacementRequest:
         prefix = await prefix_of(request, self._sample.info)
         # It may have been some time since the call began.
-        self.purpose = self.renewal.now(self.purpose)
+        self.purpose = self.updater.now(self.purpose)
         prefers = self._engine_named(self.purpose.prefers)
 
         def make(task_id: int) -> Task:
@@ -135,9 +135,9 @@ class Seats:
                 prefers=prefers,
             )
 
-        ticket = self.shell.submit(make)
-        self.renewal.submitted(self.purpose, ticket)
-        return ticket
+        placement = self.runner.submit(make)
+        self.updater.submitted(self.purpose, placement)
+        return placement
 
     def _engine(self, task: Task, place: Place, waited_s: float) -> RemoteEngine:
         engine = self._registry.get(place.engine_id)

@@ -71,8 +71,8 @@ class StepTimes:
         self._block_tokens = block_tokens
         self._scale = Scale() if scale is None else scale
         self._before: EngineStats | None = None
-        #: The common factor when a model was told last.
-        self._told = 1.0
+        #: The common factor at the last report.
+        self._reported_factor = 1.0
         #: What a unit of each term takes, as guessed: the fit is in multiples of these.
         self._units = np.array(
             [guess.weights_s + guess.overhead_s, guess.prefill_token_s, guess.context_token_s]
@@ -102,10 +102,10 @@ class StepTimes:
             self._scale.add(busy_s, guessed_s * steps)
         if self._scale.readings < _ENOUGH:
             return None
-        change = self._scale.factor / self._told
+        change = self._scale.factor / self._reported_factor
         if not is_reading and 1 / _WORTH_TELLING < change < _WORTH_TELLING:
             return None
-        self._told = self._scale.factor
+        self._reported_factor = self._scale.factor
         return self._fit()
 
     def _used(self, stats: EngineStats) -> float:

@@ -25,11 +25,11 @@ from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
 from parrot_gateway.generation.placing import ModelSeats, Purpose
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.admission import CallGate
-from parrot_gateway.scheduling.engines import EngineNews
+from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.recorder import FileRecorder
-from parrot_gateway.scheduling.renewal import Renewal
+from parrot_gateway.scheduling.runner import SchedulerRunner
 from parrot_gateway.scheduling.seats import Seats
-from parrot_gateway.scheduling.shell import SchedulerShell
+from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.semantic.execution.call_metadata import purpose_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.settings.config_file import ConfigError
@@ -71,10 +71,10 @@ class Gateway:
         )
         self.responses = ResponseStore(settings.responses)
         self.scheduling = _scheduling(settings.scheduler)
-        self.engine_news = EngineNews(self.registry, self.scheduling)
-        self.renewal = Renewal(self.scheduling, self._purpose_now)
+        self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
+        self.task_updater = TaskUpdater(self.scheduling, self._purpose_now)
         self.semantic.on_session_closed = self._session_closed
-        self.semantic.on_call_changed = self.renewal.changed
+        self.semantic.on_call_changed = self.task_updater.changed
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of our own engines that are still loading."""
@@ -100,7 +100,7 @@ class Gateway:
             ModelLoadingError, OverloadedError: as `engine_of`.
         """
         engine = self.engine_of(model)
-        return Seats(self.scheduling, self.renewal, self.registry, engine, purpose, on_seat)
+        return Seats(self.scheduling, self.task_updater, self.registry, engine, purpose, on_seat)
 
     def engine_of(self, model: str) -> RemoteEngine:
         """Any engine of a model, for what all of them have in common.
@@ -128,7 +128,7 @@ class Gateway:
         return purpose if job is None else purpose_of(job, self.semantic.urgency, purpose.tenant)
 
     def _session_closed(self, session_id: str) -> None:
-        self.scheduling.tell(ApplicationFinished(session_id))
+        self.scheduling.notify(ApplicationFinished(session_id))
 
     async def start(self, join_url: str | None) -> None:
         """Start upstream clients and engine processes; returns before models are loaded.
@@ -205,14 +205,14 @@ class Gateway:
         }
 
 
-def _scheduling(settings: SchedulerSettings) -> SchedulerShell:
+def _scheduling(settings: SchedulerSettings) -> SchedulerRunner:
     recorder = None
     if settings.record is not None:
         try:
             recorder = FileRecorder(settings.record, settings.config, settings.record_max_bytes)
         except OSError as error:
             raise ConfigError(f"scheduler.record: {error}") from None
-    return SchedulerShell(Scheduler(settings.config), recorder=recorder)
+    return SchedulerRunner(Scheduler(settings.config), recorder=recorder)
 
 
 async def _wait_briefly(upstream: Upstream) -> None:

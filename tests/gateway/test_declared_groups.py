@@ -231,7 +231,7 @@ async def test_a_stronger_wait_reaches_a_call_that_is_queued(tmp_path: Path) -> 
         await http.settled()
         (one,), (other,) = calls_of(service, "early"), calls_of(service, "late")
         assert other.finished < one.finished
-        assert len(service.gateway.renewal) == 0
+        assert len(service.gateway.task_updater) == 0
         await service.gateway.close()
     updates = [event for event in told(log) if isinstance(event, TaskUpdated)]
     assert [update.objective for update in updates] == [Objective("latency")]

@@ -9,7 +9,7 @@ from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepMod
 
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.scheduling.shell import SchedulerShell
+from parrot_gateway.scheduling.runner import SchedulerRunner
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
 from parrot_gateway.scheduling.tasks import capacity_tokens
 
@@ -24,16 +24,16 @@ CPU_STEP_MODEL = StepModel(
 _MAX_KINDS = 256
 
 
-class EngineNews:
+class EngineEventForwarder:
     """Listens to a registry, and passes on what the scheduler should know.
 
     Args:
         registry: whose engines.
-        shell: the scheduler.
+        runner: the scheduler.
     """
 
-    def __init__(self, registry: EngineRegistry, shell: SchedulerShell) -> None:
-        self._shell = shell
+    def __init__(self, registry: EngineRegistry, runner: SchedulerRunner) -> None:
+        self._runner = runner
         self._step_times: dict[str, StepTimes] = {}
         #: By model, device and dtype; the oldest goes when there are too many.
         self._scales: dict[tuple[str, str, str], Scale] = {}
@@ -50,13 +50,13 @@ class EngineNews:
                 self._scale_of(info),
             )
             engine.on_blocks, engine.on_stats = self._blocks, self._stats
-            self._shell.tell(EngineJoined(describe(engine.id, engine.info, guess)))
+            self._runner.notify(EngineJoined(describe(engine.id, engine.info, guess)))
         elif change == "draining":
-            self._shell.tell(EngineDraining(engine.id))
+            self._runner.notify(EngineDraining(engine.id))
         else:
             self._step_times.pop(engine.id, None)
             engine.on_blocks = engine.on_stats = None
-            self._shell.engine_left(engine.id)
+            self._runner.engine_left(engine.id)
 
     def _scale_of(self, info: EngineInfo) -> Scale:
         """What engines of its kind share."""
@@ -67,16 +67,16 @@ class EngineNews:
 
     def _blocks(self, engine: RemoteEngine, changes: BlockChanges) -> None:
         if changes.evicted:
-            self._shell.tell(BlocksEvicted(engine.id, tuple(changes.evicted)))
+            self._runner.notify(BlocksEvicted(engine.id, tuple(changes.evicted)))
         if changes.stored:
-            self._shell.tell(BlocksStored(engine.id, tuple(changes.stored)))
+            self._runner.notify(BlocksStored(engine.id, tuple(changes.stored)))
 
     def _stats(self, engine: RemoteEngine) -> None:
         times = self._step_times.get(engine.id)
         stats, info = engine.stats, engine.info
         model = None if times is None else times.note(stats)
         used = (info.num_blocks - stats.free_blocks) * info.block_size
-        self._shell.tell(Report(engine.id, stats.running, stats.waiting, max(0, used), model))
+        self._runner.notify(Report(engine.id, stats.running, stats.waiting, max(0, used), model))
 
 
 def describe(engine_id: str, info: EngineInfo, step_model: StepModel) -> EngineDescription:

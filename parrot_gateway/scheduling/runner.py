@@ -1,8 +1,8 @@
 """Runs a `Scheduler` in the event loop: events in, actions carried out, timers kept.
 
-The scheduler itself has no clock and no I/O; this shell gives it both, and the simulator is the
-other shell. What somebody waits for is stepped at once; what merely informs (progress, statistics,
-blocks) is collected until the end of the turn of the event loop.
+The scheduler itself has no clock and no I/O; the runner gives it both. Events that somebody waits
+for are handled at once; progress, statistics and block events are collected until the end of the
+turn of the event loop.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class Recorder(Protocol):
         ...
 
 
-class Ticket:
+class PlacementRequest:
     """One task in the scheduler's hands, until `finish` or `cancel`."""
 
-    __slots__ = ("_future", "_progress", "_shell", "_state", "place", "task")
+    __slots__ = ("_future", "_progress", "_runner", "_state", "place", "task")
 
-    def __init__(self, shell: SchedulerShell, task: Task) -> None:
+    def __init__(self, runner: SchedulerRunner, task: Task) -> None:
         self.task = task
         #: Where it runs, once it has been placed.
         self.place: Place | None = None
-        self._shell = shell
+        self._runner = runner
         self._state = "waiting"
         self._progress = (0, 0, 0)
         self._future: asyncio.Future[Place] | None = None
@@ -92,23 +92,23 @@ class Ticket:
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
         """So much is done: totals of the task."""
         self._progress = (filled, cached, generated)
-        self._shell._note_progress(self)
+        self._runner._note_progress(self)
 
     def finish(self, *, succeeded: bool) -> None:
         """It ended on its engine."""
         if self._state == "placed":
             self._state = "ended"
             _, cached, generated = self._progress
-            self._shell._ended(self, TaskFinished(self.task.id, cached, generated, succeeded))
+            self._runner._ended(self, TaskFinished(self.task.id, cached, generated, succeeded))
 
     def cancel(self) -> None:
         """Nobody wants it any more; what it has on an engine has been freed. Safe after its end."""
         if self._state != "ended":
             self._state = "ended"
-            self._shell._ended(self, TaskCancelled(self.task.id))
+            self._runner._ended(self, TaskCancelled(self.task.id))
 
 
-class SchedulerShell:
+class SchedulerRunner:
     """The scheduler of a gateway. Used in the event loop's thread only.
 
     Args:
@@ -128,10 +128,10 @@ class SchedulerShell:
         self._clock = clock
         self._recorder = recorder
         self._numbers = itertools.count(1)
-        self._tickets: dict[int, Ticket] = {}
-        self._by_engine: dict[EngineId, set[Ticket]] = {}
-        self._untold: list[Event] = []
-        self._progressed: dict[int, Ticket] = {}
+        self._requests: dict[int, PlacementRequest] = {}
+        self._by_engine: dict[EngineId, set[PlacementRequest]] = {}
+        self._pending_events: list[Event] = []
+        self._progressed: dict[int, PlacementRequest] = {}
         self._turn_is_booked = False
         self._timer: asyncio.TimerHandle | None = None
         self._stepping = False
@@ -143,10 +143,10 @@ class SchedulerShell:
 
     # -- tasks --------------------------------------------------------------------------------
 
-    def submit(self, make: Callable[[int], Task]) -> Ticket:
+    def submit(self, make: Callable[[int], Task]) -> PlacementRequest:
         """Hand in a task, made with the id it gets; it may have a place when this returns.
 
-        The ticket must be ended, whatever happens.
+        The request must be ended, whatever happens.
 
         Raises:
             OverloadedError: the gateway is shutting down.
@@ -154,25 +154,25 @@ class SchedulerShell:
         if self._closed:
             raise OverloadedError("The gateway is shutting down.", code="shutting_down")
         task = make(next(self._numbers))
-        ticket = Ticket(self, task)
-        self._tickets[task.id] = ticket
+        request = PlacementRequest(self, task)
+        self._requests[task.id] = request
         self._step([TaskSubmitted(task)])
-        return ticket
+        return request
 
-    def tell(self, *events: Event) -> None:
+    def notify(self, *events: Event) -> None:
         """Inform the scheduler, at the end of this turn of the event loop."""
         if self._closed:
             return
-        self._untold.extend(events)
+        self._pending_events.extend(events)
         self._book_turn()
 
     def engine_left(self, engine_id: EngineId) -> None:
         """An engine is gone; what ran there is told so by its channel."""
         self._step([EngineLeft(engine_id)])
-        for ticket in self._by_engine.pop(engine_id, set()):
-            ticket._state = "ended"
-            self._tickets.pop(ticket.task.id, None)
-            self._progressed.pop(ticket.task.id, None)
+        for request in self._by_engine.pop(engine_id, set()):
+            request._state = "ended"
+            self._requests.pop(request.task.id, None)
+            self._progressed.pop(request.task.id, None)
 
     def describe(self) -> dict[str, Any]:
         """Queues, held applications, engines as accounted for, and counters; plain types."""
@@ -180,7 +180,7 @@ class SchedulerShell:
             "placed": self.placed,
             "refused": self.refused,
             "held": self.held,
-            "tasks": len(self._tickets),
+            "tasks": len(self._requests),
             **self.scheduler.snapshot(),
         }
 
@@ -190,8 +190,8 @@ class SchedulerShell:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for ticket in list(self._tickets.values()):
-            self._refuse(ticket, OverloadedError("The gateway is shutting down."))
+        for request in list(self._requests.values()):
+            self._refuse(request, OverloadedError("The gateway is shutting down."))
         if self._recorder is not None:
             self._recorder.close()
 
@@ -204,20 +204,20 @@ class SchedulerShell:
 
     def _turn(self) -> None:
         self._turn_is_booked = False
-        if not self._closed and (self._untold or self._progressed):
+        if not self._closed and (self._pending_events or self._progressed):
             self._step([])
 
     def _step(self, urgent: list[Event]) -> None:
         """Step with all that is untold, `urgent` last; steps do not nest."""
-        self._untold.extend(urgent)
+        self._pending_events.extend(urgent)
         if self._stepping:
             self._book_turn()
             return
         self._stepping = True
         try:
-            events, self._untold = self._untold, []
-            for ticket in self._progressed.values():
-                events.append(TaskProgress(ticket.task.id, *ticket._progress))
+            events, self._pending_events = self._pending_events, []
+            for request in self._progressed.values():
+                events.append(TaskProgress(request.task.id, *request._progress))
             self._progressed.clear()
             now = self._clock()
             actions = self.scheduler.step(now, events)
@@ -234,14 +234,14 @@ class SchedulerShell:
         if isinstance(action, Place):
             self._place(action)
         elif isinstance(action, Reject):
-            ticket = self._tickets.get(action.task_id)
-            if ticket is not None:
+            request = self._requests.get(action.task_id)
+            if request is not None:
                 self.refused += 1
-                self._refuse(ticket, _refusal(action.code, action.message))
+                self._refuse(request, _refusal(action.code, action.message))
         elif isinstance(action, Cancel):
-            ticket = self._tickets.get(action.task_id)
-            if ticket is not None and ticket._future is not None and not ticket._future.done():
-                self._refuse(ticket, OverloadedError(action.reason))
+            request = self._requests.get(action.task_id)
+            if request is not None and request._future is not None and not request._future.done():
+                self._refuse(request, OverloadedError(action.reason))
         elif isinstance(action, WakeAt):
             self._wake_at(action.time, now)
         elif isinstance(action, Hold):
@@ -251,27 +251,27 @@ class SchedulerShell:
             logger.info("application %s may run", action.application)
 
     def _place(self, place: Place) -> None:
-        ticket = self._tickets.get(place.task_id)
-        if ticket is None or ticket._state != "waiting":
+        request = self._requests.get(place.task_id)
+        if request is None or request._state != "waiting":
             # Nobody wants it any more; the scheduler hears of that next.
             return
         self.placed += 1
-        ticket._state = "placed"
-        ticket.place = place
-        self._by_engine.setdefault(place.engine_id, set()).add(ticket)
-        if ticket._future is not None and not ticket._future.done():
-            ticket._future.set_result(place)
+        request._state = "placed"
+        request.place = place
+        self._by_engine.setdefault(place.engine_id, set()).add(request)
+        if request._future is not None and not request._future.done():
+            request._future.set_result(place)
 
-    def _refuse(self, ticket: Ticket, error: GatewayError) -> None:
+    def _refuse(self, request: PlacementRequest, error: GatewayError) -> None:
         """The scheduler has forgotten the task."""
-        ticket._state = "ended"
-        self._forget(ticket)
-        if ticket._future is None:
-            ticket._future = asyncio.get_running_loop().create_future()
-        if not ticket._future.done():
-            ticket._future.set_exception(error)
+        request._state = "ended"
+        self._forget(request)
+        if request._future is None:
+            request._future = asyncio.get_running_loop().create_future()
+        if not request._future.done():
+            request._future.set_exception(error)
             # Whoever asks later gets it; nobody need ask.
-            ticket._future.exception()
+            request._future.exception()
 
     def _wake_at(self, when: float, now: float) -> None:
         if self._timer is not None:
@@ -284,28 +284,28 @@ class SchedulerShell:
         if not self._closed:
             self._step([Tick()])
 
-    # -- tickets ------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
-    def _note_progress(self, ticket: Ticket) -> None:
-        if ticket._state == "placed":
-            self._progressed[ticket.task.id] = ticket
+    def _note_progress(self, request: PlacementRequest) -> None:
+        if request._state == "placed":
+            self._progressed[request.task.id] = request
             self._book_turn()
 
-    def _ended(self, ticket: Ticket, event: TaskFinished | TaskCancelled) -> None:
-        self._forget(ticket)
+    def _ended(self, request: PlacementRequest, event: TaskFinished | TaskCancelled) -> None:
+        self._forget(request)
         if not self._closed:
-            self._untold.append(event)
+            self._pending_events.append(event)
             self._book_turn()
 
-    def _forget(self, ticket: Ticket) -> None:
-        self._tickets.pop(ticket.task.id, None)
-        self._progressed.pop(ticket.task.id, None)
-        if ticket.place is not None:
-            tickets = self._by_engine.get(ticket.place.engine_id)
-            if tickets is not None:
-                tickets.discard(ticket)
-                if not tickets:
-                    del self._by_engine[ticket.place.engine_id]
+    def _forget(self, request: PlacementRequest) -> None:
+        self._requests.pop(request.task.id, None)
+        self._progressed.pop(request.task.id, None)
+        if request.place is not None:
+            requests = self._by_engine.get(request.place.engine_id)
+            if requests is not None:
+                requests.discard(request)
+                if not requests:
+                    del self._by_engine[request.place.engine_id]
 
 
 def _refusal(code: RejectCode, message: str) -> GatewayError:
