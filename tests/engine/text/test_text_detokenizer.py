@@ -113,3 +113,22 @@ def test_half_an_emoji_waits_then_ends_as_a_replacement(tokenizer: Tokenizer) ->
     detokenizer = IncrementalDetokenizer(tokenizer)
     assert detokenizer.push(ids[:-1]) == ""
     assert set(detokenizer.flush()) == {"\ufffd"}
+
+
+def test_prompt_bytes_of_an_invalid_run_are_not_given_out_again(tokenizer: Tokenizer) -> None:
+    """A run of bytes is replaced byte by byte; those of the prompt belong to its text."""
+    byte = {tokenizer.pieces.get(token_id): token_id for token_id in range(tokenizer.vocab_size)}
+    if 0xF0 not in byte:
+        pytest.skip("no tokens of single bytes between text tokens in this kind")
+    word = tokenizer.encode("a", add_special_tokens=False)
+    prompt = [*word, byte[0xF0], byte[0x9F]]
+    # The second run lies in the pushed tokens alone: every byte of it counts.
+    pushed = [byte[0xA6], *word, byte[0xF0], byte[0x9F], *word]
+    whole = tokenizer.decode(prompt + pushed)
+    assert whole.count("\ufffd") == 5
+    shown = tokenizer.decode(prompt)
+    assert shown.endswith("\ufffd\ufffd")
+    for chunks in ([pushed], [[token_id] for token_id in pushed]):
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+        text = "".join(map(detokenizer.push, chunks)) + detokenizer.flush()
+        assert shown + text == whole
