@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from parrot_engine.llm.completion import Completion, CompletionOutput
 from parrot_engine.llm.request import Prompt, tokenizer_of
 from parrot_engine.llm.session import Session, raise_failure
 from parrot_engine.protocol import Event, Fill, Filled, Generate, Generated, SamplingParams
 from parrot_engine.text import Tokenizer
-from parrot_engine.text.completion import Completion, CompletionOutput
 
 
 class LLMContext:
@@ -74,7 +74,7 @@ class LLMContext:
         """
         self._check_open()
         params = params if params is not None else self._session.default_params()
-        completion = Completion(self._tokenizer, self.token_ids, params, streams=False)
+        completion = Completion(self._tokenizer, self.token_ids, params)
         # NOTE: the engine knows no stop strings and may be ahead when one is found; so it runs on
         # a fork, which then either takes the context's place or is thrown away.
         target = self._session.new_id() if params.stop else self.id

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from parrot_engine.exceptions import GenerationError
+from parrot_engine.llm.completion import Completion, CompletionOutput
 from parrot_engine.llm.session import Session
 from parrot_engine.protocol import (
     Event,
@@ -20,7 +21,6 @@ from parrot_engine.protocol import (
     TokenLogprobs,
 )
 from parrot_engine.text import Tokenizer
-from parrot_engine.text.completion import Completion, CompletionOutput
 
 #: A text, or the token ids of one.
 Prompt: TypeAlias = str | Sequence[int]
@@ -91,8 +91,7 @@ class Request:
         self._failure: Failed | None = None
         shown = tokenizer if detokenize else None
         self._completions = [
-            Completion(shown, self._token_ids, params, index=index, streams=False)
-            for index in range(n)
+            Completion(shown, self._token_ids, params, index=index) for index in range(n)
         ]
         self._root = 0
         self._targets: dict[int, Completion] = {}

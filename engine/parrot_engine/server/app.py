@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 
 from parrot_engine.protocol import Engine, Fill, Filled, Generate, Generated, SamplingParams
 from parrot_engine.server.service import TIMEOUT_S, ApiError, EngineService
-from parrot_engine.text import IncrementalDetokenizer, StopStrings, TextAssets
+from parrot_engine.text import OutputText, TextAssets
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -284,31 +284,22 @@ async def _generate(service: EngineService, body: _GenerateBody) -> _Pieces:
     """Pieces of the answer: text that is certain, with the tokens that came meanwhile."""
     sampling = body.sampling()
     source = body.context_id if body.parent_context_id is None else body.parent_context_id
-    detokenizer = IncrementalDetokenizer(service.tokenizer, service.tails.get(source))
-    stops = StopStrings(sampling.stop)
+    output = OutputText(service.tokenizer, service.tails.get(source), sampling.stop)
     primitive = Generate(body.context_id, sampling, body.parent_context_id, body.priority)
     generated: list[int] = []
     async with service.running(primitive) as events:
         async for event in events:
             assert isinstance(event, Generated)
             generated += event.token_ids
-            # The id that ends a text is not part of it.
-            ended = event.finish_reason == "stop"
-            shown = stops.push(detokenizer.push(event.token_ids[: -1 if ended else None]))
-            piece: dict[str, Any] = {"text": shown.text, "token_ids": event.token_ids}
-            matched = shown.matched
-            if event.finish_reason is not None and matched is None:
-                last = stops.push(detokenizer.flush())
-                rest = stops.flush()
-                piece["text"] += last.text + rest.text
-                matched = last.matched or rest.matched
+            delta = output.push(event.token_ids, event.finish_reason)
+            piece: dict[str, Any] = {"text": delta.text, "token_ids": event.token_ids}
             if event.logprobs is not None:
                 piece["logprobs"] = event.logprobs
-            piece["finish_reason"] = "stop" if matched is not None else event.finish_reason
+            piece["finish_reason"] = delta.finish_reason
             yield piece
-            if matched is not None:
+            if delta.stop_string is not None:
                 break
-    if matched is None:
+    if delta.stop_string is None:
         service.tails.append(body.context_id, body.parent_context_id, generated)
 
 

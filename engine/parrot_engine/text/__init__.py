@@ -8,6 +8,7 @@ from __future__ import annotations
 from parrot_engine.text.assets import TextAssets, TextAssetsError, load_text_assets
 from parrot_engine.text.chat import ChatTemplate, ChatTemplateError
 from parrot_engine.text.detokenizer import IncrementalDetokenizer
+from parrot_engine.text.output import OutputDelta, OutputText
 from parrot_engine.text.stop import StopResult, StopStrings
 from parrot_engine.text.tokenizer import Tokenizer
 
@@ -15,6 +16,8 @@ __all__ = [
     "ChatTemplate",
     "ChatTemplateError",
     "IncrementalDetokenizer",
+    "OutputDelta",
+    "OutputText",
     "StopResult",
     "StopStrings",
     "TextAssets",
