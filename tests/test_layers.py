@@ -17,6 +17,7 @@ PACKAGES = {
     "parrot_scheduler": ROOT / "scheduler" / "parrot_scheduler",
     "parrot_simulator": ROOT / "scheduler" / "parrot_simulator",
     "parrot_engine": ROOT / "engine" / "parrot_engine",
+    "parrot_client": ROOT / "integrations" / "parrot_client",
     "parrot_functions": ROOT / "integrations" / "parrot_functions",
     "langchain_parrot": ROOT / "integrations" / "langchain_parrot",
     "llama_index.llms.parrot": ROOT / "integrations" / "llama_index" / "llms" / "parrot",
@@ -34,9 +35,10 @@ ALLOWED = {
     "parrot_scheduler": (),
     "parrot_simulator": ("parrot_scheduler",),
     "parrot_engine": (),
-    "parrot_functions": (),
-    "langchain_parrot": (),
-    "llama_index.llms.parrot": (),
+    "parrot_client": (),
+    "parrot_functions": ("parrot_client",),
+    "langchain_parrot": ("parrot_client",),
+    "llama_index.llms.parrot": ("parrot_client",),
 }
 
 

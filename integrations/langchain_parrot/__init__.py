@@ -1,28 +1,31 @@
 """LangChain on Parrot Gateway.
 
-`ChatParrot` and `ParrotLLM` are LangChain models with Parrot's extras. Importing this loads neither
-`openai` nor anything of the gateway's.
+`ChatParrot` and `ParrotLLM` are LangChain models with Parrot's fields. Importing this loads neither
+`openai` nor the gateway.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from langchain_parrot._versions import VersionError, check_versions
+from parrot_client.versions import VersionError, check_versions
 
-check_versions()
+#: The ranges of the extra `langchain` in pyproject.toml.
+_RANGES = {"langchain-core": ">=1.7,<2", "openai": ">=2.45,<4"}
+check_versions("langchain_parrot", "langchain", _RANGES)
 
-from langchain_parrot._deferred_errors import (  # noqa: E402
+from langchain_parrot.chat import ChatParrot  # noqa: E402
+from langchain_parrot.deferred import DeferredText  # noqa: E402
+from langchain_parrot.exceptions import (  # noqa: E402
     DeferredCancelledError,
     DeferredError,
     DeferredExpiredError,
     DeferredFailedError,
     DeferredTimeoutError,
     DeferredUnreachableError,
+    ParrotError,
+    ParrotFeatureError,
 )
-from langchain_parrot._errors import ParrotError, ParrotFeatureError  # noqa: E402
-from langchain_parrot.chat import ChatParrot  # noqa: E402
-from langchain_parrot.deferred import DeferredText  # noqa: E402
 from langchain_parrot.install import InstallError, install, uninstall  # noqa: E402
 from langchain_parrot.llm import ParrotLLM  # noqa: E402
 
@@ -78,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The errors that are of `openai` too, loaded with it when somebody names one."""
+    """Load the errors that are `openai`'s too when one is named."""
     if name in __all__:
         from langchain_parrot import _openai_errors
 

@@ -1,15 +1,33 @@
-"""What ChatParrot and ParrotLLM have in common: connection, sampling, and what a call sends."""
+"""What ChatParrot and ParrotLLM share: connection, sampling, Parrot's fields, requests."""
 
 from __future__ import annotations
 
 import json
-import os
+import operator
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
 
 from langchain_core.callbacks import BaseRunManager
+from parrot_client.connection import (
+    API_KEY_VARIABLES,
+    DEFAULT_BASE_URL,
+    Connection,
+    OpenAIClients,
+    default_api_key,
+    default_base_url,
+)
+from parrot_client.fields import (
+    ESSENTIAL_FIELDS,
+    FIELDS,
+    answer_metadata,
+    merge_fields,
+    take_fields,
+)
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -18,21 +36,13 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_parrot._client import Clients, Endpoint
-from langchain_parrot._errors import ParrotFeatureError
-from langchain_parrot._fields import ESSENTIAL, ParrotFields
 from langchain_parrot._messages import plain
-from langchain_parrot._resolver import GatewayResolver
-from langchain_parrot.deferred import DeferredText
+from langchain_parrot.deferred import DEFAULT_TIMEOUT_S, DeferredText, GatewayResolver
+from langchain_parrot.exceptions import ParrotFeatureError
 from langchain_parrot.linking import fields_here, fields_of_run
 
-DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
-#: Where the address is looked for, in this order.
-BASE_URL_VARIABLES = ("PARROT_BASE_URL", "OPENAI_API_BASE", "OPENAI_BASE_URL")
-API_KEY_VARIABLES = ("PARROT_API_KEY", "OPENAI_API_KEY")
-
 #: Names that ChatOpenAI and OpenAI have for the same things, so that one import is all to change.
-_OTHER_NAMES = {
+_OPENAI_NAMES = {
     "model_name": "model",
     "openai_api_key": "api_key",
     "openai_api_base": "base_url",
@@ -40,59 +50,40 @@ _OTHER_NAMES = {
     "stop_sequences": "stop",
 }
 
-#: Response header, its name in `response_metadata["parrot"]`, and how it is read.
-_HEADERS = (
-    ("x-parrot-session", "session", str),
-    ("x-parrot-call", "call", str),
-    ("x-parrot-variable", "variable", str),
-    ("x-parrot-engine", "engine", str),
-    ("x-parrot-cached-tokens", "cached_tokens", int),
-    ("x-parrot-queue-ms", "queue_ms", float),
-)
 
-
-def _environment(names: Iterable[str]) -> str | None:
-    return next((text for name in names if (text := os.environ.get(name, "").strip())), None)
-
-
-def _default_base_url() -> str:
-    return _environment(BASE_URL_VARIABLES) or DEFAULT_BASE_URL
-
-
-def _default_api_key() -> SecretStr | None:
-    key = _environment(API_KEY_VARIABLES)
+def _default_secret() -> SecretStr | None:
+    key = default_api_key()
     return None if key is None else SecretStr(key)
 
 
-class Call(NamedTuple):
-    """One call, but for its prompt or messages.
+class CallOptions(NamedTuple):
+    """One call without its prompt or messages.
 
     Attributes:
-        model: its model.
         body: the other fields of its body, `parrot` included.
-        options: arguments of the client: headers, query, timeout.
-        parrot: what `body` has under `parrot`.
-        stream_usage: whether a stream shall tell its usage.
+        client: arguments of the client: headers, query, timeout.
+        parrot: the `parrot` object of `body`.
+        stream_usage: whether a stream ends with its usage.
     """
 
     model: str
     body: dict[str, Any]
-    options: dict[str, Any]
+    client: dict[str, Any]
     parrot: dict[str, Any]
     stream_usage: bool
 
     @property
     def is_deferred(self) -> bool:
-        """Whether it is answered with a reference."""
+        """Whether the answer is a reference."""
         return bool(self.parrot.get("defer"))
 
-    def for_each(self, prompts: int) -> list[Call]:
-        """One like it for each of so many prompts; the run that it is belongs to the first."""
+    def for_each(self, prompts: int) -> list[CallOptions]:
+        """The same for each of so many prompts; the run that it is belongs to the first."""
         parrot = {name: value for name, value in self.parrot.items() if name != "run"}
         other = self._replace(body={**self.body, "parrot": parrot}, parrot=parrot)
         return [self, *[other] * (prompts - 1)]
 
-    def streamed(self) -> Call:
+    def streamed(self) -> CallOptions:
         """The same as a stream."""
         body = dict(self.body)
         if self.stream_usage:
@@ -100,8 +91,41 @@ class Call(NamedTuple):
         return self._replace(body=body)
 
 
-class ParrotModel(ParrotFields):
-    """Mixin of both models: connection, sampling parameters, and what a call sends.
+class StreamAssembly:
+    """Turns the events of a stream into chunks, and the end into one with all that comes once.
+
+    Args:
+        headers: of the answer.
+    """
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self.document: dict[str, Any] = {}
+        self.usage: Mapping[str, Any] | None = None
+        self.finish_reason: str | None = None
+
+    def chunks(self, event: Mapping[str, Any]) -> Iterator[Any]:
+        """The chunks of one event."""
+        self.usage = event.get("usage") or self.usage
+        for name in ("model", "system_fingerprint", "service_tier", "id"):
+            if event.get(name):
+                self.document[name] = event[name]
+        for choice in event.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            logprobs = choice.get("logprobs")
+            yield self.chunk(choice, {"logprobs": logprobs} if logprobs else None)
+
+    def chunk(self, choice: Mapping[str, Any], information: dict[str, Any] | None) -> Any:
+        """The chunk of one choice of an event."""
+        raise NotImplementedError
+
+    def last(self) -> Any:
+        """The chunk at the end: usage, finish reason, model, and what the headers say."""
+        raise NotImplementedError
+
+
+class ParrotModel(BaseModel):
+    """Mixin of both models. Parrot's fields, also as arguments of a call, are those from `session`.
 
     Attributes:
         model: its name, one of those that `GET /v1/models` lists; `model_name` is the same.
@@ -118,15 +142,35 @@ class ParrotModel(ParrotFields):
         stream_usage: ask for the tokens of a stream.
         http_client, http_async_client: your own objects for the `openai` client, of the HTTP
             library that its version uses.
+        session: the session of the calls, by id or by any name; a LangGraph thread or the root run
+            where none is given.
+        output: name of the variable that the text of the call fills.
+        inputs: what `{{name}}` in a prompt stands for: a variable (name, id or reference),
+            `{"variable": …}` or `{"value": "text"}`.
+        objective: `latency`, `throughput`, `ttft=200ms`, `tpot=50ms` or `deadline=2s`.
+        variable_transform: argument `transform`: what is done to the text before it fills its
+            variable, such as `json(/summary)`.
+        context: goes on from a named context of the session.
+        priority: an integer; larger runs earlier.
+        dedupe: False runs a deferred call even if an identical one was run.
+        name: what pictures of the graph, and LangChain's traces, call it.
+        group: calls of a session with the same group are one task group.
+        defer: answer at once, with a text whose value comes when it is looked at.
+        linking: send session, run, parent, node name and group from LangChain's run tree. What is
+            given here or with a call wins.
     """
 
     model_config = ConfigDict(
         arbitrary_types_allowed=True, populate_by_name=True, protected_namespaces=()
     )
 
+    #: The resource of the `openai` client that has `create`.
+    _resource: ClassVar[str]
+    _assembly: ClassVar[type[StreamAssembly]]
+
     model: str
-    base_url: str = Field(default_factory=_default_base_url, validate_default=True)
-    api_key: SecretStr | None = Field(default_factory=_default_api_key)
+    base_url: str = Field(default_factory=default_base_url, validate_default=True)
+    api_key: SecretStr | None = Field(default_factory=_default_secret)
     timeout: Any = None
     max_retries: int | None = Field(default=None, ge=0)
     default_headers: Mapping[str, str] | None = None
@@ -149,18 +193,32 @@ class ParrotModel(ParrotFields):
     streaming: bool = False
     stream_usage: bool = True
 
-    _made: Clients | None = PrivateAttr(default=None)
+    session: str | None = None
+    output: str | None = None
+    inputs: Mapping[str, Any] | None = None
+    objective: str | None = None
+    # NOTE: LangChain's runnables have a method `transform`.
+    variable_transform: str | None = Field(default=None, alias="transform")
+    context: str | None = None
+    priority: int | None = None
+    dedupe: bool | None = None
+    name: str | None = None
+    group: str | None = None
+    defer: bool = False
+    linking: bool = True
+
+    _openai_clients: OpenAIClients | None = PrivateAttr(default=None)
 
     # -- construction -------------------------------------------------------------------------
 
     @model_validator(mode="before")
     @classmethod
     def _accept_other_names(cls, values: Any) -> Any:
-        """Arguments as other OpenAI models of LangChain name them; unknown ones to the body."""
+        """Take the names that ChatOpenAI has; what is unknown becomes a field of the body."""
         if not isinstance(values, dict):
             return values
         names = {field.alias or name: name for name, field in cls.model_fields.items()}
-        names.update({name: name for name in cls.model_fields}, **_OTHER_NAMES)
+        names.update({name: name for name in cls.model_fields}, **_OPENAI_NAMES)
         known: dict[str, Any] = {}
         unknown: dict[str, Any] = {}
         for given, value in values.items():
@@ -205,35 +263,35 @@ class ParrotModel(ParrotFields):
 
     @property
     def model_name(self) -> str:
-        """The model, as other models of LangChain call it."""
+        """`model` under the name that other models of LangChain have."""
         return self.model
 
     # -- LangChain's conventions --------------------------------------------------------------
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """It can be written as JSON and read back."""
+        """True: `langchain_core.load` writes it as JSON and reads it back."""
         return True
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """Where it is found when it is read back."""
+        """The package that `langchain_core.load` reads it from."""
         return ["langchain_parrot"]
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """What is never written: the key, which is read back from the environment."""
+        """The key is never written; it is read back from the environment."""
         return {"api_key": API_KEY_VARIABLES[0]}
 
     def _own_stop(self) -> list[str] | None:
-        """The constructor's `stop`, as LangChain's tracers want it."""
+        """The constructor's `stop` for LangChain's tracers."""
         own = [self.stop] if isinstance(self.stop, str) else self.stop
         return own or None
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What makes two models different: of traces and cache keys."""
-        parrot = self.parrot_fields({})
+        """What distinguishes two models in traces and cache keys."""
+        parrot = merge_fields(self._own_fields())
         return {
             "model": self.model,
             "base_url": self.base_url,
@@ -243,14 +301,14 @@ class ParrotModel(ParrotFields):
 
     @property
     def _default_params(self) -> dict[str, Any]:
-        """Fields of the body that the constructor gave."""
+        """Fields of the body that the constructor sets."""
         sampling = {name: getattr(self, name) for name in self._sampling_names()}
         given = {name: value for name, value in sampling.items() if value not in (None, [])}
         return {**given, **self.model_kwargs, **(self.extra_body or {})}
 
     @classmethod
     def _sampling_names(cls) -> tuple[str, ...]:
-        """The constructor's arguments that are fields of the body as they are."""
+        """Constructor arguments that are fields of the body under the same name."""
         return (
             "temperature",
             "max_tokens",
@@ -263,12 +321,12 @@ class ParrotModel(ParrotFields):
             "logit_bias",
         )
 
-    # -- calls --------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     @property
-    def _clients(self) -> Clients:
+    def _clients(self) -> OpenAIClients:
         """Those of the connection as it is now: a copy of a model may go elsewhere."""
-        endpoint = Endpoint(
+        connection = Connection(
             base_url=self.base_url,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
             timeout=self.timeout,
@@ -278,47 +336,48 @@ class ParrotModel(ParrotFields):
             http_client=self.http_client,
             http_async_client=self.http_async_client,
         )
-        if self._made is None or self._made.endpoint != endpoint:
-            self._made = Clients(endpoint)
-        return self._made
+        if self._openai_clients is None or self._openai_clients.connection != connection:
+            self._openai_clients = OpenAIClients(connection)
+        return self._openai_clients
 
-    def _deferred(self, reference: str) -> DeferredText:
-        """The text that a reference of this model's server stands for."""
-        clients = self._clients
-        resolver = GatewayResolver(clients.sync, clients.of_running_loop)
-        if self.timeout is None or not isinstance(self.timeout, int | float):
-            return DeferredText(reference, resolver)
-        return DeferredText(reference, resolver, timeout=self.timeout)
+    def _own_fields(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, "variable_transform" if name == "transform" else name)
+            for name in FIELDS
+        }
 
-    def _call(
-        self, stop: list[str] | None, run_manager: BaseRunManager | None, given: Mapping[str, Any]
-    ) -> Call:
-        """What a call sends besides its prompt or messages.
+    def _options(
+        self,
+        stop: list[str] | None,
+        run_manager: BaseRunManager | None,
+        arguments: Mapping[str, Any],
+    ) -> CallOptions:
+        """The options of a call.
 
         Args:
             stop: LangChain's argument of that name.
             run_manager: of the run that the call is.
-            given: the other arguments of the call.
+            arguments: the other arguments of the call.
         """
-        arguments = dict(given)
-        parrot = self.parrot_fields(arguments)
+        arguments = dict(arguments)
+        linked = {}
         if self.linking:
             # LangChain gives `_stream` of chat models no run manager.
             linked = fields_here() if run_manager is None else fields_of_run(run_manager)
-            parrot = {**linked, **parrot}
+        parrot = merge_fields(linked, self._own_fields(), take_fields(arguments))
         if "inputs" in parrot:
             parrot["inputs"] = {
                 name: plain(source) if isinstance(source, str) else source
                 for name, source in parrot["inputs"].items()
             }
-        options: dict[str, Any] = {
+        client: dict[str, Any] = {
             name: arguments.pop(name)
             for name in ("extra_headers", "extra_query", "timeout")
             if name in arguments
         }
         extra_body = arguments.pop("extra_body", None) or {}
         stream_usage = arguments.pop("stream_usage", None)
-        # How LangChain asks for a stream, and what it tells its tracers.
+        # How LangChain asks for a stream, and what it says to its tracers.
         for name in ("stream", "ls_structured_output_format"):
             arguments.pop(name, None)
         body = {**self._default_params, **arguments, **extra_body}
@@ -327,32 +386,119 @@ class ParrotModel(ParrotFields):
         body = {name: value for name, value in body.items() if value is not None}
         if parrot:
             body["parrot"] = {**parrot, **body.get("parrot", {})}
-        return Call(
+        return CallOptions(
             model=body.pop("model", self.model),
             body=body,
-            options=options,
+            client=client,
             parrot=body.get("parrot", {}),
             stream_usage=self.stream_usage if stream_usage is None else stream_usage,
         )
 
-    def _check_understood(self, call: Call, headers: Mapping[str, str]) -> None:
-        """Check that the server did what Parrot's fields of a call say.
+    @abstractmethod
+    def _prompt_fields(self, prompt: Any) -> dict[str, Any]:
+        """The prompt or the messages as a field of the body."""
+
+    @abstractmethod
+    def _result(
+        self, call: CallOptions, prompt: Any, document: dict[str, Any], headers: Mapping[str, str]
+    ) -> Any:
+        """LangChain's result of an answer."""
+
+    @abstractmethod
+    def _as_chunk(self, result: Any) -> Any:
+        """A deferred result as the only chunk of a stream."""
+
+    def _create(self, client: Any, call: CallOptions, prompt: Any, **options: Any) -> Any:
+        resource = operator.attrgetter(self._resource)(client)
+        # NOTE: all in `extra_body`, since the client refuses fields that its version does not know.
+        return resource.with_raw_response.create(
+            model=call.model,
+            extra_body=call.body,
+            **self._prompt_fields(prompt),
+            **call.client,
+            **options,
+        )
+
+    def _answer(self, call: CallOptions, prompt: Any) -> Any:
+        with self._translated():
+            raw = self._create(self._clients.sync(), call, prompt)
+        return self._read(call, prompt, raw.content, raw.headers)
+
+    async def _aanswer(self, call: CallOptions, prompt: Any) -> Any:
+        with self._translated():
+            raw = await self._create(self._clients.of_running_loop(), call, prompt)
+        return self._read(call, prompt, raw.content, raw.headers)
+
+    def _stream(
+        self,
+        prompt: Any,
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        call = self._options(stop, run_manager, kwargs)
+        if call.is_deferred:
+            yield self._as_chunk(self._answer(call, prompt))
+            return
+        with self._translated():
+            raw = self._create(self._clients.sync(), call.streamed(), prompt, stream=True)
+            self._check_understood(call, raw.headers)
+            assembly = self._assembly(raw.headers)
+            with raw.parse() as events:
+                for event in events:
+                    for chunk in assembly.chunks(event.model_dump(warnings=False)):
+                        if run_manager is not None:
+                            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                        yield chunk
+            yield assembly.last()
+
+    async def _astream(
+        self,
+        prompt: Any,
+        stop: list[str] | None = None,
+        run_manager: Any = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        call = self._options(stop, run_manager, kwargs)
+        if call.is_deferred:
+            yield self._as_chunk(await self._aanswer(call, prompt))
+            return
+        with self._translated():
+            client = self._clients.of_running_loop()
+            raw = await self._create(client, call.streamed(), prompt, stream=True)
+            self._check_understood(call, raw.headers)
+            assembly = self._assembly(raw.headers)
+            async with raw.parse() as events:
+                async for event in events:
+                    for chunk in assembly.chunks(event.model_dump(warnings=False)):
+                        if run_manager is not None:
+                            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                        yield chunk
+            yield assembly.last()
+
+    # -- answers ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Inside, what the `openai` client raises becomes an error of this package."""
+        try:
+            yield
+        except Exception as error:
+            from langchain_parrot._openai_errors import from_openai
+
+            parrot_error = from_openai(error, self.base_url)
+            if parrot_error is error:
+                raise
+            raise parrot_error from error
+
+    def _read(
+        self, call: CallOptions, prompt: Any, content: bytes, headers: Mapping[str, str]
+    ) -> Any:
+        """The result of an answer.
 
         Raises:
-            ParrotFeatureError: it passed over fields that its answer depends on.
-        """
-        essential = [name for name in ESSENTIAL if name in call.parrot]
-        if essential and "x-parrot-session" not in headers:
-            raise ParrotFeatureError(
-                f"The server at {self.base_url} passed over {', '.join(essential)}: it is no "
-                "Parrot Gateway. Set base_url to one, or leave these arguments out."
-            )
-
-    def _document(self, content: bytes) -> dict[str, Any]:
-        """The JSON object of a whole answer.
-
-        Raises:
-            ParrotFeatureError: it is none that an OpenAI-compatible server gives.
+            ParrotFeatureError: it is none that an OpenAI-compatible server gives, or the server
+                passed over fields that it depends on.
         """
         try:
             document = json.loads(content)
@@ -362,30 +508,51 @@ class ParrotModel(ParrotFields):
                 f"The server at {self.base_url} gave an answer without choices, as no "
                 f"OpenAI-compatible one does: {content[:200]!r}. A base URL ends in /v1."
             ) from None
-        whole: dict[str, Any] = document
-        return whole
+        self._check_understood(call, headers)
+        return self._result(call, prompt, document, headers)
+
+    def _check_understood(self, call: CallOptions, headers: Mapping[str, str]) -> None:
+        """Check that the server did what Parrot's fields of a call say.
+
+        Raises:
+            ParrotFeatureError: it passed over fields that its answer depends on.
+        """
+        essential = [name for name in ESSENTIAL_FIELDS if name in call.parrot]
+        if essential and "x-parrot-session" not in headers:
+            raise ParrotFeatureError(
+                f"The server at {self.base_url} passed over {', '.join(essential)}: it is no "
+                "Parrot Gateway. Set base_url to one, or leave these arguments out."
+            )
+
+    def _deferred(self, reference: str) -> DeferredText:
+        """The text that a reference of this model's server stands for."""
+        seconds = self.timeout if isinstance(self.timeout, int | float) else DEFAULT_TIMEOUT_S
+        return DeferredText(reference, GatewayResolver(self._clients), timeout=seconds)
 
 
-def told_by(headers: Mapping[str, str]) -> dict[str, Any]:
+def present(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def header_metadata(headers: Mapping[str, str]) -> dict[str, Any]:
     """What an answer's headers say, for `response_metadata`: `parrot` and `request_id`."""
-    parrot = {name: read(text) for header, name, read in _HEADERS if (text := headers.get(header))}
-    told: dict[str, Any] = {"parrot": parrot} if parrot else {}
-    request_id = headers.get("x-request-id")
-    return {**told, "request_id": request_id} if request_id else told
+    parrot = answer_metadata(headers)
+    return present({"parrot": parrot or None, "request_id": headers.get("x-request-id")})
 
 
 def token_usage(results: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
     """The sum of the `token_usage` of several `llm_output`s, with all details, and their model."""
     total: dict[str, Any] = {}
-    combined: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for result in results:
         if result is None:
             continue
         _add(total, result.get("token_usage") or {})
         for name in ("model_name", "system_fingerprint"):
             if result.get(name) is not None:
-                combined.setdefault(name, result[name])
-    return {"token_usage": total, **combined}
+                others.setdefault(name, result[name])
+    return {"token_usage": total, **others}
 
 
 def _add(total: dict[str, Any], counts: Mapping[str, Any]) -> None:

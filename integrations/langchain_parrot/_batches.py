@@ -1,4 +1,4 @@
-"""Which runs were started by one `batch`, `abatch` or one of their `…_as_completed`.
+"""The runs that one `batch`, `abatch` or one of their `…_as_completed` starts.
 
 LangChain gives each input of a batch a run of its own and tells no callback that they belong
 together. So the methods that fan out are wrapped: while one runs, a context variable, which the
@@ -12,14 +12,14 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseLLM
 from langchain_core.runnables import Runnable, RunnableSequence
 from langchain_core.runnables.configurable import DynamicRunnable
 
 
-class Batch:
+class Batch(NamedTuple):
     """One call of a batch method.
 
     Attributes:
@@ -29,27 +29,27 @@ class Batch:
             batch are not run within a configuration, as others are.
     """
 
-    __slots__ = ("id", "outermost", "thread")
-
-    def __init__(self, around: Batch | None, config: Any) -> None:
-        self.outermost: str
-        self.thread: str | None
-        self.thread = _thread_of(config) or (around.thread if around else None)
-        self.id = str(uuid.uuid4())
-        self.outermost = self.id if around is None else around.outermost
+    id: str
+    outermost: str
+    thread: str | None
 
 
-def _thread_of(config: Any) -> str | None:
+def _new_batch(config: Any) -> Batch:
+    around = _batch.get()
+    identity = str(uuid.uuid4())
     configs = [config] if isinstance(config, dict) else config or ()
     threads = {str((one.get("configurable") or {}).get("thread_id") or "") for one in configs}
-    return (threads.pop() or None) if len(threads) == 1 else None
+    thread = threads.pop() if len(threads) == 1 else ""
+    if around is None:
+        return Batch(identity, identity, thread or None)
+    return Batch(identity, around.outermost, thread or around.thread)
 
 
 _batch: ContextVar[Batch | None] = ContextVar("langchain_parrot_batch", default=None)
 
 
 def current_batch() -> Batch | None:
-    """The innermost batch whose input is worked on here."""
+    """The innermost batch of which an input runs here."""
     return _batch.get()
 
 
@@ -58,7 +58,7 @@ def _fan_out(inputs: Sized, config: Any) -> Iterator[None]:
     if len(inputs) < 2:
         yield
         return
-    token = _batch.set(Batch(_batch.get(), config))
+    token = _batch.set(_new_batch(config))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Errors that are of `openai` and of langchain_core at once: code for either goes on working.
+"""Exceptions that are `openai`'s and langchain_core's at once, so that code for either goes on.
 
     ParrotConnectionError       nothing answers at the base URL
     ParrotTimeoutError          no answer in time
@@ -15,7 +15,7 @@
     └── ParrotServerError              500 and above
         └── ParrotServerTimeoutError       504
 
-Imports `openai`: only loaded when there is an error to make.
+Imports `openai`: loaded with the first error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,24 @@ from langchain_core.exceptions import (
     ModelRateLimitError,
     ModelTimeoutError,
 )
+from parrot_client.errors import (
+    NO_ANSWER,
+    NO_ANSWER_IN_TIME,
+    UNKNOWN_FIELD,
+    advice_for,
+    sentence,
+)
 
-from langchain_parrot._errors import ParrotError, ParrotFeatureError, words_of
+from langchain_parrot.exceptions import (
+    DeferredCancelledError,
+    DeferredError,
+    DeferredExpiredError,
+    DeferredFailedError,
+    DeferredUnreachableError,
+    ParrotError,
+    ParrotFeatureError,
+    timed_out,
+)
 
 
 class ParrotConnectionError(openai.APIConnectionError, ParrotError, ModelConnectionError):
@@ -106,7 +122,7 @@ class ParrotServerTimeoutError(ParrotServerError, ModelTimeoutError):
     """A deadline of the server's passed."""
 
 
-_OF_STATUS: dict[int, type[ParrotStatusError]] = {
+_BY_STATUS: dict[int, type[ParrotStatusError]] = {
     400: ParrotInvalidRequestError,
     401: ParrotAuthenticationError,
     403: ParrotPermissionDeniedError,
@@ -117,6 +133,22 @@ _OF_STATUS: dict[int, type[ParrotStatusError]] = {
     429: ParrotRateLimitError,
     504: ParrotServerTimeoutError,
 }
+#: Codes by which a call says that a value it needs is not to be had.
+_DEFERRED_BY_CODE: dict[str, type[DeferredError]] = {
+    "dependency_failed": DeferredFailedError,
+    "transform_failed": DeferredFailedError,
+    "no_text": DeferredFailedError,
+    "answer_unusable": DeferredFailedError,
+    "variable_not_found": DeferredExpiredError,
+    "call_cancelled": DeferredCancelledError,
+}
+#: Statuses of a question for one value.
+_DEFERRED_BY_STATUS: dict[int, type[DeferredError]] = {
+    401: DeferredError,
+    403: DeferredError,
+    404: DeferredExpiredError,
+    409: DeferredCancelledError,
+}
 
 #: How servers that are no Parrot Gateway say that a prompt is too long.
 _OVERFLOWS = ("context_length_exceeded", "prompt is too long", "maximum context length")
@@ -126,64 +158,105 @@ _NAMES_PARROT = re.compile(r"(?<![\w/-])parrot(?![\w-])")
 _EXTRA = ("unrecognized", "unknown", "extra", "unexpected", "not permitted", "not allowed")
 
 
-def of_api_error(error: openai.APIError, base_url: str) -> Exception:
-    """The error of this package for one of the client's."""
+class _StreamOverflowError(ParrotStreamError, ContextOverflowError):
+    """An error within a stream: the prompt is too long once the values are in."""
+
+
+def from_openai(error: Exception, base_url: str) -> Exception:
+    """The exception to raise in place of one of the `openai` client, or of the HTTP library below.
+
+    Args:
+        error: what a call raised.
+        base_url: where it was sent, for the message.
+
+    Returns:
+        `error` itself if neither a server nor a connection is to blame for it.
+    """
+    if isinstance(error, ParrotError):
+        return error
+    # NOTE: openai 2.x lets an error of httpx through when a stream breaks.
+    if type(error).__module__.partition(".")[0] in {"httpx", "httpx2", "httpcore", "httpcore2"}:
+        return ParrotStreamError(
+            f"The connection to {base_url} broke in the middle of an answer ({error}).",
+            # An error of the HTTP library has its request, except in places that no server reaches.
+            getattr(error, "_request", None),  # type: ignore[arg-type]
+            body=None,
+        )
+    if not isinstance(error, openai.APIError):
+        return error
     if isinstance(error, openai.APITimeoutError):
-        return ParrotTimeoutError(
-            f"No answer from {base_url} in time. Give more time with timeout=…, or see what the "
-            "gateway is busy with at its /health.",
-            error.request,
-        )
+        return ParrotTimeoutError(NO_ANSWER_IN_TIME.format(base_url=base_url), error.request)
     if isinstance(error, openai.APIConnectionError):
+        message = NO_ANSWER.format(base_url=base_url)
         return ParrotConnectionError(
-            message=f"Nothing answers at {base_url} ({error.__cause__ or error.message}). Start "
-            "the gateway with `parrot-gateway serve`, or say where it is with base_url=… or "
-            "PARROT_BASE_URL.",
-            request=error.request,
+            message=f"{message} ({error.__cause__ or error.message})", request=error.request
         )
+    if (kind := _DEFERRED_BY_CODE.get(error.code or "")) is not None:
+        status = getattr(error, "status_code", None)
+        advice = advice_for(status, error.code, base_url)
+        return kind(f"{_message(error)} {advice}", code=error.code)
     if isinstance(error, openai.APIStatusError):
         return _of_status(error, base_url)
+    stream_error = ParrotStreamError
     if error.code == "context_length_exceeded":
-        return _StreamOverflow(error.message, error.request, body=error.body)
-    return ParrotStreamError(error.message, error.request, body=error.body)
+        stream_error = _StreamOverflowError
+    return stream_error(error.message, error.request, body=error.body)
 
 
-class _StreamOverflow(ParrotStreamError, ContextOverflowError):
-    """Told within a stream: the prompt is too long once the values are in."""
+def from_read(error: Exception, reference: str, timeout: float, base_url: str) -> Exception:
+    """The exception to raise for a deferred text that could not be read.
 
+    Args:
+        error: what the client raised.
+        reference: of the text.
+        timeout: of the wait, in seconds.
+        base_url: where it was read.
 
-def of_broken_stream(error: Exception, base_url: str) -> Exception:
-    """The error of this package for one of the HTTP library's."""
-    return ParrotStreamError(
-        f"The connection to {base_url} broke in the middle of an answer ({error}).",
-        # An error of the HTTP library has its request, except in places that no server reaches.
-        getattr(error, "_request", None),  # type: ignore[arg-type]
-        body=None,
+    Returns:
+        a `DeferredError`; `error` itself if neither a server nor a connection is to blame for it.
+    """
+    if isinstance(error, openai.APITimeoutError):
+        return timed_out(reference, timeout)
+    if isinstance(error, openai.APIConnectionError):
+        return DeferredUnreachableError(
+            f"No answer for the deferred text {reference}: {error} Is it running? "
+            f"{NO_ANSWER.format(base_url=base_url)} Values are lost with the gateway: then run the "
+            "deferred call again.",
+            reference=reference,
+        )
+    if not isinstance(error, openai.APIStatusError):
+        return error
+    status = error.status_code
+    kind = _DEFERRED_BY_STATUS.get(status, DeferredFailedError)
+    otherwise = "invalid_api_key" if kind is DeferredError else "dependency_failed"
+    advice = advice_for(status, error.code, base_url) or advice_for(status, otherwise, base_url)
+    return kind(
+        f"The deferred text {reference} has no value: {_message(error)} {advice}",
+        reference=reference,
+        code=error.code,
     )
 
 
+def _message(error: openai.APIError) -> str:
+    """The server's own message as a sentence, without the client's wrapping of its body."""
+    body = error.body
+    if isinstance(body, dict) and isinstance(body.get("message"), str):
+        return sentence(str(body["message"]))
+    return error.message
+
+
 def _of_status(error: openai.APIStatusError, base_url: str) -> Exception:
-    message, code, param = words_of(error), error.code or "", error.param or ""
+    message, code, param = _message(error), error.code or "", error.param or ""
     status = error.status_code
-    kind = _OF_STATUS.get(status, ParrotServerError if status >= 500 else ParrotStatusError)
+    kind = _BY_STATUS.get(status, ParrotServerError if status >= 500 else ParrotStatusError)
+    advice = advice_for(status, error.code, base_url)
     if status in (400, 422) and _is_about_parrot(code, param, message):
         kind = ParrotFieldError
-        message += (
-            f" The server at {base_url} is no Parrot Gateway, or an older one than this field "
-            "needs: upgrade it, leave the field out, or, where nobody gave it, turn automatic "
-            "linking off with linking=False."
-        )
+        field = param.removeprefix("parrot.") or "parrot"
+        advice = UNKNOWN_FIELD.format(base_url=base_url, field=field)
     elif kind is ParrotInvalidRequestError and any(words in str(error) for words in _OVERFLOWS):
         kind = ParrotContextOverflowError
-    elif status == 401:
-        message += (
-            f" Give the key of the gateway at {base_url} with api_key=…, PARROT_API_KEY or "
-            "OPENAI_API_KEY."
-        )
-    elif status == 404 and code in ("", "unknown_route"):
-        message += f" Is {base_url} right? A gateway's base URL ends in /v1."
-    elif status == 404:
-        message += f" `curl {base_url}/models` shows the models."
+    message = f"{message} {advice}" if advice else message
     return kind(message, response=error.response, body=error.body)
 
 

@@ -1,37 +1,75 @@
-"""ChatParrot: LangChain's chat model on Parrot Gateway."""
+"""ChatParrot: LangChain's chat model on Parrot Gateway, its tools and structured output."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import (
+    BaseOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+)
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from langchain_parrot import structured
-from langchain_parrot._base import Call, ParrotModel, token_usage, told_by
-from langchain_parrot._errors import translated
+from langchain_parrot._base import (
+    CallOptions,
+    ParrotModel,
+    StreamAssembly,
+    header_metadata,
+    present,
+    token_usage,
+)
 from langchain_parrot._messages import to_chunk, to_message, to_usage, to_wire
 from langchain_parrot.deferred import deferred_message
 
+Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 
-class ChatParrot(ParrotModel, BaseChatModel):
+_TOOL_CHOICES = ("auto", "none", "required")
+
+
+class _ChatAssembly(StreamAssembly):
+    def chunk(
+        self, choice: Mapping[str, Any], information: dict[str, Any] | None
+    ) -> ChatGenerationChunk:
+        message = to_chunk(choice.get("delta") or {})
+        return ChatGenerationChunk(message=message, generation_info=information)
+
+    def last(self) -> ChatGenerationChunk:
+        information = _answer_metadata(self.document, self.headers)
+        if self.finish_reason is not None:
+            information["finish_reason"] = self.finish_reason
+        message = AIMessageChunk(
+            content="", usage_metadata=to_usage(self.usage), chunk_position="last"
+        )
+        return ChatGenerationChunk(message=message, generation_info=information)
+
+
+# LangChain passes the prompt of `_stream` by position: its name may differ.
+class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
     """A chat model behind Parrot Gateway, or behind any OpenAI-compatible server.
 
     All of LangChain's: streams, async, tools, structured output, callbacks, caching. Besides them
-    Parrot's extras, see `ParrotFields`, as arguments of the constructor or of a call::
+    Parrot's fields, as arguments of the constructor or of a call::
 
         llm = ChatParrot(model="parrot-demo", session="tale")
         llm.invoke("Tell me of a ship.", output="ship", priority=1)
 
     An answer's `response_metadata` has the model's name, the finish reason, and under `parrot` what
-    the gateway told of the call: session, call, variable, engine, cached_tokens, queue_ms.
+    the gateway says of the call: session, call, variable, engine, cached_tokens, queue_ms.
     """
+
+    _resource: ClassVar[str] = "chat.completions"
+    _assembly: ClassVar[type[StreamAssembly]] = _ChatAssembly
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -51,7 +89,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None]) -> dict[str, Any]:
         return token_usage(llm_outputs)
 
-    # -- whole answers ------------------------------------------------------------------------
+    # -- requests and answers -----------------------------------------------------------------
 
     def _generate(
         self,
@@ -60,7 +98,8 @@ class ChatParrot(ParrotModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return self._answer(self._call(stop, run_manager, kwargs), messages)
+        result: ChatResult = self._answer(self._options(stop, run_manager, kwargs), messages)
+        return result
 
     async def _agenerate(
         self,
@@ -69,105 +108,47 @@ class ChatParrot(ParrotModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return await self._aanswer(self._call(stop, run_manager, kwargs), messages)
+        call = self._options(stop, run_manager, kwargs)
+        result: ChatResult = await self._aanswer(call, messages)
+        return result
 
-    def _answer(self, call: Call, messages: Sequence[BaseMessage]) -> ChatResult:
-        with translated(self.base_url):
-            raw = self._clients.sync().chat.completions.with_raw_response.create(
-                **self._arguments(call, messages)
-            )
-        return self._result(call, raw.content, raw.headers)
+    def _prompt_fields(self, prompt: Sequence[BaseMessage]) -> dict[str, Any]:
+        return {"messages": to_wire(prompt)}
 
-    async def _aanswer(self, call: Call, messages: Sequence[BaseMessage]) -> ChatResult:
-        with translated(self.base_url):
-            client = self._clients.of_running_loop()
-            raw = await client.chat.completions.with_raw_response.create(
-                **self._arguments(call, messages)
-            )
-        return self._result(call, raw.content, raw.headers)
-
-    def _arguments(self, call: Call, messages: Sequence[BaseMessage]) -> dict[str, Any]:
-        # NOTE: all in `extra_body`, since the client refuses fields that its version does not know.
-        return {
-            "model": call.model,
-            "messages": to_wire(messages),
-            "extra_body": call.body,
-            **call.options,
-        }
-
-    def _result(self, call: Call, content: bytes, headers: Mapping[str, str]) -> ChatResult:
-        document = self._document(content)
-        self._check_understood(call, headers)
+    def _result(
+        self, call: CallOptions, prompt: Any, document: dict[str, Any], headers: Mapping[str, str]
+    ) -> ChatResult:
         usage = document.get("usage")
-        about = _of_answer(document, headers)
+        metadata = _answer_metadata(document, headers)
         if call.is_deferred:
             text = self._deferred(document["choices"][0]["message"]["content"])
-            message = deferred_message(text, response_metadata=about)
-            return ChatResult(generations=[ChatGeneration(message=message)], llm_output=about)
+            message = deferred_message(text, response_metadata=metadata)
+            return ChatResult(generations=[ChatGeneration(message=message)], llm_output=metadata)
         generations = [
             ChatGeneration(
-                # All choices were one call: its tokens are told once.
+                # All choices are one call: its tokens count once.
                 message=to_message(choice["message"], to_usage(usage) if number == 0 else None),
-                generation_info=_of_choice(choice),
+                generation_info=present(
+                    {name: choice.get(name) for name in ("finish_reason", "logprobs")}
+                ),
             )
             for number, choice in enumerate(document["choices"])
         ]
         for generation in generations:
-            generation.message.response_metadata = dict(about)
-        return ChatResult(generations=generations, llm_output={"token_usage": usage or {}, **about})
+            generation.message.response_metadata = dict(metadata)
+        return ChatResult(
+            generations=generations, llm_output={"token_usage": usage or {}, **metadata}
+        )
 
-    # -- streams ------------------------------------------------------------------------------
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(stop, run_manager, kwargs)
-        if call.is_deferred:
-            yield _as_chunk(self._answer(call, messages))
-            return
-        with translated(self.base_url):
-            raw = self._clients.sync().chat.completions.with_raw_response.create(
-                stream=True, **self._arguments(call.streamed(), messages)
-            )
-            self._check_understood(call, raw.headers)
-            assembly = _Assembly(raw.headers)
-            with raw.parse() as events:
-                for event in events:
-                    for chunk in assembly.pieces(event.model_dump(warnings=False)):
-                        if run_manager is not None:
-                            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                        yield chunk
-            yield assembly.last()
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(stop, run_manager, kwargs)
-        if call.is_deferred:
-            yield _as_chunk(await self._aanswer(call, messages))
-            return
-        with translated(self.base_url):
-            client = self._clients.of_running_loop()
-            raw = await client.chat.completions.with_raw_response.create(
-                stream=True, **self._arguments(call.streamed(), messages)
-            )
-            self._check_understood(call, raw.headers)
-            assembly = _Assembly(raw.headers)
-            async with raw.parse() as events:
-                async for event in events:
-                    for chunk in assembly.pieces(event.model_dump(warnings=False)):
-                        if run_manager is not None:
-                            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                        yield chunk
-            yield assembly.last()
+    def _as_chunk(self, result: ChatResult) -> ChatGenerationChunk:
+        answer = result.generations[0].message
+        message = AIMessageChunk(
+            content="", response_metadata=answer.response_metadata, chunk_position="last"
+        )
+        chunk = ChatGenerationChunk(message=message)
+        # Validation would make a plain string of the text.
+        message.content = answer.content
+        return chunk
 
     # -- tools and structured output ----------------------------------------------------------
 
@@ -194,7 +175,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
             ValueError: `tool_choice` names no tool that is bound.
         """
         offered = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        choice = structured.tool_choice_on_wire(tool_choice, offered)
+        choice = _tool_choice_on_wire(tool_choice, offered)
         if choice is not None:
             kwargs["tool_choice"] = choice
         if parallel_tool_calls is not None:
@@ -205,7 +186,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
         self,
         schema: dict[str, Any] | type | None = None,
         *,
-        method: structured.Method = "json_schema",
+        method: Method = "json_schema",
         include_raw: bool = False,
         strict: bool | None = None,
         **kwargs: Any,
@@ -228,7 +209,7 @@ class ChatParrot(ParrotModel, BaseChatModel):
         """
         if schema is None and method != "json_mode":
             raise ValueError(f"method={method!r} needs a schema")
-        told: dict[str, Any] = {
+        traced: dict[str, Any] = {
             "ls_structured_output_format": {
                 "kwargs": {"method": method, "strict": strict},
                 "schema": schema,
@@ -236,84 +217,108 @@ class ChatParrot(ParrotModel, BaseChatModel):
         }
         if method == "function_calling":
             assert schema is not None
-            name = structured.tool_name(schema)
-            bound = self.bind_tools([schema], tool_choice=name, strict=strict, **told, **kwargs)
-            return structured.chain(bound, structured.tool_parser(schema, name), include_raw)
+            name = convert_to_openai_tool(schema)["function"]["name"]
+            bound = self.bind_tools([schema], tool_choice=name, strict=strict, **traced, **kwargs)
+            return _parsed_chain(bound, _tool_parser(schema, name), include_raw)
         if method == "json_schema":
-            wanted = structured.response_format(schema, strict)
+            response_format = _response_format(schema, strict)
         elif method == "json_mode":
-            wanted = {"type": "json_object"}
+            response_format = {"type": "json_object"}
         else:
             raise ValueError(
                 f"method must be json_schema, function_calling or json_mode, and is {method!r}"
             )
-        bound = self.bind(response_format=wanted, **told, **kwargs)
-        return structured.chain(bound, structured.json_parser(schema), include_raw)
+        bound = self.bind(response_format=response_format, **traced, **kwargs)
+        return _parsed_chain(bound, _json_parser(schema), include_raw)
 
 
-class _Assembly:
-    """What a stream's events become: pieces, and a last chunk with all that is told once."""
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._about: dict[str, Any] = {}
-        self._usage: Mapping[str, Any] | None = None
-
-    def pieces(self, event: Mapping[str, Any]) -> Iterator[ChatGenerationChunk]:
-        """The chunks of one event."""
-        self._usage = event.get("usage") or self._usage
-        for name in ("model", "system_fingerprint", "service_tier", "id"):
-            if event.get(name):
-                self._about[name] = event[name]
-        for choice in event.get("choices") or ():
-            information = _of_choice(choice)
-            finish_reason = information.pop("finish_reason", None)
-            if finish_reason is not None:
-                self._about["finish_reason"] = finish_reason
-            yield ChatGenerationChunk(
-                message=to_chunk(choice.get("delta") or {}), generation_info=information or None
-            )
-
-    def last(self) -> ChatGenerationChunk:
-        """The end: usage, finish reason, model, and what the headers say."""
-        finish_reason = self._about.pop("finish_reason", None)
-        information = _of_answer(self._about, self._headers)
-        if finish_reason is not None:
-            information["finish_reason"] = finish_reason
-        message = AIMessageChunk(
-            content="", usage_metadata=to_usage(self._usage), chunk_position="last"
-        )
-        return ChatGenerationChunk(message=message, generation_info=information)
-
-
-def _as_chunk(deferred: ChatResult) -> ChatGenerationChunk:
-    """A deferred answer as the only chunk of a stream."""
-    answered = deferred.generations[0].message
-    message = AIMessageChunk(
-        content="", response_metadata=answered.response_metadata, chunk_position="last"
-    )
-    chunk = ChatGenerationChunk(message=message)
-    # Validation would make a plain string of the text.
-    message.content = answered.content
-    return chunk
-
-
-def _of_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """What one choice says besides its message."""
-    told = {name: choice.get(name) for name in ("finish_reason", "logprobs")}
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def _of_answer(document: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+def _answer_metadata(document: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
     """What a whole answer says besides its choices, under LangChain's names."""
-    told = {
+    metadata = {
+        "model_provider": "parrot",
         "model_name": document.get("model"),
         "system_fingerprint": document.get("system_fingerprint"),
         "service_tier": document.get("service_tier"),
         "id": document.get("id"),
     }
-    return {
-        "model_provider": "parrot",
-        **{name: value for name, value in told.items() if value is not None},
-        **told_by(headers),
-    }
+    return {**present(metadata), **header_metadata(headers)}
+
+
+def _tool_choice_on_wire(
+    choice: str | bool | Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]
+) -> str | dict[str, Any] | None:
+    """`tool_choice` of a request.
+
+    Args:
+        choice: `auto`, `none`, `required` or `any`, a tool's name, True for "one of them must be
+            called", False for `none`, or OpenAI's own object.
+        tools: those that are offered, in OpenAI's form.
+
+    Raises:
+        ValueError: a name that is not offered.
+    """
+    names = [tool["function"]["name"] for tool in tools if "function" in tool]
+    if choice is None or choice is False:
+        return None if choice is None else "none"
+    if isinstance(choice, Mapping):
+        named = (choice.get("function") or {}).get("name")
+        if choice.get("type") == "function" and named not in names:
+            raise ValueError(_not_offered(str(named), names))
+        return dict(choice)
+    if choice is True or choice == "any":
+        return "required"
+    if choice in names:
+        return {"type": "function", "function": {"name": choice}}
+    if choice in _TOOL_CHOICES:
+        return choice
+    raise ValueError(_not_offered(choice, names))
+
+
+def _not_offered(name: str, names: Sequence[str]) -> str:
+    return (
+        f"tool_choice {name!r} is none of the bound tools ({', '.join(names)}), nor any of "
+        f"{', '.join(_TOOL_CHOICES)}, any."
+    )
+
+
+def _response_format(schema: Any, strict: bool | None) -> dict[str, Any]:
+    """`response_format` of a request, for a schema in any form that langchain_core knows."""
+    if isinstance(schema, Mapping) and schema.get("type") == "json_schema":
+        return dict(schema)
+    json_schema = convert_to_json_schema(schema, strict=strict)
+    name = json_schema.pop("title", None) or "answer"
+    described: dict[str, Any] = {"name": name}
+    if "description" in json_schema:
+        described["description"] = json_schema.pop("description")
+    described["schema"] = json_schema
+    if strict is not None:
+        described["strict"] = strict
+    return {"type": "json_schema", "json_schema": described}
+
+
+def _json_parser(schema: Any) -> BaseOutputParser[Any]:
+    """Reads what was json_schema under a schema: an object of its class, or a dict."""
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        return PydanticOutputParser(pydantic_object=schema)
+    return JsonOutputParser()
+
+
+def _tool_parser(schema: Any, name: str) -> BaseOutputParser[Any]:
+    """Reads the arguments of the first call of a tool: an object of its class, or a dict."""
+    if isinstance(schema, type) and is_basemodel_subclass(schema):
+        return PydanticToolsParser(tools=[schema], first_tool_only=True)
+    return JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+
+
+def _parsed_chain(
+    model: Runnable[LanguageModelInput, Any], parser: BaseOutputParser[Any], include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
+    """The model and its parser; with the raw message and the parser's error beside, if wanted."""
+    if not include_raw:
+        return model | parser
+    parsed = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    not_parsed = RunnablePassthrough.assign(parsed=lambda _: None)
+    reading = parsed.with_fallbacks([not_parsed], exception_key="parsing_error")
+    return RunnableMap(raw=model) | reading

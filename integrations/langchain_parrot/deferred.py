@@ -1,32 +1,44 @@
-"""Texts whose value arrives when somebody looks at them.
+"""Texts whose value arrives when they are looked at, and what LangChain does with them.
 
-A deferred call answers at once with a reference. `DeferredText` is a `str` of it: where it is only
-put into another text, the reference goes there, and the gateway fills in the value; where it is
-looked at, it waits for the value and acts as that.
+A deferred call answers at once with a reference. `DeferredText` is a `str` of it: where it is put
+into another text, the reference goes there, and the gateway fills in the value; where it is looked
+at, it waits for the value and acts as that.
 
 Python calls methods of a subclass in most places, and there it is safe. Where C code reads the
 characters of a string by itself, it sees the reference: the `re` module, `json.dumps` and
 `json.loads`, `"".join`, `x in "plain"`, `io.StringIO`, `file.write`, `csv`, and pydantic, which
 makes plain strings of it. Give those `str(text)`. docs/langchain.md has the table.
+
+With the first deferred text of a program, LangChain's output parsers are prepared for them.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+import urllib.parse
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, SupportsIndex
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import Generation
+from langchain_core.tracers.context import register_configure_hook
+from parrot_client.connection import OpenAIClients
 from pydantic import field_serializer
 
-from langchain_parrot._deferred_errors import DeferredError
-from langchain_parrot._resolver import timed_out
+from langchain_parrot._callbacks import ignore_events
+from langchain_parrot.exceptions import DeferredError, timed_out
+from langchain_parrot.linking import run_tree
 
 #: How long a look at a deferred text waits: as long as a gateway lets a call run.
 DEFAULT_TIMEOUT_S = 600.0
+#: Longer than the gateway is asked to wait, so that it is the one that ends the wait.
+_GRACE_S = 10.0
 
 
 class Resolver(Protocol):
@@ -39,6 +51,60 @@ class Resolver(Protocol):
         """The same without blocking the event loop."""
 
 
+class GatewayResolver:
+    """Reads variables by `GET /v1/variables/{reference}`, which waits for the value.
+
+    Goes through the `openai` client's own `get`, which is the same in openai 2.x and 3.x, and so
+    has its base URL, key, proxies and retries.
+    """
+
+    def __init__(self, clients: OpenAIClients) -> None:
+        self._clients = clients
+
+    def get(self, reference: str, timeout: float) -> str:
+        """See `Resolver`."""
+        with self._translated(reference, timeout):
+            answer = self._clients.sync().get(**_read_request(reference, timeout))
+        return _value_of(answer, reference, timeout)
+
+    async def aget(self, reference: str, timeout: float) -> str:
+        """See `Resolver`."""
+        with self._translated(reference, timeout):
+            answer = await self._clients.of_running_loop().get(**_read_request(reference, timeout))
+        return _value_of(answer, reference, timeout)
+
+    @contextmanager
+    def _translated(self, reference: str, timeout: float) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            from langchain_parrot._openai_errors import from_read
+
+            deferred_error = from_read(error, reference, timeout, self._clients.connection.base_url)
+            if deferred_error is error:
+                raise
+            raise deferred_error from error
+
+
+def _read_request(reference: str, timeout: float) -> dict[str, Any]:
+    options = {"params": {"timeout": f"{timeout:g}"}, "timeout": timeout + _GRACE_S}
+    path = f"/variables/{urllib.parse.quote(reference, safe='')}"
+    return {"path": path, "cast_to": object, "options": options}
+
+
+def _value_of(variable: Any, reference: str, timeout: float) -> str:
+    if not isinstance(variable, dict) or variable.get("object") != "variable":
+        raise DeferredError(
+            f"The answer for {reference} is not one of Parrot Gateway. Does base_url end in "
+            "/v1, and does a gateway stand there?",
+            reference=reference,
+        )
+    value = variable.get("value")
+    if not isinstance(value, str):
+        raise timed_out(reference, timeout)
+    return value
+
+
 #: Deferred texts that are alive and not resolved, by id. A string's own hash would resolve it.
 _pending: dict[int, weakref.ref[DeferredText]] = {}
 
@@ -46,14 +112,6 @@ _pending: dict[int, weakref.ref[DeferredText]] = {}
 def anything_pending() -> bool:
     """Whether some deferred text is alive whose value was not asked for yet."""
     return bool(_pending)
-
-
-@functools.cache
-def _know_of_deferred_texts() -> None:
-    """Prepare LangChain's parsers, once there is a deferred text at all."""
-    from langchain_parrot import _parsers
-
-    _parsers.prepare()
 
 
 class DeferredText(str):
@@ -92,7 +150,7 @@ class DeferredText(str):
         text._failure = None
         key = id(text)
         _pending[key] = weakref.ref(text, lambda _: _pending.pop(key, None))
-        _know_of_deferred_texts()
+        _prepare_parsers()
         return text
 
     @property
@@ -316,7 +374,76 @@ def deferred_generation(
     return generation
 
 
-def resolve_message(message: Any) -> None:
-    """Put the value into a message in place of its deferred content; blocks for it."""
-    if type(getattr(message, "content", None)) is DeferredText:
-        message.content = message.content.get()
+# -- output parsers --------------------------------------------------------------------------
+#
+# Parsers use `re`, `csv` and other C code that sees the reference: a callback fetches the value
+# before a parser reads it. `StrOutputParser` only hands the text on, and leaves it deferred.
+
+
+class ParserHandler(BaseCallbackHandler):
+    """Sees runs begin; while no deferred text is alive, LangChain does not call it at all.
+
+    It is not `run_inline`: asynchronous chains run it in a thread, so that it may block there.
+    """
+
+    #: A text without a value is an error of the chain.
+    raise_error = True
+
+    def __init__(self) -> None:
+        ignore_events(self)
+        vars(self).pop("on_chain_start")
+
+    @property
+    def ignore_chain(self) -> bool:
+        """Whether there is nothing that a parser could be given."""
+        return not anything_pending()
+
+    @property
+    def ignore_llm(self) -> bool:
+        """Never interested."""
+        return True
+
+    ignore_chat_model = ignore_agent = ignore_retriever = ignore_retry = ignore_llm
+    ignore_custom_event = ignore_llm
+
+    def on_chain_start(self, serialized: Any, inputs: Any, **run: Any) -> None:
+        """Fetch the value of what a parser was given, and put it there if it is a message."""
+        if run.get("run_type") != "parser" or run.get("name") == StrOutputParser.__name__:
+            return
+        try:
+            if type(inputs) is DeferredText:
+                inputs.get()
+            elif type(getattr(inputs, "content", None)) is DeferredText:
+                inputs.content = inputs.content.get()
+        except BaseException:
+            # LangChain reports no end of a run whose start failed.
+            run_tree.forget(run["run_id"])
+            raise
+
+
+_HANDLER = ParserHandler()
+_handler: ContextVar[ParserHandler | None] = ContextVar(
+    "langchain_parrot_parsers", default=_HANDLER
+)
+
+
+@functools.cache
+def _prepare_parsers() -> None:
+    """Register the handler, and let `Generation(text=deferred)` hold the deferred text; once.
+
+    LangChain's parsers make one of a plain text, and pydantic copies the characters of a subclass
+    of `str`: `llm | StrOutputParser()` would return the bare reference of a text model's answer.
+    LangChain offers no place for it, so its constructor is wrapped.
+    """
+    register_configure_hook(_handler, inheritable=True)
+    ordinary = Generation.__init__
+
+    @functools.wraps(ordinary)
+    def keep(self: Generation, *arguments: Any, **fields: Any) -> None:
+        ordinary(self, *arguments, **fields)
+        text = fields.get("text")
+        if type(text) is DeferredText:
+            # A parser before which the value was fetched is to have the value.
+            self.text = text.get() if text.is_resolved else text
+
+    Generation.__init__ = keep  # type: ignore[method-assign]

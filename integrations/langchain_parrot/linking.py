@@ -1,26 +1,279 @@
 """What LangChain's run tree says of a call, as fields of a request to the gateway.
 
-Importing this follows the runs of the program from then on (see `_run_tree` and `_batches`).
+Importing this follows the runs of the program from then on: one entry for each that is going on.
+
+**Fan-outs** are the branches of a `RunnableParallel`, the inputs of a batch, and the tasks of one
+step of a LangGraph graph. They may be nested, and a branch may have several stages, of which one
+needs the other. Calls get the same group exactly if they are in the same outermost fan-out and at
+the same **position** in their branches of it: everything that begins in a branch (a call, an inner
+fan-out) takes the next number there, and the position is the path of these numbers. Two calls of
+one branch differ in it, so that no group has a call that needs another one of it. Where branches
+are alike, the n-th stage of all of them is one group.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
+from parrot_client.fields import MAX_CHARACTERS, REFERENCE_START
 
-from langchain_parrot._batches import watch_batches
-from langchain_parrot._run_tree import RunTree, Step
+from langchain_parrot._batches import Batch, current_batch, watch_batches
+from langchain_parrot._callbacks import Inline, ignore_events
 
 if TYPE_CHECKING:
     from langchain_core.callbacks.manager import BaseRunManager
 
+#: Runs that are remembered at once; beyond that the oldest are forgotten, which only unlinks calls.
+MAX_RUNS = 100_000
+#: Fan-outs that are remembered in one branch.
+_MAX_SLOTS = 1000
+#: How LangChain and LangGraph mark the branches of a fan-out.
+_BRANCH_TAG = "map:key:"
+_STEP_TAG = "graph:step:"
+#: Beginnings of names that the frameworks give by themselves and that tell nobody anything.
+_GENERIC = ("Runnable", "LangGraph", "Pregel")
 #: Where a user or LangGraph says which conversation a run belongs to.
 _THREAD = "thread_id"
-#: Characters of a name, session or id that a gateway takes.
-_MAX_CHARACTERS = 256
+
+
+class Branch:
+    """One branch of a fan-out. Numbers what begins in it."""
+
+    __slots__ = ("_lock", "_numbers", "_slots", "prefix")
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._numbers = itertools.count()
+        self._slots: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def next_position(self) -> str:
+        """The position of a call that begins in it."""
+        return f"{self.prefix}:{next(self._numbers)}"
+
+    def branch_of(self, fan_out: str) -> Branch:
+        """A branch of a fan-out that is inside of this one; all of them share one number."""
+        with self._lock:
+            number = self._slots.get(fan_out)
+            if number is None:
+                if len(self._slots) >= _MAX_SLOTS:
+                    del self._slots[next(iter(self._slots))]
+                number = self._slots[fan_out] = next(self._numbers)
+        return Branch(f"{self.prefix}:{number}")
+
+
+@dataclass(slots=True)
+class RunNode:
+    """A run that is going on.
+
+    Attributes:
+        session: what it is part of, unless the user names a session; empty for a call whose prompt
+            refers to texts of others: it belongs to their session, which the gateway knows.
+        label: what a person would call it; empty if there is nothing to call it.
+        branch: the innermost branch that it is in.
+        batch: the innermost batch by which it, or a run around it, was started.
+        parent: id of the run around it.
+        has_thread: whether the session is a conversation that the user named.
+        own_name: of a call of a model, the name that the user gave it.
+        group: of a call of a model, its task group.
+    """
+
+    session: str
+    label: str
+    branch: Branch | None
+    batch: Batch | None
+    parent: str | None
+    metadata: Mapping[str, Any]
+    has_thread: bool
+    own_name: str = ""
+    group: str | None = None
+
+
+class RunSlot:
+    """Where a run is about to begin; `run_id` is set by a model's run that does."""
+
+    __slots__ = ("run_id",)
+
+    def __init__(self) -> None:
+        self.run_id: UUID | None = None
+
+
+class RunTree(BaseCallbackHandler):
+    """Follows all runs of the program; one dictionary entry for each that is going on.
+
+    It is its own configuration hook: `get` is asked whenever a run is about to begin, in the
+    context in which that goes on, whereas starts may be reported in another task. So the slot that
+    is made there is filled when a model starts, and what is sent within its run finds it.
+    """
+
+    def __init__(self, max_runs: int = MAX_RUNS) -> None:
+        self._max_runs = max_runs
+        self._nodes: dict[UUID, RunNode] = {}
+        self.slot: ContextVar[RunSlot | None] = ContextVar("langchain_parrot_slot", default=None)
+        ignore_events(self)
+        started, called, ended = Inline(self._started), Inline(self._called), Inline(self._ended)
+        for kind in ("chain", "tool", "retriever"):
+            setattr(self, f"on_{kind}_start", started)
+            setattr(self, f"on_{kind}_end", ended)
+            setattr(self, f"on_{kind}_error", ended)
+        for name in ("on_llm_start", "on_chat_model_start"):
+            setattr(self, name, called)
+        for name in ("on_llm_end", "on_llm_error"):
+            setattr(self, name, ended)
+
+    def get(self) -> RunTree:
+        """The handler: LangChain asks a hook as it asks a context variable."""
+        self.slot.set(RunSlot())
+        return self
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that are going on."""
+        return len(self._nodes)
+
+    def node(self, run_id: UUID | None) -> RunNode | None:
+        """A run that is going on."""
+        return None if run_id is None else self._nodes.get(run_id)
+
+    def new_node(
+        self,
+        run_id: UUID,
+        parent_id: UUID | None,
+        tags: Sequence[str] | None,
+        metadata: Mapping[str, Any] | None,
+        name: str | None,
+    ) -> RunNode:
+        """A node from what the start of a run reports; not remembered."""
+        parent = self.node(parent_id)
+        batch = current_batch()
+        if parent is not None:
+            session, label, branch = parent.session, parent.label, parent.branch
+            starts_batch = batch is not None and batch is not parent.batch
+        else:
+            session = str(parent_id or (batch.outermost if batch else run_id))
+            label, branch, starts_batch = "", None, batch is not None
+        has_thread = parent is not None and parent.has_thread
+        if starts_batch and batch is not None and batch.thread is not None:
+            session, has_thread = batch.thread, True
+        fan_out, key = None, ""
+        for tag in tags or ():
+            if tag.startswith(_BRANCH_TAG):
+                fan_out, key = str(parent_id), tag[len(_BRANCH_TAG) :]
+            elif tag.startswith(_STEP_TAG) and not _is_called_task(metadata):
+                fan_out = f"{parent_id}/{tag[len(_STEP_TAG) :]}"
+        if fan_out is None and batch is not None and starts_batch:
+            fan_out = batch.id
+        if fan_out is not None:
+            branch = Branch(fan_out) if branch is None else branch.branch_of(fan_out)
+        if name and not name.startswith(_GENERIC):
+            label = name
+        elif key:
+            label = key
+        parent_text = None if parent_id is None else str(parent_id)
+        return RunNode(session, label, branch, batch, parent_text, metadata or {}, has_thread)
+
+    def new_call(
+        self,
+        run_id: UUID,
+        parent_id: UUID | None,
+        tags: Sequence[str] | None,
+        metadata: Mapping[str, Any] | None,
+        name: str | None,
+    ) -> RunNode:
+        """`new_node` of a call of a model, which takes a number in its branch."""
+        node = self.new_node(run_id, parent_id, tags, metadata, name)
+        node.own_name = name or ""
+        if node.branch is not None:
+            node.group = node.branch.next_position()
+        return node
+
+    def _started(
+        self,
+        serialized: Any,
+        _: Any,
+        /,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
+        **__: Any,
+    ) -> None:
+        if name is None and isinstance(serialized, dict):
+            # A tool has its name there.
+            name = serialized.get("name")
+        self._remember(run_id, self.new_node(run_id, parent_run_id, tags, metadata, name))
+
+    def _called(
+        self,
+        _: Any,
+        prompts: Any,
+        /,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
+        **__: Any,
+    ) -> None:
+        node = self.new_call(run_id, parent_run_id, tags, metadata, name)
+        if not node.has_thread and any(map(_refers, prompts)):
+            node.session = ""
+        self._remember(run_id, node)
+        slot = self.slot.get()
+        if slot is not None:
+            slot.run_id = run_id
+
+    def _remember(self, run_id: UUID, node: RunNode) -> None:
+        nodes = self._nodes
+        while len(nodes) >= self._max_runs:
+            try:
+                del nodes[next(iter(nodes))]
+            except (KeyError, RuntimeError, StopIteration):
+                # Another thread was at it too.
+                continue
+        nodes[run_id] = node
+
+    def forget(self, run_id: UUID) -> None:
+        """Forget a run whose end LangChain does not report."""
+        self._nodes.pop(run_id, None)
+
+    def _ended(self, *_: Any, run_id: UUID, **__: Any) -> None:
+        self._nodes.pop(run_id, None)
+
+
+def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:
+    """Whether a LangGraph task is a function called by another task, in the same step.
+
+    Of those it is not known whether they run one after another.
+    """
+    path: Any = (metadata or {}).get("langgraph_path") or ()
+    return len(path) > 1 and isinstance(path[1], tuple | list)
+
+
+def _refers(prompt: Any) -> bool:
+    """Whether a text, a message, its content or a list of them has a reference; waits for none."""
+    if isinstance(prompt, str):
+        # NOTE: not `in`, which waits for a deferred text.
+        return str.__contains__(prompt, REFERENCE_START)
+    if isinstance(prompt, list | tuple):
+        return any(map(_refers, prompt))
+    if isinstance(prompt, dict):
+        return _refers(prompt.get("text"))
+    return _refers(prompt.content) if isinstance(prompt, BaseMessage) else False
+
 
 run_tree = RunTree()
 register_configure_hook(cast("ContextVar[Any]", run_tree), inheritable=True)
@@ -41,37 +294,37 @@ def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
     if run_manager is None:
         return {}
     run_id, parent_id = run_manager.run_id, run_manager.parent_run_id
-    step = run_tree.step(run_id) or run_tree.new_call(
+    node = run_tree.node(run_id) or run_tree.new_call(
         run_id, parent_id, run_manager.tags, run_manager.metadata, None
     )
-    return _fields(step, str(run_id))
+    return _fields(node, str(run_id))
 
 
 def fields_here() -> dict[str, str]:
     """The same of a request that is sent here: by a model's run, or by code inside another run."""
-    place = run_tree.place.get()
-    if place is not None and place.run_id is not None:
-        step = run_tree.step(place.run_id)
-        if step is not None:
-            return _fields(step, str(place.run_id))
+    slot = run_tree.slot.get()
+    if slot is not None and slot.run_id is not None:
+        node = run_tree.node(slot.run_id)
+        if node is not None:
+            return _fields(node, str(slot.run_id))
     config = var_child_runnable_config.get() or {}
     around = getattr(config.get("callbacks"), "parent_run_id", None)
-    if around is None or run_tree.step(around) is None:
+    if around is None or run_tree.node(around) is None:
         return {}
     return _fields(run_tree.new_call(around, around, None, config.get("metadata"), None), None)
 
 
-def _fields(step: Step, run: str | None) -> dict[str, str]:
+def _fields(node: RunNode, run: str | None) -> dict[str, str]:
     fields = {
         "session": _text(ensure_config().get("configurable", {}).get(_THREAD))
-        or _text(step.metadata.get(_THREAD))
-        or step.session,
+        or _text(node.metadata.get(_THREAD))
+        or node.session,
         "run": run,
-        "parent": step.parent,
-        "name": _text(step.own_name)
-        or _text(step.metadata.get("langgraph_node"))
-        or _text(step.label),
-        "group": step.group,
+        "parent": node.parent,
+        "name": _text(node.own_name)
+        or _text(node.metadata.get("langgraph_node"))
+        or _text(node.label),
+        "group": node.group,
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -79,4 +332,4 @@ def _fields(step: Step, run: str | None) -> dict[str, str]:
 def _text(value: Any) -> str:
     """As a gateway takes it; empty if it does not."""
     text = str(value).strip() if isinstance(value, str | int) else ""
-    return text[:_MAX_CHARACTERS] if text.isprintable() else ""
+    return text[:MAX_CHARACTERS] if text.isprintable() else ""

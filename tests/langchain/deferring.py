@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
-from langchain_parrot._resolver import GatewayResolver
-from langchain_parrot.deferred import DeferredText, deferred_generation, deferred_message
+from langchain_parrot.deferred import (
+    DeferredText,
+    GatewayResolver,
+    deferred_generation,
+    deferred_message,
+)
 from langchain_parrot.linking import fields_of_run
+from parrot_client.connection import Connection, OpenAIClients
 from pydantic import Field
 
 
@@ -70,9 +74,10 @@ class Wire:
     """Clients of a gateway, and the path of every request that they send."""
 
     def __init__(self, base_url: str, api_key: str = "none") -> None:
-        self.sync = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        self.asynchronous = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        self.resolver = GatewayResolver(lambda: self.sync, lambda: self.asynchronous)
+        clients = OpenAIClients(Connection(base_url, api_key, max_retries=0))
+        self.sync = clients.sync()
+        self.asynchronous = clients.of_running_loop
+        self.resolver = GatewayResolver(clients)
 
 
 class DeferringChat(BaseChatModel):
@@ -117,6 +122,6 @@ class DeferringChat(BaseChatModel):
     async def _agenerate(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any
     ) -> Any:
-        client = self.wire.asynchronous
+        client = self.wire.asynchronous()
         body = self._body(messages, run_manager)
         return self._result(await client.chat.completions.create(**body))

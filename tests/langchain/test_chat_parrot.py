@@ -136,7 +136,7 @@ def test_several_candidates_are_generations_and_their_tokens_count_once() -> Non
         ],
     }
     model = ChatParrot(model="m", n=2)
-    result = model._result(model._call(None, None, {}), json.dumps(document).encode(), {})
+    result = model._read(model._options(None, None, {}), [], json.dumps(document).encode(), {})
     messages: list[Any] = [generation.message for generation in result.generations]
     assert [message.content for message in messages] == ["a", "b"]
     assert messages[0].usage_metadata["total_tokens"] == 3
@@ -172,7 +172,7 @@ def test_parameters_of_constructor_and_call_reach_the_model(
 
 def test_parrots_fields_are_the_calls_before_the_constructors(gateway: GatewayProcess) -> None:
     model = chat(gateway, session="s-3", name="drafts", priority=1, linking=False)
-    call = model._call(None, None, {"priority": 2, "inputs": {"a": "b"}, "transform": "strip"})
+    call = model._options(None, None, {"priority": 2, "inputs": {"a": "b"}, "transform": "strip"})
     assert call.parrot == {
         "session": "s-3",
         "name": "drafts",

@@ -114,7 +114,9 @@ def test_what_a_failed_value_says(relay: GatewayProcess, upstream: ScriptedUpstr
         str(answer.content)
     # So says a call that needs the value.
     waiting = chat(relay, model=good, defer=False)
-    with pytest.raises(DeferredFailedError, match=r"scripted 400.*run the chain again") as caught:
+    with pytest.raises(
+        DeferredFailedError, match=r"scripted 400.*run the deferred call again"
+    ) as caught:
         waiting.invoke([HumanMessage("and?"), answer])
     assert caught.value.code == "dependency_failed"
 
@@ -126,5 +128,5 @@ def test_what_an_expired_value_says(relay: GatewayProcess, upstream: ScriptedUps
     model._clients.sync().delete("/sessions/expires", cast_to=object)
     with pytest.raises(DeferredExpiredError, match=r"ttl_s"):
         str(answer.content)
-    with pytest.raises(DeferredExpiredError, match=r"run the deferred call again"):
+    with pytest.raises(DeferredExpiredError, match=r"Run the deferred call again"):
         chat(relay, model=good, defer=False).invoke([answer])

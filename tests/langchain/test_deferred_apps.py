@@ -14,8 +14,7 @@ from langchain_core.output_parsers import NumberedListOutputParser, StrOutputPar
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
 from langchain_parrot import ChatParrot, ParrotLLM
-from langchain_parrot._resolver import GatewayResolver
-from langchain_parrot.deferred import DeferredText
+from langchain_parrot.deferred import DeferredText, GatewayResolver
 
 _names = itertools.count()
 

@@ -23,8 +23,8 @@ from langchain_core.output_parsers import (
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.tracers.context import collect_runs
-from langchain_parrot._deferred_errors import DeferredFailedError
 from langchain_parrot.deferred import DeferredText, deferred_message
+from langchain_parrot.exceptions import DeferredFailedError
 from pydantic import BaseModel
 
 

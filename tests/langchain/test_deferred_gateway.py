@@ -14,7 +14,7 @@ from harness.scripted_upstream import error as scripted_error
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_parrot import _deferred_errors as errors
+from langchain_parrot import exceptions as errors
 from langchain_parrot.deferred import DeferredText
 
 
@@ -76,7 +76,7 @@ async def test_a_deleted_session(
     text = _ask(wire, upstream.script(document(chat_document())), f"deleted-{how}")
     text_known = await _look(text, how)
     wire.sync.delete(f"/sessions/deleted-{how}", cast_to=object)
-    with pytest.raises(errors.DeferredExpiredError, match="Run the chain again"):
+    with pytest.raises(errors.DeferredExpiredError, match="Run the deferred call again"):
         await _look(DeferredText(text.reference, wire.resolver), how)
     assert text == text_known
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import logging
 import pickle
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from deferring import Book
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_parrot import _deferred_errors as errors
-from langchain_parrot.deferred import DeferredText
+from langchain_parrot import exceptions as errors
+from langchain_parrot.deferred import DeferredText, anything_pending
 
 VALUE = "Ada, 36 Engines"
 REFERENCE = "[[t]]"
@@ -129,7 +131,10 @@ def test_formatting_carries_the_reference_also_when_the_value_is_here() -> None:
 
 
 def test_what_reads_characters_in_c_sees_the_reference() -> None:
-    # Not wanted, but so it is; the documentation says what to do instead.
+    # docs/langchain.md says so, and what to do instead.
+    text, book = _deferred("{}")
+    assert re.findall(r"\w+|[{}]", text) == ["t"]
+    assert re.findall(r"\w+|[{}]", str(text)) == ["{", "}"]
     text, book = _deferred("{}")
     assert re.search("parrot|t", text)
     assert io.StringIO(text).read() == REFERENCE
@@ -200,6 +205,35 @@ def test_a_failure_is_final_and_a_timeout_is_not() -> None:
         str(text)
     book.values["t"] = VALUE
     assert str(text) == VALUE
+
+
+@pytest.mark.parametrize("how", ["get", "aget"])
+@pytest.mark.parametrize(
+    ("outcome", "is_pending"),
+    [
+        (str, False),
+        (errors.DeferredFailedError, False),
+        (errors.DeferredCancelledError, False),
+        (errors.DeferredExpiredError, False),
+        (errors.DeferredTimeoutError, True),
+        (errors.DeferredUnreachableError, True),
+        (RuntimeError, True),
+    ],
+)
+async def test_a_text_is_pending_until_its_value_or_final_failure_is_known(
+    how: str, outcome: Callable[[str], Any], is_pending: bool
+) -> None:
+    """While one is pending LangChain calls a handler for every run of the program."""
+    gc.collect()
+    assert not anything_pending()
+    text, book = _deferred(outcome("no"))
+    assert anything_pending()
+    with suppress(errors.DeferredError, RuntimeError):
+        await text.aget() if how == "aget" else text.get()
+    assert anything_pending() is is_pending
+    del text, book
+    gc.collect()
+    assert not anything_pending()
 
 
 @pytest.mark.parametrize("look", [bool, hash, repr, lambda t: t == "x", lambda t: f"{t:>3}"])

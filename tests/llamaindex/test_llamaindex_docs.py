@@ -9,7 +9,7 @@ import pytest
 from harness.processes import API_KEY, GatewayProcess
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.llms.parrot import Parrot
-from llama_index.llms.parrot._window import REFERENCE
+from parrot_client.fields import REFERENCE
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = (ROOT / "docs" / "llama-index.md").read_text(encoding="utf-8")

@@ -19,7 +19,8 @@ from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.base.response.schema import StreamingResponse
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.llms.parrot import Parrot
-from llama_index.llms.parrot._window import REFERENCE, reference_counter
+from llama_index.llms.parrot._window import reference_counter
+from parrot_client.fields import REFERENCE
 
 from parrot_gateway.bench.apps import book
 

@@ -16,13 +16,20 @@ from llama_index.core.base.response.schema import (
     Response,
     StreamingResponse,
 )
-from llama_index.llms.parrot._window import REFERENCE
+from parrot_client.fields import REFERENCE
 
 T = TypeVar("T")
 
+#: Longer than the gateway was asked to wait, so that it is the one that ends the wait, in seconds.
+GRACE_S = 5.0
 
-def resolvable(value: object) -> dict[str, Any] | None:
-    """The body of `POST /v1/resolve` for a value; None if there is no reference in it.
+
+def resolve_request(value: object, timeout: float | None) -> dict[str, Any] | None:
+    """Arguments of a client's `post` that resolve a value; None if there is no reference in it.
+
+    Args:
+        value: see `Parrot.resolve`.
+        timeout: in seconds; None leaves it to the gateway.
 
     Raises:
         TypeError: a streaming response, which has to be read first.
@@ -32,7 +39,13 @@ def resolvable(value: object) -> dict[str, Any] | None:
     inside = _inside(value)
     if not _has_reference(inside):
         return None
-    return {"value": inside}
+    body = {"value": inside}
+    # Not repeated: what failed stays failed, and the gateway has waited already.
+    options: dict[str, Any] = {"max_retries": 0}
+    if timeout is not None:
+        body["timeout"] = timeout
+        options["timeout"] = timeout + GRACE_S
+    return {"path": "/resolve", "cast_to": object, "body": body, "options": options}
 
 
 def resolved(value: T, answer: Any) -> T:

@@ -1,10 +1,10 @@
-"""LlamaIndex messages as OpenAI's wire form, and answers back."""
+"""LlamaIndex messages as OpenAI's wire form, and answers back, for chat and for completions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from llama_index.core.base.llms.types import (
     AudioBlock,
@@ -20,13 +20,6 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-#: Headers of an answer that say where the call is in the gateway's graph.
-_HEADERS = {
-    "session": "x-parrot-session",
-    "call": "x-parrot-call",
-    "variable": "x-parrot-variable",
-    "engine": "x-parrot-engine",
-}
 _ROLES = {MessageRole.CHATBOT: "assistant", MessageRole.MODEL: "assistant"}
 
 
@@ -46,7 +39,7 @@ def _message_to_wire(message: ChatMessage) -> dict[str, Any]:
         if isinstance(block, ToolCallBlock):
             calls.append(_call_to_wire(block))
         elif not isinstance(block, ThinkingBlock):
-            # What a model thought is not part of what it said.
+            # Reasoning is no part of the answer.
             parts.append(_part_to_wire(block))
     wire: dict[str, Any] = {"role": _ROLES.get(message.role, message.role.value)}
     if all(part["type"] == "text" for part in parts):
@@ -104,14 +97,9 @@ def _part_to_wire(block: ContentBlock) -> dict[str, Any]:
     raise ValueError(f"OpenAI's interface has no form for a message's {type(block).__name__}.")
 
 
-def place_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """Ids of session, call and variable that an answer's headers tell; empty for plain calls."""
-    return {name: headers[header] for name, header in _HEADERS.items() if header in headers}
-
-
-def _details(answer: Any, place: Mapping[str, str]) -> dict[str, Any]:
+def _details(answer: Any, parrot: Mapping[str, Any]) -> dict[str, Any]:
     """`additional_kwargs` of a response: token counts, as LlamaIndex's counters read them."""
-    details: dict[str, Any] = {"parrot": dict(place)} if place else {}
+    details: dict[str, Any] = {"parrot": dict(parrot)} if parrot else {}
     usage = getattr(answer, "usage", None)
     if usage is not None:
         details["prompt_tokens"] = usage.prompt_tokens
@@ -123,7 +111,7 @@ def _details(answer: Any, place: Mapping[str, str]) -> dict[str, Any]:
     return details
 
 
-def chat_response(answer: Any, place: Mapping[str, str]) -> ChatResponse:
+def chat_response(answer: Any, parrot: Mapping[str, Any]) -> ChatResponse:
     """A whole chat completion."""
     choice = answer.choices[0]
     blocks: list[ContentBlock] = []
@@ -143,22 +131,22 @@ def chat_response(answer: Any, place: Mapping[str, str]) -> ChatResponse:
     return ChatResponse(
         message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
         raw=answer,
-        additional_kwargs={**_details(answer, place), "finish_reason": choice.finish_reason},
+        additional_kwargs={**_details(answer, parrot), "finish_reason": choice.finish_reason},
     )
 
 
-def completion_response(answer: Any, place: Mapping[str, str]) -> CompletionResponse:
+def completion_response(answer: Any, parrot: Mapping[str, Any]) -> CompletionResponse:
     """A whole completion."""
     choice = answer.choices[0]
     return CompletionResponse(
         text=choice.text or "",
         raw=answer,
-        additional_kwargs={**_details(answer, place), "finish_reason": choice.finish_reason},
+        additional_kwargs={**_details(answer, parrot), "finish_reason": choice.finish_reason},
     )
 
 
 def _thought(message: Any) -> str:
-    """What the model thought, under the names that servers use."""
+    """The model's reasoning, under the names that servers use."""
     for name in ("reasoning_content", "reasoning"):
         text = getattr(message, name, None)
         if isinstance(text, str):
@@ -175,7 +163,7 @@ class ChatAssembly:
         self._calls: dict[int, dict[str, str]] = {}
         self._finish: str | None = None
 
-    def add(self, chunk: Any, place: Mapping[str, str]) -> ChatResponse:
+    def add(self, chunk: Any, parrot: Mapping[str, Any]) -> ChatResponse:
         """The response so far, `delta` being what is new."""
         delta_text = ""
         if chunk.choices:
@@ -203,7 +191,7 @@ class ChatAssembly:
             message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
             delta=delta_text,
             raw=chunk,
-            additional_kwargs={**_details(chunk, place), "finish_reason": self._finish},
+            additional_kwargs={**_details(chunk, parrot), "finish_reason": self._finish},
         )
 
     def _add_call(self, delta: Any) -> None:
@@ -223,7 +211,7 @@ class CompletionAssembly:
         self._text = ""
         self._finish: str | None = None
 
-    def add(self, chunk: Any, place: Mapping[str, str]) -> CompletionResponse:
+    def add(self, chunk: Any, parrot: Mapping[str, Any]) -> CompletionResponse:
         """The response so far, `delta` being what is new."""
         delta = ""
         if chunk.choices:
@@ -234,5 +222,32 @@ class CompletionAssembly:
             text=self._text,
             delta=delta,
             raw=chunk,
-            additional_kwargs={**_details(chunk, place), "finish_reason": self._finish},
+            additional_kwargs={**_details(chunk, parrot), "finish_reason": self._finish},
         )
+
+
+class Endpoint(NamedTuple):
+    """One of the two ways to ask a model.
+
+    Attributes:
+        resource: of the `openai` client, the one that has `create`.
+        prompt_fields: the prompt or the messages as a field of the body.
+        response: LlamaIndex's response of a whole answer and the gateway's fields in its headers.
+        assembly: makes what puts a stream together.
+    """
+
+    resource: str
+    prompt_fields: Callable[[Any], dict[str, Any]]
+    response: Callable[[Any, Mapping[str, Any]], Any]
+    assembly: Callable[[], ChatAssembly | CompletionAssembly]
+
+
+CHAT = Endpoint(
+    "chat.completions",
+    lambda messages: {"messages": to_wire(messages)},
+    chat_response,
+    ChatAssembly,
+)
+COMPLETION = Endpoint(
+    "completions", lambda prompt: {"prompt": prompt}, completion_response, CompletionAssembly
+)

@@ -1,7 +1,8 @@
-"""Structured output: a pydantic class goes as `response_format`, so the answer fits it.
+"""Structured output and tools: answers of a declared shape.
 
-The gateway's own models can write nothing but what fits, and upstreams mostly honour the field;
-no tool call and no instructions in words are needed. Other ways (`pydantic_program_mode`) stay.
+A pydantic class goes as `response_format`. The gateway's own models can write nothing but what
+fits, and upstreams mostly honour the field; no tool call and no instructions in words are needed.
+Other ways (`pydantic_program_mode`) stay.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import re
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
 if TYPE_CHECKING:
     from llama_index.core.program.utils import FlexibleModel
+    from llama_index.core.tools.types import BaseTool
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -153,3 +157,86 @@ def _parsed(output_cls: type[Model], response: Any) -> Model:
             f"The {output_cls.__name__} was cut off at max_tokens: raise it. So far: {text[:200]}"
         )
     return output_cls.model_validate_json(text)
+
+
+# -- tools -----------------------------------------------------------------------------------
+
+
+def tool_fields(
+    tools: Sequence[BaseTool],
+    *,
+    strict: bool,
+    required: bool,
+    choice: str | dict[str, Any] | None,
+    parallel: bool,
+) -> dict[str, Any]:
+    """The fields of a body that offer tools.
+
+    Args:
+        tools: at least one.
+        strict: whether arguments have to follow their schemas.
+        required: whether one has to be called, where `choice` says nothing.
+        choice: OpenAI's `tool_choice`, or the name of a tool.
+        parallel: whether several may be called.
+    """
+    if choice is None:
+        choice = "required" if required else "auto"
+    elif isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        choice = {"type": "function", "function": {"name": choice}}
+    return {
+        "tools": [_described(tool, strict) for tool in tools],
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+    }
+
+
+def keep_one_call(response: ChatResponse) -> None:
+    """Drop all calls but the first."""
+    superfluous = _calls_of(response)[1:]
+    blocks = response.message.blocks
+    response.message.blocks = [block for block in blocks if block not in superfluous]
+
+
+def selections(response: ChatResponse, *, must_call: bool) -> list[ToolSelection]:
+    """The calls of a response; arguments of a stream may still be incomplete.
+
+    Raises:
+        ValueError: there are none, and `must_call`.
+    """
+    calls = _calls_of(response)
+    if not calls and must_call:
+        raise ValueError(
+            "The model called no tool. tool_required=True makes it; it said: "
+            f"{(response.message.content or '')[:200]!r}"
+        )
+    return [
+        ToolSelection(
+            tool_id=call.tool_call_id or "",
+            tool_name=call.tool_name,
+            tool_kwargs=_arguments_of(call),
+        )
+        for call in calls
+    ]
+
+
+def _calls_of(response: ChatResponse) -> list[ToolCallBlock]:
+    return [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+
+
+def _described(tool: BaseTool, strict: bool) -> dict[str, Any]:
+    described: dict[str, Any] = tool.metadata.to_openai_tool(skip_length_check=True)
+    if strict:
+        function = described["function"]
+        function["strict"] = True
+        function["parameters"] = closed(function["parameters"])
+    return described
+
+
+def _arguments_of(call: ToolCallBlock) -> dict[str, Any]:
+    if not isinstance(call.tool_kwargs, str):
+        return call.tool_kwargs
+    try:
+        arguments = parse_partial_json(call.tool_kwargs)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}

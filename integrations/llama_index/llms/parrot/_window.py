@@ -1,4 +1,4 @@
-"""How much text goes into a model: what `GET /v1/models` says, in LlamaIndex's own tokens.
+"""The context window of a model, from `GET /v1/models`, in LlamaIndex's own tokens.
 
 LlamaIndex packs prompts by counting tokens with a tokenizer of its own (`Settings.tokenizer`, of
 GPT-3.5 unless set), whatever the model. A text that it takes for 2,000 tokens may be 2,300 of the
@@ -9,13 +9,13 @@ model's window divided by the ratio.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.utils import get_tokenizer
-from llama_index.llms.parrot._client import Connection
+from parrot_client.connection import OpenAIClients
+from parrot_client.fields import REFERENCE
 
 #: English prose in both tokenizers; Lewis Carroll, "Alice's Adventures in Wonderland".
 SAMPLE = (
@@ -31,12 +31,10 @@ SAMPLE = (
 MARGIN = 1.08
 #: What the gateway calls its own models' owner.
 OWN = "parrot-gateway"
-#: A reference of the gateway; its last letters are a checksum, which only the gateway knows.
-REFERENCE = re.compile(r"\[\[parrot:[a-z0-9]+\]\]")
 
 
 class Window(NamedTuple):
-    """How much goes into a model.
+    """The context window of a model.
 
     Attributes:
         tokens: the window, in LlamaIndex's tokens.
@@ -49,7 +47,7 @@ class Window(NamedTuple):
     is_final: bool
 
 
-def ask_window(client: Any, where: Connection, model: str) -> Window:
+def ask_window(clients: OpenAIClients, model: str) -> Window:
     """The window of a model: two requests, or one for models of upstreams.
 
     Models that tell no window get LlamaIndex's `DEFAULT_CONTEXT_WINDOW`.
@@ -57,6 +55,7 @@ def ask_window(client: Any, where: Connection, model: str) -> Window:
     Raises:
         openai.APIError: no gateway there, or a wrong key.
     """
+    client: Any = clients.sync()
     listed = client.get("/models", cast_to=object)["data"]
     found: dict[str, Any] = next((item for item in listed if item["id"] == model), {})
     longest = found.get("max_model_len")
@@ -64,7 +63,7 @@ def ask_window(client: Any, where: Connection, model: str) -> Window:
         # A model of ours whose engine is still loading tells its window later.
         return Window(DEFAULT_CONTEXT_WINDOW, 1.0, is_final=found.get("owned_by") != OWN)
     body = {"model": model, "prompt": SAMPLE}
-    counted = client.post(f"{where.root}/tokenize", body=body, cast_to=object)["count"]
+    counted = client.post(f"{clients.connection.root}/tokenize", body=body, cast_to=object)["count"]
     ratio = max(1.0, counted / len(get_tokenizer()(SAMPLE))) * MARGIN
     return Window(math.floor(longest / ratio), ratio, is_final=True)
 

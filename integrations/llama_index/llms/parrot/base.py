@@ -1,13 +1,17 @@
 """`Parrot`: a LlamaIndex model on Parrot Gateway.
 
-The class alone; calls over the wire are in `_calls`, what LlamaIndex's spans say of a call in
-`linking`, tools in `_tools`, structured output in `_structured`, the model's window in `_window`.
+The class and its requests. The wire form of messages and answers is in `_messages`, what
+LlamaIndex's spans say of a call in `linking`, tools and structured output in `_structured`,
+references in `_deferred`, the model's window in `_window`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.generic_utils import (
@@ -37,13 +41,18 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.utils import get_tokenizer
 from llama_index.llms.parrot import linking
-from llama_index.llms.parrot._calls import Calls
-from llama_index.llms.parrot._client import Clients, Connection, connection
-from llama_index.llms.parrot._errors import explained
-from llama_index.llms.parrot._fields import merge_linked, take_fields
-from llama_index.llms.parrot._structured import StructuredOutput
-from llama_index.llms.parrot._tools import keep_one_call, selections, tool_fields
+from llama_index.llms.parrot._deferred import resolve_request, resolved
+from llama_index.llms.parrot._errors import with_advice
+from llama_index.llms.parrot._messages import CHAT, COMPLETION, Endpoint
+from llama_index.llms.parrot._structured import (
+    StructuredOutput,
+    keep_one_call,
+    selections,
+    tool_fields,
+)
 from llama_index.llms.parrot._window import Window, ask_window, reference_counter
+from parrot_client.connection import Connection, OpenAIClients, default_api_key, default_base_url
+from parrot_client.fields import FIELDS, answer_metadata, merge_fields, take_fields
 from pydantic import AliasChoices
 
 if TYPE_CHECKING:
@@ -147,7 +156,7 @@ class Parrot(StructuredOutput):
         description="Answer at once with a reference to the text, which `resolve` turns into it.",
     )
 
-    _clients: Clients = PrivateAttr(default_factory=Clients)
+    _openai_clients: OpenAIClients | None = PrivateAttr(default=None)
     _windows: dict[Any, Window] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: Any) -> None:
@@ -202,62 +211,59 @@ class Parrot(StructuredOutput):
             openai.APIError: a call failed, expired or took too long; the message says what to do.
             TypeError: a streaming response, which has to be read first.
         """
-        return self._calls().resolve(value, timeout)
+        request = resolve_request(value, timeout)
+        if request is None:
+            return value
+        with self._with_advice():
+            answer = self._clients.sync().post(**request)
+        return resolved(value, answer)
 
     async def aresolve(self, value: T, timeout: float | None = None) -> T:
         """See `resolve`."""
-        return await self._calls().aresolve(value, timeout)
+        request = resolve_request(value, timeout)
+        if request is None:
+            return value
+        with self._with_advice():
+            answer = await self._clients.of_running_loop().post(**request)
+        return resolved(value, answer)
 
     # -- the methods of a model ---------------------------------------------------------------
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer messages."""
-        if self.is_chat_model:
-            return self._chat(messages, **kwargs)
-        response: ChatResponse = completion_to_chat_decorator(self._complete)(messages, **kwargs)
+        ask = self._as_chat(self._answer, completion_to_chat_decorator)
+        response: ChatResponse = ask(messages, **kwargs)
         return response
 
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Go on with a text (`is_chat_model=False`), or answer it as a message."""
-        prompt = self._formatted(prompt, formatted)
-        if not self.is_chat_model:
-            return self._complete(prompt, **kwargs)
-        response: CompletionResponse = chat_to_completion_decorator(self._chat)(prompt, **kwargs)
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """See `chat`."""
+        ask = self._as_chat(self._aanswer, acompletion_to_chat_decorator)
+        response: ChatResponse = await ask(messages, **kwargs)
         return response
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer messages, piece by piece; the last piece has the token counts."""
-        if self.is_chat_model:
-            return self._stream_chat(messages, **kwargs)
-        stream: ChatResponseGen = stream_completion_to_chat_decorator(self._stream_complete)(
-            messages, **kwargs
-        )
-        return stream
-
-    @llm_completion_callback()
-    def stream_complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> CompletionResponseGen:
-        """See `complete` and `stream_chat`."""
-        prompt = self._formatted(prompt, formatted)
-        if not self.is_chat_model:
-            return self._stream_complete(prompt, **kwargs)
-        stream: CompletionResponseGen = stream_chat_to_completion_decorator(self._stream_chat)(
-            prompt, **kwargs
-        )
+        ask = self._as_chat(self._stream, stream_completion_to_chat_decorator)
+        stream: ChatResponseGen = ask(messages, **kwargs)
         return stream
 
     @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """See `chat`."""
-        if self.is_chat_model:
-            return await self._achat(messages, **kwargs)
-        response: ChatResponse = await acompletion_to_chat_decorator(self._acomplete)(
-            messages, **kwargs
-        )
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """See `stream_chat`."""
+        ask = self._as_chat(self._astream, astream_completion_to_chat_decorator)
+        stream: ChatResponseAsyncGen = await ask(messages, **kwargs)
+        return stream
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Go on with a text (`is_chat_model=False`), or answer it as a message."""
+        ask = self._as_completion(self._answer, chat_to_completion_decorator)
+        response: CompletionResponse = ask(self._formatted(prompt, formatted), **kwargs)
         return response
 
     @llm_completion_callback()
@@ -265,24 +271,17 @@ class Parrot(StructuredOutput):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """See `complete`."""
-        prompt = self._formatted(prompt, formatted)
-        if not self.is_chat_model:
-            return await self._acomplete(prompt, **kwargs)
-        response: CompletionResponse = await achat_to_completion_decorator(self._achat)(
-            prompt, **kwargs
-        )
+        ask = self._as_completion(self._aanswer, achat_to_completion_decorator)
+        response: CompletionResponse = await ask(self._formatted(prompt, formatted), **kwargs)
         return response
 
-    @llm_chat_callback()
-    async def astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> ChatResponseAsyncGen:
-        """See `stream_chat`."""
-        if self.is_chat_model:
-            return await self._astream_chat(messages, **kwargs)
-        stream: ChatResponseAsyncGen = await astream_completion_to_chat_decorator(
-            self._astream_complete
-        )(messages, **kwargs)
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseGen:
+        """See `complete` and `stream_chat`."""
+        ask = self._as_completion(self._stream, stream_chat_to_completion_decorator)
+        stream: CompletionResponseGen = ask(self._formatted(prompt, formatted), **kwargs)
         return stream
 
     @llm_completion_callback()
@@ -290,13 +289,19 @@ class Parrot(StructuredOutput):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """See `stream_complete`."""
-        prompt = self._formatted(prompt, formatted)
-        if not self.is_chat_model:
-            return await self._astream_complete(prompt, **kwargs)
-        stream: CompletionResponseAsyncGen = await astream_chat_to_completion_decorator(
-            self._astream_chat
-        )(prompt, **kwargs)
+        ask = self._as_completion(self._astream, astream_chat_to_completion_decorator)
+        stream: CompletionResponseAsyncGen = await ask(self._formatted(prompt, formatted), **kwargs)
         return stream
+
+    def _as_chat(self, ask: Callable[..., Any], from_completion: Any) -> Any:
+        """`ask` over this model's endpoint, adapted to messages."""
+        if self.is_chat_model:
+            return partial(ask, CHAT)
+        return from_completion(partial(ask, COMPLETION))
+
+    def _as_completion(self, ask: Callable[..., Any], from_chat: Any) -> Any:
+        """`ask` over this model's endpoint, adapted to a text."""
+        return from_chat(partial(ask, CHAT)) if self.is_chat_model else partial(ask, COMPLETION)
 
     # -- tools --------------------------------------------------------------------------------
 
@@ -353,22 +358,31 @@ class Parrot(StructuredOutput):
 
     # -- requests -----------------------------------------------------------------------------
 
-    def _connection(self) -> Connection:
-        return connection(
-            self.base_url, self.api_key, self.timeout, self.max_retries, self.default_headers
+    @property
+    def _clients(self) -> OpenAIClients:
+        """Those of the connection as it is now."""
+        connection = Connection(
+            base_url=self.base_url or default_base_url(),
+            api_key=self.api_key or default_api_key(),
+            timeout=self.timeout,
+            max_retries=self.max_retries,
+            headers=self.default_headers or {},
         )
+        if self._openai_clients is None or self._openai_clients.connection != connection:
+            self._openai_clients = OpenAIClients(connection)
+        return self._openai_clients
 
-    def _calls(self) -> Calls:
-        return Calls(self._clients, self._connection())
+    def _with_advice(self) -> AbstractContextManager[None]:
+        return with_advice(self._clients.connection.base_url)
 
     def _window(self) -> Window:
-        where = self._connection()
+        where = self._clients.connection
         # The window is counted in tokens of LlamaIndex's tokenizer, which may be set later.
-        key = (where, self.model, get_tokenizer())
+        key = (where.base_url, where.api_key, self.model, get_tokenizer())
         window = self._windows.get(key)
         if window is None:
-            with explained(where.base_url):
-                window = ask_window(self._clients.sync_client(where), where, self.model)
+            with self._with_advice():
+                window = ask_window(self._clients, self.model)
             if window.is_final:
                 self._windows[key] = window
         return window
@@ -387,15 +401,21 @@ class Parrot(StructuredOutput):
         return self._linked()
 
     def _request(
-        self, kwargs: dict[str, Any], linked: Mapping[str, str], *, stream: bool
+        self,
+        endpoint: Endpoint,
+        prompt: Any,
+        kwargs: dict[str, Any],
+        linked: Mapping[str, str],
+        *,
+        stream: bool = False,
     ) -> dict[str, Any]:
-        """Arguments of the client's `create`, all but messages or prompt.
+        """Arguments of the client's `create`.
 
         Everything goes by `extra_body`: the gateway takes fields that the client has no name for.
         """
         kwargs = {**self.additional_kwargs, **kwargs}
         is_deferred_call = "defer" in kwargs
-        fields = take_fields(kwargs, self)
+        own = {name: getattr(self, name) for name in FIELDS} | take_fields(kwargs)
         arguments: dict[str, Any] = {
             name: kwargs.pop(name)
             for name in ("extra_headers", "extra_query", "timeout")
@@ -413,49 +433,70 @@ class Parrot(StructuredOutput):
         if not self.is_chat_model and body["max_tokens"] is None:
             # OpenAI's default is 16; LlamaIndex leaves room for this many.
             body["max_tokens"] = DEFAULT_NUM_OUTPUTS
+        fields = merge_fields(linked, own)
+        if own["output"] is not None and own["name"] is None:
+            # The gateway shows the output's name, which somebody chose.
+            fields.pop("name", None)
         if not is_deferred_call and (body.get("tools") or body.get("response_format")):
             # Read at once by whoever asked, and calls of tools are no text.
             fields.pop("defer", None)
-        fields = {**merge_linked(fields, linked), **body.pop("parrot", {})}
+        fields |= body.pop("parrot", {})
         if fields:
             body["parrot"] = fields
         return {
             "model": body.pop("model", self.model),
             "stream": stream,
             "extra_body": {name: value for name, value in body.items() if value is not None},
+            **endpoint.prompt_fields(prompt),
             **arguments,
         }
 
-    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request = self._request(kwargs, self._linked(), stream=False)
-        return self._calls().chat(messages, request)
+    def _answer(self, endpoint: Endpoint, prompt: Any, **kwargs: Any) -> Any:
+        request = self._request(endpoint, prompt, kwargs, self._linked())
+        with self._with_advice():
+            raw = _create(endpoint, self._clients.sync(), request)
+            return endpoint.response(raw.parse(), answer_metadata(raw.headers))
 
-    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request = self._request(kwargs, await self._alinked(), stream=False)
-        return await self._calls().achat(messages, request)
+    async def _aanswer(self, endpoint: Endpoint, prompt: Any, **kwargs: Any) -> Any:
+        request = self._request(endpoint, prompt, kwargs, await self._alinked())
+        with self._with_advice():
+            raw = await _create(endpoint, self._clients.of_running_loop(), request)
+            return endpoint.response(raw.parse(), answer_metadata(raw.headers))
 
-    def _complete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
-        request = self._request(kwargs, self._linked(), stream=False)
-        return self._calls().complete(prompt, request)
+    # NOTE: a stream is sent when its first piece is asked for. What the spans say of it is in its
+    # request before: by then the program may be in another one.
 
-    async def _acomplete(self, prompt: str, **kwargs: Any) -> CompletionResponse:
-        request = self._request(kwargs, await self._alinked(), stream=False)
-        return await self._calls().acomplete(prompt, request)
+    def _stream(self, endpoint: Endpoint, prompt: Any, **kwargs: Any) -> Generator[Any, None, None]:
+        request = self._request(endpoint, prompt, kwargs, self._linked(), stream=True)
+        return self._pieces(endpoint, self._clients.sync(), request)
 
-    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        request = self._request(kwargs, self._linked(), stream=True)
-        return self._calls().stream_chat(messages, request)
+    async def _astream(
+        self, endpoint: Endpoint, prompt: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        request = self._request(endpoint, prompt, kwargs, await self._alinked(), stream=True)
+        return self._apieces(endpoint, self._clients.of_running_loop(), request)
 
-    def _stream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseGen:
-        request = self._request(kwargs, self._linked(), stream=True)
-        return self._calls().stream_complete(prompt, request)
+    def _pieces(
+        self, endpoint: Endpoint, client: Any, request: dict[str, Any]
+    ) -> Generator[Any, None, None]:
+        with self._with_advice():
+            raw = _create(endpoint, client, request)
+            assembly, metadata = endpoint.assembly(), answer_metadata(raw.headers)
+            with raw.parse() as stream:
+                for chunk in stream:
+                    yield assembly.add(chunk, metadata)
 
-    async def _astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> ChatResponseAsyncGen:
-        request = self._request(kwargs, await self._alinked(), stream=True)
-        return self._calls().astream_chat(messages, request)
+    async def _apieces(
+        self, endpoint: Endpoint, client: Any, request: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        with self._with_advice():
+            raw = await _create(endpoint, client, request)
+            assembly, metadata = endpoint.assembly(), answer_metadata(raw.headers)
+            async with raw.parse() as stream:
+                async for chunk in stream:
+                    yield assembly.add(chunk, metadata)
 
-    async def _astream_complete(self, prompt: str, **kwargs: Any) -> CompletionResponseAsyncGen:
-        request = self._request(kwargs, await self._alinked(), stream=True)
-        return self._calls().astream_complete(prompt, request)
+
+def _create(endpoint: Endpoint, client: Any, request: dict[str, Any]) -> Any:
+    resource = operator.attrgetter(endpoint.resource)(client)
+    return resource.with_raw_response.create(**request)

@@ -19,13 +19,12 @@ from llama_index.core.instrumentation.span import BaseSpan, active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.types import BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
+from parrot_client.fields import MAX_CHARACTERS
 
 #: Spans that are remembered; those entered longest ago are forgotten first.
 MAX_SPANS = 10_000
 #: Steps between a call and the root that are looked at.
 MAX_DEPTH = 64
-#: Longest name that the gateway takes.
-MAX_NAME = 256
 
 
 class Span:
@@ -37,23 +36,23 @@ class Span:
         root_id: of the outermost step.
         label: what to show of it; empty for models and programs, which say nothing of the
             application.
-        place: the task or thread that it runs in.
+        task: the task or thread that it runs in.
         owner: the nearest step around it that runs in another task: what it is a branch of.
         branches: ids of steps that run now, each in another task and right below this one.
     """
 
-    __slots__ = ("branches", "id", "label", "owner", "parent", "place", "root_id")
+    __slots__ = ("branches", "id", "label", "owner", "parent", "root_id", "task")
 
     def __init__(self, id: str, instance: object, parent: Span | None, parent_id: str | None):
         self.id = id
         self.parent = parent
         self.root_id: str = parent.root_id if parent is not None else parent_id or id
         self.label = _label(id, instance)
-        self.place = _place()
+        self.task = _task_or_thread()
         self.branches: set[str] = set()
         self.owner: Span | None = None
         if parent is not None:
-            is_branch = parent.place != self.place
+            is_branch = parent.task != self.task
             self.owner = parent if is_branch else parent.owner
 
 
@@ -144,7 +143,7 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
             if call.owner is not None and len(call.owner.branches) > 1:
                 fields["group"] = call.owner.id
             # Ids end with what is unique in them.
-            return {name: text[-MAX_NAME:] for name, text in fields.items()}
+            return {name: text[-MAX_CHARACTERS:] for name, text in fields.items()}
 
 
 _handler: LinkingSpanHandler | None = None
@@ -183,7 +182,7 @@ async def siblings_begun() -> None:
     await asyncio.sleep(0)
 
 
-def _place() -> object:
+def _task_or_thread() -> object:
     try:
         task = asyncio.current_task()
     except RuntimeError:
