@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from parrot_gateway.api.openai.validation import decode, missing_parameter
-from parrot_gateway.api.placement import seats_for
+from parrot_gateway.api.placement import placer_for
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
 from parrot_gateway.api.semantic.routing import SemanticCalls
@@ -20,11 +20,11 @@ from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
-from parrot_gateway.generation.placing import ModelSeats, salt_of
+from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
-from parrot_gateway.semantic.templates.prompt_locations import PLACES
+from parrot_gateway.semantic.templates.prompt_locations import PROMPT_LOCATIONS
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.server.gateway import Gateway
 
@@ -37,7 +37,7 @@ class _Head(msgspec.Struct):
 _head_decoder = msgspec.json.Decoder(_Head)
 
 #: Answers a call on an engine: exchange, the model's engines, requested model, body.
-EngineHandler: TypeAlias = Callable[[Exchange, ModelSeats, str, bytes], Awaitable[None]]
+EngineHandler: TypeAlias = Callable[[Exchange, Placer, str, bytes], Awaitable[None]]
 
 
 class CallRoutes:
@@ -103,7 +103,7 @@ class CallRoutes:
         Raises:
             VariableNotFoundError, DependencyFailedError, DeadlineError: as `SemanticService.value`.
         """
-        if exchange.path not in PLACES or not has_reference(body):
+        if exchange.path not in PROMPT_LOCATIONS or not has_reference(body):
             return body
         template = await read_aside(lambda: BodyTemplate.of(body, exchange.path), len(body))
         if template.is_constant:
@@ -171,7 +171,7 @@ class CallRoutes:
         target = self._gateway.resolve(model)
         if isinstance(target, EngineTarget):
             await handler(
-                exchange, seats_for(exchange, self._gateway, target.model), requested, body
+                exchange, placer_for(exchange, self._gateway, target.model), requested, body
             )
             return
 
@@ -190,21 +190,19 @@ class CallRoutes:
             fallback=None if target.upstream in tried else fall_back,
         )
 
-    async def _complete(
-        self, exchange: Exchange, seats: ModelSeats, model: str, body: bytes
-    ) -> None:
+    async def _complete(self, exchange: Exchange, placer: Placer, model: str, body: bytes) -> None:
         # Imported here because it loads the tokenizer's library, which a gateway that only
         # passes calls on does not need.
         from parrot_gateway.api.openai.completions import handle_completions
 
-        salt = salt_of(exchange.purpose.tenant)
-        await handle_completions(exchange, seats, model, body, self._server, salt=salt)
+        salt = salt_of(exchange.metadata.tenant)
+        await handle_completions(exchange, placer, model, body, self._server, salt=salt)
 
-    async def _chat(self, exchange: Exchange, seats: ModelSeats, model: str, body: bytes) -> None:
+    async def _chat(self, exchange: Exchange, placer: Placer, model: str, body: bytes) -> None:
         from parrot_gateway.api.openai.chat import handle_chat
 
-        salt = salt_of(exchange.purpose.tenant)
-        await handle_chat(exchange, seats, model, body, self._server, salt=salt)
+        salt = salt_of(exchange.metadata.tenant)
+        await handle_chat(exchange, placer, model, body, self._server, salt=salt)
 
     def _own_engine(self, body: bytes) -> RemoteEngine:
         """The engine of the model that `body` names, or of the only model there is."""

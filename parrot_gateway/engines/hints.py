@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.semantic.graph.objective import KINDS
 
 HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
@@ -22,19 +22,19 @@ HINTED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def urgency_of(purpose: Purpose) -> int:
+def urgency_of(metadata: CallMetadata) -> int:
     """0 for somebody who waits; smaller is more urgent. The caller's priority comes first."""
-    weaker = len(KINDS) - 1 - KINDS.index(purpose.objective.kind)
-    return weaker - len(KINDS) * purpose.priority
+    weaker = len(KINDS) - 1 - KINDS.index(metadata.objective.kind)
+    return weaker - len(KINDS) * metadata.priority
 
 
-def with_hints(body: bytes, style: HintStyle, purpose: Purpose) -> bytes:
+def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:
     """`body` with a priority; the very same object when there is nothing to say.
 
     That is so when the caller gives one himself, and when the body is no JSON object.
     """
-    urgency = urgency_of(purpose)
-    if style == "none" or (style == "vllm" and urgency == 0):
+    objectives = urgency_of(metadata)
+    if style == "none" or (style == "vllm" and objectives == 0):
         return body
     try:
         fields = _fields_decoder.decode(body)
@@ -42,6 +42,6 @@ def with_hints(body: bytes, style: HintStyle, purpose: Purpose) -> bytes:
         return body
     if "priority" in fields:
         return body
-    value = urgency if style == "vllm" else -urgency
+    value = objectives if style == "vllm" else -objectives
     fields["priority"] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(fields)

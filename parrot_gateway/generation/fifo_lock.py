@@ -1,6 +1,6 @@
-"""A line before something that takes one call at a time: first come, first served, bounded.
+"""A lock that is granted first come, first served, to a bounded number of waiting requests.
 
-Whoever stands in line waits for a future, under a deadline of its own. No HTTP, no clock.
+Each request holds a future, so that a wait can have a deadline of its own. No HTTP, no clock.
 """
 
 from __future__ import annotations
@@ -10,90 +10,91 @@ from collections import deque
 
 from parrot_gateway.exceptions import DeadlineError, OverloadedError
 
-#: How many may wait in one line.
+#: Requests that may wait for one lock.
 MAX_WAITING = 1024
 
 
-class Ticket:
-    """A place in a line, until `Line.leave`."""
+class LockRequest:
+    """A request for a lock, held or waiting, until `FifoLock.release`."""
 
     __slots__ = ("future",)
 
     def __init__(self) -> None:
-        #: Done when it is this one's turn.
+        #: Done once the lock is granted.
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def has_turn(self) -> bool:
-        """Whether it is this one's turn."""
+    def is_granted(self) -> bool:
+        """Whether this request holds the lock."""
         return self.future.done() and not self.future.cancelled()
 
 
-class Line:
-    """One line. Used in the event loop's thread only.
+class FifoLock:
+    """One lock. Used in the event loop's thread only.
 
     Args:
-        max_waiting: how many may wait besides the one whose turn it is.
+        max_waiting: requests that may wait besides the one that holds the lock.
     """
 
-    __slots__ = ("_max_waiting", "_tickets")
+    __slots__ = ("_max_waiting", "_requests")
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         self._max_waiting = max_waiting
-        self._tickets: deque[Ticket] = deque()
+        #: The first one holds the lock.
+        self._requests: deque[LockRequest] = deque()
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody stands in it."""
-        return not self._tickets
+        """Whether nobody holds it or waits for it."""
+        return not self._requests
 
-    def join(self, what: str = "this") -> Ticket:
-        """A place at the end; `leave` must follow, whatever happens.
+    def request(self, what: str = "this") -> LockRequest:
+        """Ask for the lock; `release` must follow, whatever happens.
 
         Args:
-            what: the line leads to, for the error's text.
+            what: the lock protects, for the error's text.
 
         Raises:
             OverloadedError: too many wait already.
         """
-        if len(self._tickets) > self._max_waiting:
+        if len(self._requests) > self._max_waiting:
             raise OverloadedError(
-                f"{len(self._tickets)} calls wait for {what} already.", code="too_many_waiting"
+                f"{len(self._requests)} calls wait for {what} already.", code="too_many_waiting"
             )
-        ticket = Ticket()
-        self._tickets.append(ticket)
-        self._call_next()
-        return ticket
+        request = LockRequest()
+        self._requests.append(request)
+        self._grant_next()
+        return request
 
-    def leave(self, ticket: Ticket) -> None:
-        """Give the place up, in turn or before. Safe to call twice."""
-        if ticket in self._tickets:
-            self._tickets.remove(ticket)
-            ticket.future.cancel()
-            self._call_next()
+    def release(self, request: LockRequest) -> None:
+        """Give the lock back, or stop waiting for it. Safe to call twice."""
+        if request in self._requests:
+            self._requests.remove(request)
+            request.future.cancel()
+            self._grant_next()
 
-    def _call_next(self) -> None:
-        while self._tickets:
-            first = self._tickets[0]
+    def _grant_next(self) -> None:
+        while self._requests:
+            first = self._requests[0]
             if not first.future.done():
                 first.future.set_result(None)
             if not first.future.cancelled():
                 return
-            self._tickets.popleft()
+            self._requests.popleft()
 
 
-async def wait_turn(ticket: Ticket, timeout_s: float, what: str = "this") -> None:
-    """Wait until it is the ticket's turn. A cancelled wait leaves the place in line to `leave`.
+async def wait_granted(request: LockRequest, timeout_s: float, what: str = "this") -> None:
+    """Wait until a lock is granted. A cancelled wait leaves the request to `FifoLock.release`.
 
     Args:
-        what: the line leads to, for the error's text.
+        what: the lock protects, for the error's text.
 
     Raises:
-        DeadlineError: it was not its turn in time.
+        DeadlineError: it was not granted in time.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            await asyncio.shield(ticket.future)
+            await asyncio.shield(request.future)
     except TimeoutError:
         raise DeadlineError(
             f"Other calls held {what} for longer than this call could wait."

@@ -15,12 +15,12 @@ from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive, Retenti
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
-from parrot_gateway.generation.placing import ModelSeats, Seat
+from parrot_gateway.generation.placement import Placement, Placer
 from parrot_gateway.generation.request import GenerationRequest, Update
 from parrot_gateway.generation.state import GenerationState
 
 #: The scheduler hears of a call's output every so many tokens.
-TOLD_EVERY = 16
+PROGRESS_INTERVAL_TOKENS = 16
 
 
 class Channel(Protocol):
@@ -97,32 +97,32 @@ class Generation:
     Cancelling a wait and leaving the `with` block is all it takes to cancel the call.
 
     Args:
-        seats: the engines of its model, of which it gets one.
+        placer: the engines of its model, of which it gets one.
         request: what is asked.
         deadline: `time.perf_counter()` at which the call is given up; None never.
     """
 
     def __init__(
         self,
-        seats: ModelSeats,
+        placer: Placer,
         request: GenerationRequest,
         deadline: float | None = None,
     ) -> None:
-        self._seats = seats
+        self._placer = placer
         self._request = request
         self._deadline = deadline
-        self._seat: Seat
+        self._placement: Placement
         #: Once there is a place for the call.
         self._channel: Channel | None = None
-        #: Generated tokens that the seat has been told of.
+        #: Generated tokens that the placement has been told of.
         self._told = 0
         #: From entering on.
         self.state: GenerationState
 
     def __enter__(self) -> Generation:
         """Ask for an engine; `next` begins as soon as there is one."""
-        self.state = GenerationState(self._request, self._seats.tokenizer)
-        self._seat = self._seats.seat(self._request)
+        self.state = GenerationState(self._request, self._placer.tokenizer)
+        self._placement = self._placer.place(self._request)
         return self
 
     def __exit__(
@@ -135,8 +135,8 @@ class Generation:
             self._channel.__exit__(kind, error, trace)
         if self.state.done:
             self._tell_progress()
-            self._seat.succeed()
-        self._seat.close()
+            self._placement.succeed()
+        self._placement.close()
 
     async def next(self, until: float | None = None) -> Update | None:
         """The next update; None when there was none `until` this `time.perf_counter()`.
@@ -166,7 +166,7 @@ class Generation:
             if progress.primitives and not self.state.done and self._channel is not None:
                 self._channel.submit(*progress.primitives)
                 self._begin_further(self._channel)
-            if isinstance(event, Filled) or self._told + TOLD_EVERY <= (
+            if isinstance(event, Filled) or self._told + PROGRESS_INTERVAL_TOKENS <= (
                 self.state.usage.completion_tokens
             ):
                 self._tell_progress()
@@ -175,14 +175,14 @@ class Generation:
 
     async def _next_event(self) -> Event:
         if self._channel is None:
-            self._channel = self._begin(await self._seat.taken())
+            self._channel = self._begin(await self._placement.engine())
         return await self._channel.next()
 
     def _begin(self, engine: GenerationEngine) -> Channel:
         """Send the call to its engine."""
-        self.state.priority = self._seat.priority
+        self.state.priority = self._placement.priority
         channel = engine.open(
-            self.state.contexts_wanted, salt=self._request.salt, retention=self._seat.retention
+            self.state.contexts_wanted, salt=self._request.salt, retention=self._placement.retention
         )
         channel.__enter__()
         try:
@@ -195,7 +195,7 @@ class Generation:
     def _tell_progress(self) -> None:
         usage = self.state.usage
         self._told = usage.completion_tokens
-        self._seat.progress(
+        self._placement.progress(
             filled=self.state.filled_tokens,
             cached=usage.cached_tokens,
             generated=usage.completion_tokens,

@@ -241,9 +241,9 @@ class GenerationState:
     def _generated_tokens(self, place: _Place, event: Generated) -> Progress:
         prompt = self._open[place.prompt]
         choice = prompt.choices[place.choice]
-        wanted = self._request.sampling.logprobs is not None
+        requested = self._request.sampling.logprobs is not None
         delta = choice.push(
-            event.token_ids, event.logprobs if wanted else None, event.finish_reason
+            event.token_ids, event.logprobs if requested else None, event.finish_reason
         )
         self._generated += delta.num_tokens
         if self._request.best_of > self._request.n and event.logprobs:

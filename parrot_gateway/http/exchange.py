@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
-from parrot_gateway.generation.placing import ORDINARY
+from parrot_gateway.generation.placement import ORDINARY_CALL
 
 if TYPE_CHECKING:
     from parrot_gateway.generation.collect import TextReader
@@ -48,7 +48,7 @@ class Exchange:
     Attributes:
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
-        purpose: what is known of the call beside its body.
+        metadata: what is known of the call beside its body.
         engine: name of the engine of our own that answers, once it was chosen.
         queued_s: how long the call waited for that engine.
         placement: in a few words, why it is that one.
@@ -56,9 +56,24 @@ class Exchange:
             so that nothing need be sent.
     """
 
-    __slots__ = ("_receive", "_send", "_watcher", "completed", "disconnected", "engine",
-                 "error_body", "fail_in_band", "placement", "purpose", "queued_s", "reader",
-                 "request_id", "responded", "scope", "started")  # fmt: skip
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_watcher",
+        "completed",
+        "disconnected",
+        "engine",
+        "error_body",
+        "fail_in_band",
+        "metadata",
+        "placement",
+        "queued_s",
+        "reader",
+        "request_id",
+        "responded",
+        "scope",
+        "started",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -75,7 +90,7 @@ class Exchange:
         self.disconnected = False
         #: How an error is written, where a route has a form of its own.
         self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
-        self.purpose = ORDINARY
+        self.metadata = ORDINARY_CALL
         self.engine: str | None = None
         self.queued_s = 0.0
         self.placement = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parrot_gateway.generation.placing import DEFAULT_TENANT
+from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.http.exchange import Exchange
 
 

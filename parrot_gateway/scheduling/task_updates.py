@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from parrot_scheduler.events import TaskUpdated
 
-from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
 from parrot_gateway.scheduling.tasks import group_refs, scheduler_objective
 
@@ -21,7 +21,7 @@ class _Known:
     """A task, and what the scheduler knows of its call."""
 
     request: PlacementRequest
-    purpose: Purpose
+    metadata: CallMetadata
 
 
 class TaskUpdater:
@@ -33,7 +33,7 @@ class TaskUpdater:
     """
 
     def __init__(
-        self, runner: SchedulerRunner, current_metadata: Callable[[Purpose], Purpose]
+        self, runner: SchedulerRunner, current_metadata: Callable[[CallMetadata], CallMetadata]
     ) -> None:
         self._runner = runner
         self._current_metadata = current_metadata
@@ -44,33 +44,33 @@ class TaskUpdater:
         """Calls whose tasks have not ended."""
         return len(self._known)
 
-    def now(self, purpose: Purpose) -> Purpose:
+    def now(self, metadata: CallMetadata) -> CallMetadata:
         """What is known of the call by now."""
-        return self._current_metadata(purpose) if purpose.call else purpose
+        return self._current_metadata(metadata) if metadata.call else metadata
 
-    def submitted(self, purpose: Purpose, request: PlacementRequest) -> None:
+    def submitted(self, metadata: CallMetadata, request: PlacementRequest) -> None:
         """The scheduler has this task, and knows so much of it."""
-        if purpose.call:
-            self._known[purpose.call] = _Known(request, purpose)
+        if metadata.call:
+            self._known[metadata.call] = _Known(request, metadata)
 
-    def ended(self, purpose: Purpose, request: PlacementRequest) -> None:
+    def ended(self, metadata: CallMetadata, request: PlacementRequest) -> None:
         """The task has ended."""
-        known = self._known.get(purpose.call)
+        known = self._known.get(metadata.call)
         if known is not None and known.request is request:
-            del self._known[purpose.call]
+            del self._known[metadata.call]
 
     def changed(self, call_id: str) -> None:
         """Something else holds for a call; the scheduler is told what."""
         known = self._known.get(call_id)
         if known is None:
             return
-        before, known.purpose = known.purpose, self._current_metadata(known.purpose)
-        event = difference(known.request.task.id, before, known.purpose)
+        before, known.metadata = known.metadata, self._current_metadata(known.metadata)
+        event = difference(known.request.task.id, before, known.metadata)
         if event is not None:
             self._runner.notify(event)
 
 
-def difference(task_id: int, before: Purpose, after: Purpose) -> TaskUpdated | None:
+def difference(task_id: int, before: CallMetadata, after: CallMetadata) -> TaskUpdated | None:
     """The update that the scheduler needs, or None."""
     event = TaskUpdated(
         task_id,

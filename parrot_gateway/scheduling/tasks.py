@@ -8,7 +8,7 @@ from parrot_engine.kv_cache.block_hash import prompt_hashes
 from parrot_engine.protocol import EngineInfo
 from parrot_scheduler.task import GroupRef, Objective, Task
 
-from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.semantic.graph import objective as core_objective
 
@@ -33,7 +33,7 @@ async def prefix_of(request: GenerationRequest, info: EngineInfo) -> tuple[int, 
 def task_of(
     task_id: int,
     request: GenerationRequest,
-    purpose: Purpose,
+    metadata: CallMetadata,
     *,
     info: EngineInfo,
     prefix: tuple[int, ...],
@@ -53,35 +53,35 @@ def task_of(
         at_once = max(1, min(sequences, info.max_batch_size // 2, fitting))
         prompt_tokens = max(*lengths, prompt_tokens * at_once // sequences)
         sequences = at_once
-    template = purpose.template
+    template = metadata.template
     if not template and prefix:
         template = f"{prefix[min(_TEMPLATE_BLOCKS, len(prefix)) - 1]:016x}"
     return Task(
         id=task_id,
         model=info.model,
-        tenant=purpose.tenant,
-        application=purpose.application or f"call-{task_id}",
+        tenant=metadata.tenant,
+        application=metadata.application or f"call-{task_id}",
         prompt_tokens=prompt_tokens,
         # 0 would say that nobody waits for it.
         max_tokens=max(1, request.sampling.max_tokens),
         prefix=prefix,
         template=template,
-        objective=scheduler_objective(purpose.objective),
-        groups=group_refs(purpose),
+        objective=scheduler_objective(metadata.objective),
+        groups=group_refs(metadata),
         # The API's priority is larger for earlier, as OpenAI's peers have it.
-        priority=-purpose.priority,
-        successors=purpose.successors,
+        priority=-metadata.priority,
+        successors=metadata.successors,
         num_sequences=sequences,
         bound_to=bound_to,
         prefers=prefers,
     )
 
 
-def group_refs(purpose: Purpose) -> tuple[GroupRef, ...]:
+def group_refs(metadata: CallMetadata) -> tuple[GroupRef, ...]:
     """The task groups of a call in the scheduler's words."""
     return tuple(
         GroupRef(group.id, group.size, scheduler_objective(group.objective))
-        for group in purpose.groups
+        for group in metadata.groups
     )
 
 

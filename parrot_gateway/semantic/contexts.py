@@ -22,7 +22,7 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
 )
-from parrot_gateway.generation.fifo_lock import Line, Ticket
+from parrot_gateway.generation.fifo_lock import FifoLock, LockRequest
 from parrot_gateway.semantic.session import Session, check_name
 
 Kind: TypeAlias = Literal["chat", "text"]
@@ -102,19 +102,19 @@ class NamedContext:
         name: within the session.
     """
 
-    __slots__ = ("contents", "line", "name", "size_bytes")
+    __slots__ = ("contents", "lock", "name", "size_bytes")
 
     def __init__(self, name: str) -> None:
         self.name = name
         #: None until the first call on it has succeeded.
         self.contents: Contents | None = None
         self.size_bytes = 0
-        self.line = Line()
+        self.lock = FifoLock()
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is on it or waits for it."""
-        return self.line.is_free
+        return self.lock.is_free
 
 
 class ContextUse:
@@ -134,8 +134,8 @@ class ContextUse:
         self._session = session
         self._parent = parent
         self._kind: Kind = kind
-        self._ticket: Ticket = context.line.join(f"context '{context.name}'")
-        self._parent_ticket: Ticket | None = None
+        self._request: LockRequest = context.lock.request(f"context '{context.name}'")
+        self._parent_request: LockRequest | None = None
         #: What the parent held when it was its turn.
         self._inherited: Contents | None = None
         self._base: Contents | None = None
@@ -146,17 +146,17 @@ class ContextUse:
         self._left = False
         try:
             if parent is not None:
-                self._parent_ticket = parent.line.join(f"context '{parent.name}'")
-                self._parent_ticket.future.add_done_callback(lambda _: self._inherit())
+                self._parent_request = parent.lock.request(f"context '{parent.name}'")
+                self._parent_request.future.add_done_callback(lambda _: self._inherit())
         except BaseException:
-            context.line.leave(self._ticket)
+            context.lock.release(self._request)
             raise
-        self._ticket.future.add_done_callback(lambda _: self._call())
+        self._request.future.add_done_callback(lambda _: self._call())
 
     @property
-    def has_turn(self) -> bool:
+    def is_granted(self) -> bool:
         """Whether the call may run, as far as the context is concerned."""
-        return self._ticket.has_turn and self._parent_ticket is None
+        return self._request.is_granted and self._parent_request is None
 
     def when_turn(self, callback: Callable[[], None]) -> None:
         """Have `callback` called once it is the call's turn, if it is not yet."""
@@ -171,7 +171,7 @@ class ContextUse:
             ContextNotFoundError: the context that it is to be made from holds nothing.
             ContextTooLargeError: it has no room for this.
         """
-        assert self.has_turn
+        assert self.is_granted
         base = self.context.contents
         if self._parent is not None:
             if base is not None:
@@ -228,23 +228,23 @@ class ContextUse:
             return
         self._left = True
         self._on_turn = lambda: None
-        if self._parent is not None and self._parent_ticket is not None:
-            self._parent.line.leave(self._parent_ticket)
-        self.context.line.leave(self._ticket)
+        if self._parent is not None and self._parent_request is not None:
+            self._parent.lock.release(self._parent_request)
+        self.context.lock.release(self._request)
         _forget_empty(self._session, self.context)
         if self._parent is not None:
             _forget_empty(self._session, self._parent)
 
     def _inherit(self) -> None:
-        if self._left or self._parent is None or self._parent_ticket is None:
+        if self._left or self._parent is None or self._parent_request is None:
             return
         self._inherited = self._parent.contents
-        ticket, self._parent_ticket = self._parent_ticket, None
-        self._parent.line.leave(ticket)
+        request, self._parent_request = self._parent_request, None
+        self._parent.lock.release(request)
         self._call()
 
     def _call(self) -> None:
-        if not self._left and self.has_turn:
+        if not self._left and self.is_granted:
             self._on_turn()
 
     def _prompt_of(self, fields: dict[str, msgspec.Raw]) -> Contents:

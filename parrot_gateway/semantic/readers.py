@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from parrot_gateway.exceptions import DeadlineError
 from parrot_gateway.semantic.graph.objective import LATENCY, Objective
-from parrot_gateway.semantic.graph.objective_tracker import Urgency
+from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.variable import Variable
 
@@ -17,13 +17,15 @@ class Readers:
 
     Args:
         sessions: those of the variables.
-        urgency: is told what is waited for.
+        objectives: is told what is waited for.
         timeout_s: of waits for a value that name no time of their own.
     """
 
-    def __init__(self, sessions: SessionStore, urgency: Urgency, *, timeout_s: float) -> None:
+    def __init__(
+        self, sessions: SessionStore, objectives: ObjectiveTracker, *, timeout_s: float
+    ) -> None:
         self._sessions = sessions
-        self._urgency = urgency
+        self._objectives = objectives
         self._timeout_s = timeout_s
         #: Waits at this moment.
         self.count = 0
@@ -58,7 +60,7 @@ class Readers:
             session.pin()
         self.count += 1
         if objective is not None:
-            self._urgency.begin_wait(variable, objective)
+            self._objectives.begin_wait(variable, objective)
         try:
             async with asyncio.timeout(timeout_s):
                 await told
@@ -67,7 +69,7 @@ class Readers:
         finally:
             self.count -= 1
             if objective is not None:
-                self._urgency.end_wait(variable)
+                self._objectives.end_wait(variable)
             if session is not None:
                 session.unpin()
             unsubscribe()

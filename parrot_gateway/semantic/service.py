@@ -39,7 +39,7 @@ from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.job_maker import job_of_call, job_of_transform
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.graph.objective import LATENCY
-from parrot_gateway.semantic.graph.objective_tracker import Urgency
+from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 from parrot_gateway.semantic.readers import Readers
 from parrot_gateway.semantic.session import Session
@@ -93,8 +93,10 @@ class SemanticService:
         #: Told the id of a running call for which something else holds than when it began.
         self.on_call_changed: Callable[[str], None] = lambda call_id: None
         #: What calls are run for.
-        self.urgency = Urgency(self.sessions.owner_of, lambda call: self.on_call_changed(call))
-        self.readers = Readers(self.sessions, self.urgency, timeout_s=call_timeout_s)
+        self.objectives = ObjectiveTracker(
+            self.sessions.owner_of, lambda call: self.on_call_changed(call)
+        )
+        self.readers = Readers(self.sessions, self.objectives, timeout_s=call_timeout_s)
         self.executor = Executor(
             limits,
             run_timeout_s=call_timeout_s,
@@ -169,7 +171,7 @@ class SemanticService:
         self.executor.cancel_session(session.id, "its session was closed")
         self.executor.forget_session(session.id)
         free_all_contexts(session)
-        self.urgency.forget(session)
+        self.objectives.forget(session)
         self.on_session_closed(session.id)
 
     # -- variables --------------------------------------------------------------------------
@@ -257,10 +259,10 @@ class SemanticService:
             if job.context is not None:
                 job.context.leave()
             raise
-        self.urgency.regroup(session, job.call.group)
+        self.objectives.regroup(session, job.call.group)
         if attended or spec.objective is not None:
-            self.urgency.want_call(session, job.call, spec.objective or LATENCY)
-        self.urgency.inherit(session, job.output)
+            self.objectives.want_call(session, job.call, spec.objective or LATENCY)
+        self.objectives.inherit(session, job.output)
         return job
 
     def submit_transform(
@@ -282,7 +284,7 @@ class SemanticService:
         """
         job = job_of_transform(source, transform, output, session, self.clock(), name)
         self.executor.submit(job)
-        self.urgency.inherit(session, output)
+        self.objectives.inherit(session, output)
         return job
 
     def cancel_call(self, tenant: str, call_id: str) -> None:
@@ -317,13 +319,13 @@ class SemanticService:
     def _starts(self, job: Job) -> None:
         if self.fill_ahead is not None:
             self.fill_ahead.stop(job)
-        self.urgency.update(job)
+        self.objectives.update(job)
 
     def _has_ended(self, job: Job) -> None:
         if self.fill_ahead is not None:
             self.fill_ahead.stop(job)
         if isinstance(job.node, CallNode):
-            self.urgency.regroup(job.session, job.node.group)
+            self.objectives.regroup(job.session, job.node.group)
         # What it wrote can be read for as long as if its client had come by just now.
         self.sessions.touch(job.session, self.clock())
 

@@ -22,15 +22,15 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
-from parrot_gateway.generation.placing import ModelSeats, Purpose
+from parrot_gateway.generation.placement import Placer, CallMetadata
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.admission import CallGate
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.runner import SchedulerRunner
-from parrot_gateway.scheduling.seats import Seats
+from parrot_gateway.scheduling.placer import ModelPlacer
 from parrot_gateway.scheduling.task_updates import TaskUpdater
-from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import SchedulerSettings, Settings, api_key_of
@@ -72,7 +72,7 @@ class Gateway:
         self.responses = ResponseStore(settings.responses)
         self.scheduling = _scheduling(settings.scheduler)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
-        self.task_updater = TaskUpdater(self.scheduling, self._purpose_now)
+        self.task_updater = TaskUpdater(self.scheduling, self._metadata_now)
         self.semantic.on_session_closed = self._session_closed
         self.semantic.on_call_changed = self.task_updater.changed
 
@@ -85,22 +85,22 @@ class Gateway:
         """See `Catalog.resolve`."""
         return self.catalog.resolve(model)
 
-    def seats(
-        self, model: str, purpose: Purpose, on_seat: Callable[[RemoteEngine, float, str], None]
-    ) -> ModelSeats:
+    def placer(
+        self, model: str, metadata: CallMetadata, on_placed: Callable[[RemoteEngine, float, str], None]
+    ) -> Placer:
         """The engines of a model for one call, which then asks for a place on one of them.
 
         Args:
             model: as engines know it.
-            purpose: of the call.
-            on_seat: told of the engine that it gets, of the seconds that it waited, and why it is
+            metadata: of the call.
+            on_placed: told of the engine that it gets, of the seconds that it waited, and why it is
                 this one.
 
         Raises:
             ModelLoadingError, OverloadedError: as `engine_of`.
         """
         engine = self.engine_of(model)
-        return Seats(self.scheduling, self.task_updater, self.registry, engine, purpose, on_seat)
+        return ModelPlacer(self.scheduling, self.task_updater, self.registry, engine, metadata, on_placed)
 
     def engine_of(self, model: str) -> RemoteEngine:
         """Any engine of a model, for what all of them have in common.
@@ -122,10 +122,10 @@ class Gateway:
             raise ModelLoadingError(f"The model '{model}' is still being loaded.")
         return engines[0]
 
-    def _purpose_now(self, purpose: Purpose) -> Purpose:
+    def _metadata_now(self, metadata: CallMetadata) -> CallMetadata:
         """What is known now of a session's call; what was known before, once it has ended."""
-        job = self.semantic.executor.unfinished.find(purpose.call)
-        return purpose if job is None else purpose_of(job, self.semantic.urgency, purpose.tenant)
+        job = self.semantic.executor.unfinished.find(metadata.call)
+        return metadata if job is None else metadata_of(job, self.semantic.objectives, metadata.tenant)
 
     def _session_closed(self, session_id: str) -> None:
         self.scheduling.notify(ApplicationFinished(session_id))

@@ -56,7 +56,7 @@ def check_quiet(service: SemanticService) -> None:
     """Nothing is left over."""
     assert set(gauges(service).values()) == {0}, gauges(service)
     assert service.executor.unfinished.is_empty
-    assert service.urgency.num_waited == 0
+    assert service.objectives.num_waited == 0
     for session in service.sessions.of_tenant("t"):
         session.graph.check_integrity()
         assert session.is_idle

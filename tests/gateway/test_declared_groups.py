@@ -15,7 +15,7 @@ from semantic_tools import Http, echo
 from serving import Service, serving, until
 from test_scheduling import SYSTEM, fills, small_engine
 
-from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, parse_objective
 from parrot_gateway.semantic.service import SemanticService
@@ -25,10 +25,10 @@ from parrot_gateway.settings.model import SchedulerSettings
 
 def shown(service: SemanticService, job: Any) -> tuple[str, list[tuple[str, int, str]]]:
     """What a call is for, and the groups that the scheduler is told of."""
-    service.urgency.update(job)
-    purpose = purpose_of(job, service.urgency, "t")
-    groups = [(g.id.partition("/")[2], g.size, str(g.objective)) for g in purpose.groups]
-    return str(purpose.objective), groups
+    service.objectives.update(job)
+    metadata = metadata_of(job, service.objectives, "t")
+    groups = [(g.id.partition("/")[2], g.size, str(g.objective)) for g in metadata.groups]
+    return str(metadata.objective), groups
 
 
 async def test_members_come_and_go() -> None:
@@ -49,7 +49,7 @@ async def test_members_come_and_go() -> None:
         assert shown(service, jobs[1]) == ("latency", [("group g", 1, "latency")])
         service.executor.cancel(jobs[1])
         service.executor.cancel(other)
-        assert service.urgency._declared == {}
+        assert service.objectives._declared == {}
 
 
 async def test_an_objective_of_its_own_stays() -> None:
@@ -74,11 +74,11 @@ async def test_a_member_that_needs_another_makes_no_group() -> None:
         seed, draft, final = (session.variable(name) for name in ("seed", "draft", "final"))
         one = service.submit(session, spec("x", draft, group="g", **reading("x", seed.id)))
         two = service.submit(session, spec("y", final, group="g", **reading("y", draft.id)))
-        service.urgency.begin_wait(final, LATENCY)
+        service.objectives.begin_wait(final, LATENCY)
         assert shown(service, one)[0] == shown(service, two)[0] == "latency"
         more = service.submit(session, spec("z", group="g", **reading("z", seed.id)), attended=True)
         assert [shown(service, job)[0] for job in (one, two, more)] == ["throughput"] * 3
-        service.urgency.end_wait(final)
+        service.objectives.end_wait(final)
         for job in (one, two, more):
             service.executor.cancel(job)
 
@@ -98,11 +98,11 @@ async def test_a_deferred_group_is_for_what_its_strongest_reader_wants() -> None
             for output in outputs
         ]
         assert shown(service, jobs[0]) == ("throughput", [("group g", 3, "throughput")])
-        service.urgency.begin_wait(outputs[1], LATENCY)
+        service.objectives.begin_wait(outputs[1], LATENCY)
         for job in jobs:
-            service.urgency.update(job)
+            service.objectives.update(job)
             assert shown(service, job) == ("throughput", [("group g", 3, "latency")])
-        service.urgency.end_wait(outputs[1])
+        service.objectives.end_wait(outputs[1])
         for job in jobs:
             service.executor.cancel(job)
 
@@ -115,7 +115,7 @@ async def test_groups_end_with_their_session() -> None:
         for number in range(4):
             service.submit(session, spec("a", group=f"g{number % 2}"), attended=True)
         service.close_session(session)
-        assert service.urgency._declared == {}
+        assert service.objectives._declared == {}
 
 
 async def grouped(tmp_path: Path, group: str | None) -> tuple[list[Task], dict[str, Any]]:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from direct_seats import DirectSeats
+from direct_placer import DirectPlacer
 from parrot_engine.protocol import EngineInfo, Fill, SamplingParams
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
@@ -103,7 +103,7 @@ async def test_more_candidates_than_a_portion_begin_alone() -> None:
     count = MAX_OPEN_CONTEXTS + 10
     async with serving(engine) as service:
         request = GenerationRequest([Prompt([1]), Prompt([2])], sampling, n=count, best_of=count)
-        with Generation(DirectSeats(service.remote), request) as generation:
+        with Generation(DirectPlacer(service.remote), request) as generation:
             while not generation.state.done:
                 await generation.next()
             assert generation.state.usage.prompt_tokens == 2
@@ -145,7 +145,7 @@ async def test_a_crowded_link_delays_the_rest() -> None:
     async with serving(engine) as service:
         crowded = Crowded(service.remote, refusals=20)
         request = GenerationRequest([Prompt([1])] * 600, sampling)
-        with Generation(DirectSeats(crowded), request) as generation:
+        with Generation(DirectPlacer(crowded), request) as generation:
             while not generation.state.done:
                 await generation.next()
     assert crowded.refusals == 0

@@ -159,7 +159,7 @@ async def test_forks_part_ways() -> None:
 async def settled(*uses: ContextUse) -> None:
     for _ in range(5):
         await asyncio.sleep(0)
-    assert all(each.has_turn for each in uses)
+    assert all(each.is_granted for each in uses)
 
 
 async def test_one_at_a_time_in_order() -> None:
@@ -167,7 +167,7 @@ async def test_one_at_a_time_in_order() -> None:
     first, second, third = (use(session, "chat") for _ in range(3))
     for name, each in (("second", second), ("third", third)):
         each.when_turn(lambda name=name: called.append(name))  # type: ignore[misc]
-    assert (first.has_turn, second.has_turn, third.has_turn) == (True, False, False)
+    assert (first.is_granted, second.is_granted, third.is_granted) == (True, False, False)
     second.leave()
     first.compose(chat("one"))
     first.commit()
@@ -184,7 +184,7 @@ async def test_a_fork_waits_for_calls_that_came_before_it() -> None:
     first = use(session, "main")
     fork = use(session, "a<main")
     later = use(session, "main")
-    assert not fork.has_turn
+    assert not fork.is_granted
     first.compose(chat("one"))
     first.commit()
     first.leave()
@@ -319,7 +319,7 @@ class _Model(RuleBasedStateMachine):
         if index >= len(self.open):
             return
         name, taken, is_fork = self.open.pop(index)
-        if ends != "early" and taken.has_turn:
+        if ends != "early" and taken.is_granted:
             self.number += 1
             try:
                 shown = json.loads(taken.compose(chat(f"q{self.number}")))
@@ -357,7 +357,7 @@ class _Model(RuleBasedStateMachine):
         if not self.open:
             assert set(held) == set(self.truth)
         for name in waiting:
-            turns = [taken for own, taken, _ in self.open if own == name and taken.has_turn]
+            turns = [taken for own, taken, _ in self.open if own == name and taken.is_granted]
             assert len(turns) <= 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from parrot_gateway.exceptions import DeadlineError, InvalidRequestError, OverloadedError
-from parrot_gateway.generation.fifo_lock import Line, wait_turn
+from parrot_gateway.generation.fifo_lock import FifoLock, wait_granted
 from parrot_gateway.generation.responses.items import Item, Part, Turn, chain_of, history_of
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.settings.model import ResponseSettings
@@ -192,42 +192,42 @@ TestSizes.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 
 
 async def test_first_come_first_served() -> None:
-    line, order = Line(), []
+    lock, order = FifoLock(), []
 
     async def one(name: str) -> None:
-        ticket = line.join()
+        request = lock.request()
         try:
-            await wait_turn(ticket, 5)
+            await wait_granted(request, 5)
             order.append(name)
             await asyncio.sleep(0)
         finally:
-            line.leave(ticket)
-            line.leave(ticket)
+            lock.release(request)
+            lock.release(request)
 
     await asyncio.gather(*(one(name) for name in "abcd"))
     assert order == list("abcd")
-    assert line.is_free
+    assert lock.is_free
 
 
 async def test_who_gives_up_lets_the_next_pass() -> None:
-    line = Line()
-    first, second, third = line.join(), line.join(), line.join()
-    assert (first.has_turn, second.has_turn) == (True, False)
+    lock = FifoLock()
+    first, second, third = lock.request(), lock.request(), lock.request()
+    assert (first.is_granted, second.is_granted) == (True, False)
     with pytest.raises(DeadlineError):
-        await wait_turn(second, 0.001)
-    line.leave(second)
-    line.leave(first)
-    await wait_turn(third, 5)
-    line.leave(third)
-    assert line.is_free
+        await wait_granted(second, 0.001)
+    lock.release(second)
+    lock.release(first)
+    await wait_granted(third, 5)
+    lock.release(third)
+    assert lock.is_free
 
 
 async def test_a_line_is_bounded() -> None:
-    line = Line(max_waiting=2)
+    lock = FifoLock(max_waiting=2)
     for _ in range(3):
-        line.join()
+        lock.request()
     with pytest.raises(OverloadedError):
-        line.join("the context 'c'")
+        lock.request("the context 'c'")
 
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.booleans())

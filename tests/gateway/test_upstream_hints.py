@@ -1,4 +1,4 @@
-"""What an upstream is told of a call's urgency, and that it is told nothing by default."""
+"""What an upstream is told of the urgency of a call, and that it is told nothing by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relaying import relaying
 
 from parrot_gateway.engines.hints import urgency_of, with_hints
-from parrot_gateway.generation.placing import ORDINARY, Purpose
+from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
 
 BODY = b'{"model": "m",  "prompt": "x", "n": 1.0}'
@@ -19,19 +19,19 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 WAITING = (LATENCY, Objective("ttft", 1.0), Objective("tpot", 1.0), Objective("deadline", 1.0))
 
 
-def priority(style: str, purpose: Purpose) -> int:
-    found = json.loads(with_hints(BODY, style, purpose))  # type: ignore[arg-type]
+def priority(style: str, metadata: CallMetadata) -> int:
+    found = json.loads(with_hints(BODY, style, metadata))  # type: ignore[arg-type]
     assert {**found, "priority": None} == {**json.loads(BODY), "priority": None}
     return int(found.get("priority", 0))
 
 
 def test_the_stronger_objective_runs_earlier() -> None:
-    purposes = [Purpose(objective=each) for each in (*WAITING, THROUGHPUT)]
-    vllm = [priority("vllm", each) for each in purposes]
+    metadata = [CallMetadata(objective=each) for each in (*WAITING, THROUGHPUT)]
+    vllm = [priority("vllm", each) for each in metadata]
     assert vllm == sorted(vllm)
     assert len(set(vllm)) == 5
     # SGLang counts the other way round.
-    assert [priority("sglang", each) for each in purposes] == [-value for value in vllm]
+    assert [priority("sglang", each) for each in metadata] == [-value for value in vllm]
 
 
 @given(
@@ -44,14 +44,14 @@ def test_the_callers_own_priority_comes_first(
     mine: int, theirs: int, one: Objective, other: Objective
 ) -> None:
     if mine > theirs:
-        first = urgency_of(Purpose(objective=one, priority=mine))
-        assert first < urgency_of(Purpose(objective=other, priority=theirs))
+        first = urgency_of(CallMetadata(objective=one, priority=mine))
+        assert first < urgency_of(CallMetadata(objective=other, priority=theirs))
 
 
 def test_an_ordinary_call_is_left_alone_where_that_says_the_same() -> None:
-    assert with_hints(BODY, "vllm", ORDINARY) is BODY
-    assert json.loads(with_hints(BODY, "sglang", ORDINARY))["priority"] == 0
-    assert with_hints(BODY, "none", Purpose(objective=THROUGHPUT)) is BODY
+    assert with_hints(BODY, "vllm", ORDINARY_CALL) is BODY
+    assert json.loads(with_hints(BODY, "sglang", ORDINARY_CALL))["priority"] == 0
+    assert with_hints(BODY, "none", CallMetadata(objective=THROUGHPUT)) is BODY
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_an_ordinary_call_is_left_alone_where_that_says_the_same() -> None:
 )
 def test_what_the_caller_sent_stays(body: bytes) -> None:
     for style in ("vllm", "sglang"):
-        assert with_hints(body, style, Purpose(objective=THROUGHPUT)) is body
+        assert with_hints(body, style, CallMetadata(objective=THROUGHPUT)) is body
 
 
 def test_other_fields_keep_their_bytes() -> None:
-    hinted = with_hints(b'{"a": 1.0e0, "b": "\\u0041"}', "vllm", Purpose(objective=THROUGHPUT))
+    hinted = with_hints(b'{"a": 1.0e0, "b": "\\u0041"}', "vllm", CallMetadata(objective=THROUGHPUT))
     assert hinted == b'{"a":1.0e0,"b":"\\u0041","priority":4}'
 
 

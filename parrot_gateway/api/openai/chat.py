@@ -23,9 +23,9 @@ from parrot_gateway.api.openai.answers import (
 from parrot_gateway.api.openai.messages import render_chat_aside
 from parrot_gateway.api.openai.shapes import ChatBody
 from parrot_gateway.api.openai.sse import stream_generation
-from parrot_gateway.api.openai.structured import check_supported, wanted_grammar
+from parrot_gateway.api.openai.structured import check_supported, requested_grammar
 from parrot_gateway.api.openai.tool_answers import ToolChoiceText
-from parrot_gateway.api.openai.tool_fields import wanted_tools
+from parrot_gateway.api.openai.tool_fields import requested_tools
 from parrot_gateway.api.openai.validation import (
     check_choice,
     check_context,
@@ -40,7 +40,7 @@ from parrot_gateway.api.openai.validation import (
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.collect import Outcome, collect, hand_over
 from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.placing import ModelSeats, ServedModel
+from parrot_gateway.generation.placement import Placer, ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import (
     ChoiceDelta,
@@ -66,7 +66,7 @@ _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 async def handle_chat(
     exchange: Exchange,
-    seats: ModelSeats,
+    placer: Placer,
     requested_model: str,
     body: bytes,
     server: ServerSettings,
@@ -75,21 +75,21 @@ async def handle_chat(
 ) -> None:
     """Answer one call; arguments, errors and cancellation as in `handle_completions`."""
     request = decode(body, _DECODER)
-    wish = _check(request, seats)
-    if exchange.reader is not None and wish.tools is not None:
+    options = _check(request, placer)
+    if exchange.reader is not None and options.tools is not None:
         raise UnsupportedError(
             "Unsupported parameter: 'tools' has no place in a call whose text fills a variable; "
             "with 'tool_choice' 'none' it passes.",
             param="tools",
         )
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompt = await _prompt(request, seats, len(body), wish)
-    asked = _generation_request(request, seats, prompt, salt, wish)
-    generation = Generation(seats, asked, exchange.started + server.call_timeout_s)
+    prompt = await _prompt(request, placer, len(body), options)
+    generation_request = _generation_request(request, placer, prompt, salt, options)
+    generation = Generation(placer, generation_request, exchange.started + server.call_timeout_s)
     if exchange.reader is not None:
-        await hand_over(generation, exchange.reader, best_of=asked.best_of)
+        await hand_over(generation, exchange.reader, best_of=generation_request.best_of)
         return
-    answer = _Answer(request, seats, requested_model, asked, wish)
+    answer = _Answer(request, placer, requested_model, generation_request, options)
     if request.stream:
         await stream_generation(
             exchange,
@@ -101,7 +101,7 @@ async def handle_chat(
         )
         return
     with generation:
-        outcome = (await collect(generation, 1, asked.best_of))[0]
+        outcome = (await collect(generation, 1, generation_request.best_of))[0]
     content = answer.whole(outcome) | {"usage": usage_dict(generation.state.usage)}
     await exchange.respond(200, encode(content))
 
@@ -119,13 +119,13 @@ async def check_chat_fits(body: bytes, served: ServedModel) -> None:
     """What can be said once the messages are final; raises as `check_completions_fit`."""
     request = decode(body, _DECODER)
     if may_be_too_long(body, request, served.info):
-        wish = _check(request, served)
-        prompt = await _prompt(request, served, len(body), wish)
-        _generation_request(request, served, prompt, "", wish)
+        options = _check(request, served)
+        prompt = await _prompt(request, served, len(body), options)
+        _generation_request(request, served, prompt, "", options)
 
 
-class _Wish(NamedTuple):
-    """What is asked of the output."""
+class OutputOptions(NamedTuple):
+    """What is generation_request of the output."""
 
     grammar: Grammar | None
     #: The field that asks for it.
@@ -135,7 +135,7 @@ class _Wish(NamedTuple):
     format: ToolFormat
 
 
-def _check(request: ChatBody, served: ServedModel) -> _Wish:
+def _check(request: ChatBody, served: ServedModel) -> OutputOptions:
     """Everything that can be said before rendering."""
     check_range("max_tokens", request.max_tokens, 1)
     check_range("max_completion_tokens", request.max_completion_tokens, 1)
@@ -165,17 +165,17 @@ def _check(request: ChatBody, served: ServedModel) -> _Wish:
             code="object_above_max_properties",
         )
     try:
-        return _wish(request, served)
+        return _output_options(request, served)
     except RecursionError:
         # A schema that could be decoded, and not be written into a grammar.
         raise nested_too_deeply("tools") from None
 
 
-def _wish(request: ChatBody, served: ServedModel) -> _Wish:
-    grammar, param = wanted_grammar(request, served.info)
-    tools, tokenizer = wanted_tools(request), served.tokenizer
+def _output_options(request: ChatBody, served: ServedModel) -> OutputOptions:
+    grammar, param = requested_grammar(request, served.info)
+    tools, tokenizer = requested_tools(request), served.tokenizer
     if tools is None:
-        return _Wish(grammar, param or None, None, "hermes")
+        return OutputOptions(grammar, param or None, None, "hermes")
     format = tool_format(tokenizer)
     callable_ = tools.callable
     if tools.mode == "required":
@@ -192,7 +192,7 @@ def _wish(request: ChatBody, served: ServedModel) -> _Wish:
     elif any(tool.strict for tool in callable_) and served.info.supports_grammars:
         # NOTE: where the engine follows no grammar, `strict` is a wish, as it is for an upstream.
         grammar = optional_calls_grammar(callable_, format, tokenizer)
-    return _Wish(grammar, "tools", tools, format)
+    return OutputOptions(grammar, "tools", tools, format)
 
 
 def _check_modalities(modalities: Any) -> None:
@@ -229,8 +229,10 @@ def _check_verbosity(verbosity: Any) -> None:
     )
 
 
-async def _prompt(request: ChatBody, served: ServedModel, num_bytes: int, wish: _Wish) -> Prompt:
-    tools = () if wish.tools is None else wish.tools.tools
+async def _prompt(
+    request: ChatBody, served: ServedModel, num_bytes: int, options: OutputOptions
+) -> Prompt:
+    tools = () if options.tools is None else options.tools.tools
     text = await render_chat_aside(served.tokenizer, request, num_bytes, tools)
     prompts = await prompts_of_texts(
         served.tokenizer,
@@ -248,7 +250,7 @@ async def _prompt(request: ChatBody, served: ServedModel, num_bytes: int, wish: 
 
 
 def _generation_request(
-    request: ChatBody, served: ServedModel, prompt: Prompt, salt: str, wish: _Wish
+    request: ChatBody, served: ServedModel, prompt: Prompt, salt: str, options: OutputOptions
 ) -> GenerationRequest:
     limit = served.info.max_context_tokens
     max_tokens = request.max_completion_tokens
@@ -266,22 +268,22 @@ def _generation_request(
             served.info,
             max_tokens=max_tokens,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-            grammar=wish.grammar,
+            grammar=options.grammar,
         ),
         n=n,
         best_of=n,
         skip_special_tokens=request.skip_special_tokens is not False
-        and not _has_special_marker(wish, served.tokenizer),
+        and not _has_special_marker(options, served.tokenizer),
         salt=salt,
-        grammar_param=wish.grammar_param,
+        grammar_param=options.grammar_param,
     )
 
 
-def _has_special_marker(wish: _Wish, tokenizer: Tokenizer) -> bool:
+def _has_special_marker(options: OutputOptions, tokenizer: Tokenizer) -> bool:
     """Whether calls are announced by a token that texts are usually shown without."""
-    if wish.tools is None:
+    if options.tools is None:
         return False
-    token_id = tokenizer.token_id(WRITINGS[wish.format].opening)
+    token_id = tokenizer.token_id(WRITINGS[options.format].opening)
     return token_id is not None and tokenizer.is_special(token_id)
 
 
@@ -293,34 +295,38 @@ class _Answer:
         request: ChatBody,
         served: ServedModel,
         model: str,
-        asked: GenerationRequest,
-        wish: _Wish,
+        generation_request: GenerationRequest,
+        options: OutputOptions,
     ) -> None:
         self._request = request
-        self._wish = wish
+        self._output_options = options
         #: By choice, where tools may be called.
-        self._texts = [self._tool_text() for _ in range(asked.n if wish.tools else 0)]
+        self._texts = [
+            self._tool_text() for _ in range(generation_request.n if options.tools else 0)
+        ]
         self._tokenizer = served.tokenizer
-        self._asked = asked
+        self._asked = generation_request
         self._envelope = Envelope("chatcmpl", served.info, model)
-        # The tier that served the call, told to those who asked for one.
+        # The tier that served the call, reported to callers that asked for one.
         self._extra = {} if request.service_tier is None else {"service_tier": "default"}
-        options = request.stream_options
+        stream_options = request.stream_options
         self.writer = ChunkWriter(
             self._envelope.chunk_head("chat.completion.chunk", self._extra),
-            include_usage=options is not None and bool(options.include_usage),
+            include_usage=stream_options is not None and bool(stream_options.include_usage),
         )
-        self._heads = [b'{"index":%d,"delta":' % index for index in range(asked.n)]
+        self._heads = [b'{"index":%d,"delta":' % index for index in range(generation_request.n)]
 
     def _tool_text(self) -> ToolChoiceText:
-        assert self._wish.tools is not None
-        names = {tool.name for tool in self._wish.tools.callable}
-        calls_only = self._wish.tools.mode == "required"
-        return ToolChoiceText(self._wish.format, names, calls_only=calls_only)
+        assert self._output_options.tools is not None
+        names = {tool.name for tool in self._output_options.tools.callable}
+        calls_only = self._output_options.tools.mode == "required"
+        return ToolChoiceText(self._output_options.format, names, calls_only=calls_only)
 
     def opening(self) -> bytes:
         """The role of every choice, in order: clients count on that order."""
-        calls_only = self._wish.tools is not None and self._wish.tools.mode == "required"
+        calls_only = (
+            self._output_options.tools is not None and self._output_options.tools.mode == "required"
+        )
         content = b"null" if calls_only else b'""'
         return b"".join(
             self.writer.event(

@@ -22,7 +22,7 @@ from parrot_gateway.api.openai.answers import (
 )
 from parrot_gateway.api.openai.shapes import CompletionBody, Prompts
 from parrot_gateway.api.openai.sse import stream_generation
-from parrot_gateway.api.openai.structured import wanted_grammar
+from parrot_gateway.api.openai.structured import requested_grammar
 from parrot_gateway.api.openai.validation import (
     check_context,
     check_range,
@@ -36,7 +36,7 @@ from parrot_gateway.api.openai.validation import (
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.collect import Outcome, collect, hand_over
 from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.placing import ModelSeats, ServedModel
+from parrot_gateway.generation.placement import Placer, ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts, start_token
 from parrot_gateway.generation.request import (
     GenerationRequest,
@@ -60,7 +60,7 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 async def handle_completions(
     exchange: Exchange,
-    seats: ModelSeats,
+    placer: Placer,
     requested_model: str,
     body: bytes,
     server: ServerSettings,
@@ -74,7 +74,7 @@ async def handle_completions(
 
     Args:
         exchange: its body has been read, and is `body`.
-        seats: the engines of the model.
+        placer: the engines of the model.
         requested_model: answered as `model`, whatever the engine calls it.
         body: JSON.
         server: deadlines.
@@ -84,15 +84,15 @@ async def handle_completions(
         GatewayError: nothing has been sent yet; a stream's later failures are told in band.
     """
     request = decode(body, _DECODER)
-    _check(request, seats)
+    _check(request, placer)
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompts = await _prompts(request, seats)
-    asked = _generation_request(request, seats, prompts, salt)
-    generation = Generation(seats, asked, exchange.started + server.call_timeout_s)
-    answer = _Answer(request, seats, requested_model, asked)
+    prompts = await _prompts(request, placer)
+    generation_request = _generation_request(request, placer, prompts, salt)
+    generation = Generation(placer, generation_request, exchange.started + server.call_timeout_s)
+    answer = _Answer(request, placer, requested_model, generation_request)
     if exchange.reader is not None:
         echo = answer.echoes[0] if answer.echoes is not None else ""
-        await hand_over(generation, exchange.reader, best_of=asked.best_of, echo=echo)
+        await hand_over(generation, exchange.reader, best_of=generation_request.best_of, echo=echo)
         return
     if request.stream:
         await stream_generation(
@@ -105,7 +105,7 @@ async def handle_completions(
         )
         return
     with generation:
-        outcomes = await collect(generation, len(prompts), asked.best_of)
+        outcomes = await collect(generation, len(prompts), generation_request.best_of)
     content = answer.whole(outcomes) | {"usage": usage_dict(generation.state.usage)}
     await exchange.respond(200, encode(content))
 
@@ -144,7 +144,7 @@ def _check(request: CompletionBody, served: ServedModel) -> None:
     check_range("best_of", request.best_of, 0, MAX_BEST_OF)
     check_sampling(request, served.info)
     refuse(request, ("suffix",), "is not supported with this model")
-    wanted_grammar(request, served.info)
+    requested_grammar(request, served.info)
     # The specification's minimum of 0 can only mean "not given".
     if request.best_of:
         n = request.n or 1
@@ -264,7 +264,7 @@ def _generation_request(
             param="best_of" if request.best_of else "n",
             code="invalid_value",
         )
-    grammar, grammar_param = wanted_grammar(request, served.info)
+    grammar, grammar_param = requested_grammar(request, served.info)
     return GenerationRequest(
         prompts,
         sampling_of(
@@ -291,11 +291,11 @@ class _Answer:
         request: CompletionBody,
         served: ServedModel,
         model: str,
-        asked: GenerationRequest,
+        generation_request: GenerationRequest,
     ) -> None:
         self._request = request
         self._tokenizer: Tokenizer = served.tokenizer
-        self._asked = asked
+        self._asked = generation_request
         self._envelope = Envelope("cmpl", served.info, model)
         options = request.stream_options
         self.writer = ChunkWriter(
@@ -303,9 +303,12 @@ class _Answer:
             include_usage=options is not None and bool(options.include_usage),
         )
         #: The prompts as they are echoed, if they are to be.
-        self.echoes = [self._echo(prompt) for prompt in asked.prompts] if request.echo else None
+        self.echoes = (
+            [self._echo(prompt) for prompt in generation_request.prompts] if request.echo else None
+        )
         self._heads = [
-            b'{"index":%d,"text":' % index for index in range(len(asked.prompts) * asked.n)
+            b'{"index":%d,"text":' % index
+            for index in range(len(generation_request.prompts) * generation_request.n)
         ]
 
     def _echo(self, prompt: Prompt) -> str:

@@ -17,7 +17,7 @@ from parrot_gateway.api.openai.validation import (
     nested_too_deeply,
 )
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
-from parrot_gateway.generation.tools.definitions import Tool, knows_tools, told_in_words
+from parrot_gateway.generation.tools.definitions import Tool, described_in_text, knows_tools
 
 #: Bodies that are rendered in place: about a millisecond.
 INLINE_BYTES = 32 * 1024
@@ -95,7 +95,7 @@ def render_chat(
         if tools and knows_tools(tokenizer):
             told = [tool.to_dict() for tool in tools]
         elif tools:
-            messages = told_in_words(messages, tools)
+            messages = described_in_text(messages, tools)
         return tokenizer.render_chat(
             messages,
             tools=told,

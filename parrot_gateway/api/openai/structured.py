@@ -30,7 +30,7 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
            "guided_grammar": "grammar"}  # fmt: skip
 
 
-def wanted_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | None, str]:
+def requested_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | None, str]:
     """The grammar that the output has to follow, and the field that asks for it.
 
     Raises:
@@ -55,7 +55,7 @@ def wanted_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | No
             param=second,
             code="mutually_exclusive_parameters",
         )
-    for name, wanted in found.items():
+    for name, requested in found.items():
         check_supported(info, name)
         if body.ignore_eos:
             raise InvalidRequestError(
@@ -64,7 +64,7 @@ def wanted_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | No
                 param="ignore_eos",
                 code="mutually_exclusive_parameters",
             )
-        return wanted, name
+        return requested, name
     return None, ""
 
 

@@ -20,7 +20,7 @@ from parrot_gateway.api.openai.validation import (
     missing_parameter,
 )
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.placing import ServedModel
+from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import tokenize
 from parrot_gateway.http.exchange import Exchange
 

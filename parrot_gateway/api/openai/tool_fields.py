@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WHY = "is not supported with this model"
 
 
-def wanted_tools(body: ChatBody) -> ToolUse | None:
+def requested_tools(body: ChatBody) -> ToolUse | None:
     """The tools of a call; None when it has none, or none may be called.
 
     Raises:

@@ -15,7 +15,7 @@ from parrot_gateway.api.openai.shapes import ContentPart, SamplingFields
 from parrot_gateway.api.openai.structured import (
     check_supported,
     grammar_of_text_format,
-    wanted_grammar,
+    requested_grammar,
 )
 from parrot_gateway.api.openai.validation import (
     check_choice,
@@ -220,7 +220,7 @@ def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | No
         InvalidRequestError: a field is malformed, or two ask for something.
         UnsupportedError: this model's engine follows no grammar.
     """
-    other, name = wanted_grammar(body, info)
+    other, name = requested_grammar(body, info)
     grammar = grammar_of_text_format((body.text or {}).get("format"), "text.format")
     if grammar is None:
         return other, name or None
@@ -234,7 +234,7 @@ def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | No
     return grammar, "text.format"
 
 
-def told_format(text: dict[str, Any] | None) -> dict[str, Any]:
+def format_of(text: dict[str, Any] | None) -> dict[str, Any]:
     """The format of the text, as the answer tells it."""
     return (text or {}).get("format") or {"type": "text"}
 

@@ -2,7 +2,7 @@
 
 What was said before (`previous_response_id`, `conversation`) and the new input are rendered as one
 chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
-is kept afterwards is asked for by the routes of `stored`.
+is kept afterwards is generation_request for by the routes of `stored`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     ResponseBody,
     check_response,
+    format_of,
     items_of,
     response_grammar,
-    told_format,
 )
 from parrot_gateway.api.responses.events import (
     ResponseEvents,
@@ -39,9 +39,9 @@ from parrot_gateway.api.responses.events import (
 from parrot_gateway.api.responses.history import History, find_history
 from parrot_gateway.api.responses.prompt import prompt_of
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.fifo_lock import wait_turn
+from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.placing import ModelSeats
+from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
 from parrot_gateway.generation.responses.items import (
     Item,
@@ -60,7 +60,7 @@ _RESPONSE = msgspec.json.Decoder(ResponseBody)
 
 async def handle_responses(
     exchange: Exchange,
-    seats: ModelSeats,
+    placer: Placer,
     requested_model: str,
     body: bytes,
     server: ServerSettings,
@@ -83,7 +83,7 @@ async def handle_responses(
     """
     request = decode(body, _RESPONSE)
     check_response(request)
-    check_sampling(request, seats.info)
+    check_sampling(request, placer.info)
     items = items_of(request.input)
     history = find_history(request, store, tenant)
     if not items and history.is_empty:
@@ -92,7 +92,7 @@ async def handle_responses(
     deadline = exchange.started + server.call_timeout_s
 
     async def answer() -> None:
-        call = _Call(exchange, seats, requested_model, request, store, tenant, history)
+        call = _Call(exchange, placer, requested_model, request, store, tenant, history)
         await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
 
     conversation = history.conversation
@@ -100,12 +100,12 @@ async def handle_responses(
         await answer()
         return
     who = f"conversation '{conversation.id}'"
-    ticket = conversation.line.join(who)
+    lock_request = conversation.lock.request(who)
     try:
-        await wait_turn(ticket, deadline - time.perf_counter(), who)
+        await wait_granted(lock_request, deadline - time.perf_counter(), who)
         await answer()
     finally:
-        conversation.line.leave(ticket)
+        conversation.lock.release(lock_request)
 
 
 class _Call:
@@ -114,7 +114,7 @@ class _Call:
     def __init__(
         self,
         exchange: Exchange,
-        seats: ModelSeats,
+        placer: Placer,
         model: str,
         request: ResponseBody,
         store: ResponseStore,
@@ -122,7 +122,7 @@ class _Call:
         history: History,
     ) -> None:
         self._exchange = exchange
-        self._seats = seats
+        self._placer = placer
         self._model = model
         self._request = request
         self._store = store
@@ -137,7 +137,7 @@ class _Call:
         self._logprobs: list[dict[str, Any]] = []
         self._cuts: list[Cut] = []
         self._finish_reason = "stop"
-        self._grammar, self._grammar_param = response_grammar(request, seats.info)
+        self._grammar, self._grammar_param = response_grammar(request, placer.info)
 
     async def answer(
         self,
@@ -151,9 +151,9 @@ class _Call:
         conversation = self._history.conversation
         if conversation is not None:
             self._store.check_fits(conversation, sum(item.size_bytes for item in items))
-        asked = await self._ask(items, salt, num_bytes)
-        generation = Generation(self._seats, asked, deadline)
-        begun = self._begun(asked)
+        generation_request = await self._ask(items, salt, num_bytes)
+        generation = Generation(self._placer, generation_request, deadline)
+        begun = self._begun(generation_request)
         if not self._request.stream:
             with generation:
                 while not generation.state.done:
@@ -179,10 +179,10 @@ class _Call:
         await run_stream(self._exchange, stream, generation, encode=show, closing=close)
 
     async def _ask(self, items: list[Item], salt: str, num_bytes: int) -> GenerationRequest:
-        request, info = self._request, self._seats.info
+        request, info = self._request, self._placer.info
         max_tokens = request.max_output_tokens
         whole = history_of(self._turn) + items
-        prompt = await prompt_of(request, self._seats, whole, num_bytes, room=max_tokens or 1)
+        prompt = await prompt_of(request, self._placer, whole, num_bytes, room=max_tokens or 1)
         length = len(prompt.token_ids)
         check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
         if max_tokens is None:
@@ -207,7 +207,7 @@ class _Call:
             self._finish_reason = update.finish_reason
         logprobs: list[dict[str, Any]] = []
         if self._wants_logprobs:
-            logprobs = chat_logprobs(self._seats.tokenizer, update.tokens)["content"]
+            logprobs = chat_logprobs(self._placer.tokenizer, update.tokens)["content"]
         if not update.text and not logprobs:
             return None
         self._texts.append(update.text)
@@ -215,7 +215,7 @@ class _Call:
         self._cuts.append(Cut(len(update.text), len(logprobs)))
         return self._cuts[-1]
 
-    def _begun(self, asked: GenerationRequest) -> dict[str, Any]:
+    def _begun(self, generation_request: GenerationRequest) -> dict[str, Any]:
         """The answer in progress."""
         request, conversation = self._request, self._history.conversation
         reasoning = request.reasoning or {}
@@ -242,12 +242,14 @@ class _Call:
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
             "store": request.store is not False,
-            "temperature": asked.sampling.temperature,
-            "text": {"format": told_format(request.text), "verbosity": "medium"},
+            "temperature": generation_request.sampling.temperature,
+            "text": {"format": format_of(request.text), "verbosity": "medium"},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": request.top_p if request.top_p is not None else asked.sampling.top_p,
+            "top_p": request.top_p
+            if request.top_p is not None
+            else generation_request.sampling.top_p,
             "truncation": request.truncation or "disabled",
             "usage": None,
             "user": request.user,

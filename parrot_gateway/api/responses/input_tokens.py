@@ -9,7 +9,7 @@ from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.responses.bodies import InputFields, check_input_fields, items_of
 from parrot_gateway.api.responses.history import find_history
 from parrot_gateway.api.responses.prompt import prompt_of
-from parrot_gateway.generation.placing import ModelSeats
+from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.responses.items import history_of
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
@@ -19,7 +19,7 @@ _INPUT = msgspec.json.Decoder(InputFields)
 
 async def handle_input_tokens(
     exchange: Exchange,
-    seats: ModelSeats,
+    placer: Placer,
     body: bytes,
     *,
     store: ResponseStore,
@@ -37,6 +37,6 @@ async def handle_input_tokens(
     if not items and history.is_empty:
         raise missing_parameter("input")
     whole = history_of(history.turn) + items
-    prompt = await prompt_of(request, seats, whole, len(body), room=1)
+    prompt = await prompt_of(request, placer, whole, len(body), room=1)
     answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
     await exchange.respond(200, encode(answer))

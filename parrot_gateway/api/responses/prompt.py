@@ -6,7 +6,7 @@ from parrot_gateway.api.openai.messages import render_chat_aside
 from parrot_gateway.api.openai.shapes import ChatBody, Message
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError
-from parrot_gateway.generation.placing import ModelSeats
+from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import Prompt
 from parrot_gateway.generation.responses.items import Item
@@ -14,7 +14,7 @@ from parrot_gateway.generation.responses.items import Item
 
 async def prompt_of(
     request: ResponseBody | InputFields,
-    seats: ModelSeats,
+    placer: Placer,
     items: list[Item],
     num_bytes: int,
     *,
@@ -32,9 +32,9 @@ async def prompt_of(
         ContextLengthError: it does not fit even so.
         InvalidRequestError: the model's template refuses it.
     """
-    limit = seats.info.max_context_tokens
+    limit = placer.info.max_context_tokens
     if request.truncation != "auto":
-        return await _prompt(request, seats, items, num_bytes)
+        return await _prompt(request, placer, items, num_bytes)
     starts = [0] + [n for n, item in enumerate(items) if n and item.role == "user"]
     if starts[-1] != len(items) - 1 and len(items) > 1:
         starts.append(len(items) - 1)
@@ -43,7 +43,7 @@ async def prompt_of(
     while low < high:
         middle = (low + high) // 2
         try:
-            prompt = await _prompt(request, seats, items[starts[middle] :], num_bytes)
+            prompt = await _prompt(request, placer, items[starts[middle] :], num_bytes)
         except ContextLengthError:
             low = middle + 1
             continue
@@ -51,12 +51,12 @@ async def prompt_of(
             low = middle + 1
         else:
             high = middle
-    return await _prompt(request, seats, items[starts[low] :], num_bytes)
+    return await _prompt(request, placer, items[starts[low] :], num_bytes)
 
 
 async def _prompt(
     request: ResponseBody | InputFields,
-    seats: ModelSeats,
+    placer: Placer,
     items: list[Item],
     num_bytes: int,
 ) -> Prompt:
@@ -70,14 +70,14 @@ async def _prompt(
     )
     size = num_bytes + sum(len(message.content or "") for message in messages)
     try:
-        text = await render_chat_aside(seats.tokenizer, chat, size)
+        text = await render_chat_aside(placer.tokenizer, chat, size)
     except InvalidRequestError as error:
         if error.param is None or error.param.startswith("messages"):
             raise type(error)(error.message, param="input", code=error.code) from None
         raise
     prompts = await prompts_of_texts(
-        seats.tokenizer,
-        seats.info,
+        placer.tokenizer,
+        placer.info,
         [text],
         add_special_tokens=False,
         param="input",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from parrot_gateway.api.openai.validation import decode, missing_parameter
-from parrot_gateway.api.placement import seats_for
+from parrot_gateway.api.placement import placer_for
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.engines.catalog import EngineTarget
@@ -117,14 +117,14 @@ class ResponseRoutes:
         from parrot_gateway.api.responses.create import handle_responses
         from parrot_gateway.api.responses.input_tokens import handle_input_tokens
 
-        seats = seats_for(exchange, self._gateway, model)
+        placer = placer_for(exchange, self._gateway, model)
         store, tenant = self._gateway.responses, tenant_of(exchange)
         if path == INPUT_TOKENS:
-            await handle_input_tokens(exchange, seats, body, store=store, tenant=tenant)
+            await handle_input_tokens(exchange, placer, body, store=store, tenant=tenant)
             return True
         await handle_responses(
             exchange,
-            seats,
+            placer,
             requested_model,
             body,
             self._gateway.settings.server,

@@ -18,7 +18,7 @@ from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.request import Usage
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers, Message, Scope
-from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.execution.job import Job
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class InternalRunner:
         wire = _Wire(job, service.clock)
         headers = job.spec.origin if isinstance(job.spec.origin, list) else []
         exchange = Exchange(_scope(job.spec.path, headers), wire.receive, wire.send)
-        exchange.purpose = purpose_of(job, service.urgency, job.session.tenant)
+        exchange.metadata = metadata_of(job, service.objectives, job.session.tenant)
         exchange.reader = wire
         try:
             if not isinstance(self._gateway.resolve(job.call.model), EngineTarget):

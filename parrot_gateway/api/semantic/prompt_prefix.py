@@ -1,4 +1,4 @@
-"""The beginning of a waiting call's prompt that its missing inputs cannot change."""
+"""The prefix of a waiting call's prompt that its missing inputs cannot change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.server.gateway import Gateway
 
-#: Of ordinary text, at least; beginnings that are shorter by this are not tokenized to find out.
+#: Of ordinary text, at least; prefixes that are shorter by this are not tokenized to find out.
 CHARACTERS_PER_TOKEN = 3
 
 _chat_decoder = msgspec.json.Decoder(ChatBody)
@@ -24,7 +24,7 @@ _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
 def fill_ahead_of(gateway: Gateway) -> FillAhead:
-    """What fills the beginnings of the gateway's waiting calls."""
+    """What fills the prompt prefixes of the gateway's waiting calls."""
 
     def choose(model: str) -> RemoteEngine | None:
         try:
@@ -36,14 +36,14 @@ def fill_ahead_of(gateway: Gateway) -> FillAhead:
         engines = gateway.registry.engines_for(target.model)
         return min(engines, key=lambda each: (each.queued_tokens, each.running), default=None)
 
-    return FillAhead(gateway.settings.sessions.fill_ahead_tokens, choose, read_beginning)
+    return FillAhead(gateway.settings.sessions.fill_ahead_tokens, choose, read_prompt_prefix)
 
 
-async def read_beginning(job: Job, engine: GenerationEngine) -> list[int]:
-    """The beginning of a call's prompt as tokens; the last ones may change with what follows.
+async def read_prompt_prefix(job: Job, engine: GenerationEngine) -> list[int]:
+    """The prefix of a call's prompt as tokens; the last ones may change with what follows.
 
     A marker takes the place of each missing input, and what comes before the first marker in the
-    whole rendered prompt is the beginning: whatever a chat template writes around messages is
+    whole rendered prompt is the prefix: whatever a chat template writes around messages is
     part of it.
 
     Raises:

@@ -22,7 +22,7 @@ from parrot_gateway.semantic.execution.job import Job
 logger = logging.getLogger(__name__)
 
 
-class AnswerTee:
+class ResponseObserver:
     """Sits between an exchange and its client.
 
     Args:

@@ -18,7 +18,7 @@ from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_strea
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import identify
 from parrot_gateway.api.semantic.internal import Answerer
-from parrot_gateway.api.semantic.response_observer import AnswerTee
+from parrot_gateway.api.semantic.response_observer import ResponseObserver
 from parrot_gateway.api.semantic.submission import check_deferrable
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError
 from parrot_gateway.http.exchange import (
@@ -31,7 +31,7 @@ from parrot_gateway.http.exchange import (
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
-from parrot_gateway.semantic.execution.call_metadata import purpose_of
+from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.execution.job import CutTokens, Job
 from parrot_gateway.semantic.execution.job_maker import template_of
 from parrot_gateway.semantic.session import Session
@@ -240,7 +240,7 @@ class SemanticCalls:
         task = asyncio.current_task()
         assert task is not None
         headers = _headers(job)
-        tee = AnswerTee(exchange, job, headers, self._service.clock)
+        tee = ResponseObserver(exchange, job, headers, self._service.clock)
         exchange.cancel_on_disconnect(task)
         try:
             await self._wait_for_inputs(job, tee, stream)
@@ -249,7 +249,7 @@ class SemanticCalls:
             job.task = task
             executor.begin(job)
             tee.waited_s = time.perf_counter() - exchange.started
-            exchange.purpose = purpose_of(job, self._service.urgency, tenant_of(exchange))
+            exchange.metadata = metadata_of(job, self._service.objectives, tenant_of(exchange))
             await ordinary(exchange, job.render())
             # The answer is out: a client that leaves now leaves in good order.
             exchange.finish()
@@ -274,7 +274,7 @@ class SemanticCalls:
             executor.fail(job, Failure("server_error", "the gateway failed to run it"))
             raise
 
-    async def _wait_for_inputs(self, job: Job, tee: AnswerTee, stream: bool) -> None:
+    async def _wait_for_inputs(self, job: Job, tee: ResponseObserver, stream: bool) -> None:
         keep_alive_s = self._gateway.settings.server.keep_alive_s if stream else None
         changed = job.changed()
         while not changed.done():

@@ -69,20 +69,20 @@ class SessionRoutes:
     async def graph(self, exchange: Exchange, name: str) -> None:
         """`GET /v1/sessions/{id}/graph`: as JSON, Mermaid or SVG."""
         query = Query(exchange, "format")
-        wanted = query.text("format") or _accepted(exchange)
-        if wanted not in _MEDIA_TYPES:
+        requested = query.text("format") or _accepted(exchange)
+        if requested not in _MEDIA_TYPES:
             raise InvalidRequestError(
                 f"'format' must be one of {', '.join(_MEDIA_TYPES)}.",
                 param="format",
                 code="invalid_value",
             )
         snapshot = self._service.snapshot(self._find(exchange, name))
-        if wanted == "json":
+        if requested == "json":
             body = msgspec.json.encode(to_json(snapshot))
         else:
-            draw = to_mermaid if wanted == "mermaid" else to_svg
+            draw = to_mermaid if requested == "mermaid" else to_svg
             body = draw(snapshot).encode()
-        await exchange.respond(200, body, [(b"content-type", _MEDIA_TYPES[wanted])])
+        await exchange.respond(200, body, [(b"content-type", _MEDIA_TYPES[requested])])
 
     async def list_contexts(self, exchange: Exchange, name: str) -> None:
         """`GET /v1/sessions/{id}/contexts`: their names, kinds and sizes."""

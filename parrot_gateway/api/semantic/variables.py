@@ -84,17 +84,17 @@ class VariableRoutes:
 
     async def create(self, exchange: Exchange) -> None:
         """`POST /v1/variables`: a variable of the user's, with a value or without."""
-        asked = decode(await self._body(exchange), _creation_decoder)
-        if asked.session is None:
+        body = decode(await self._body(exchange), _creation_decoder)
+        if body.session is None:
             raise missing_parameter("session")
-        session = self._service.session(tenant_of(exchange), asked.session)
-        variable = _create(session, asked.name)
-        if asked.value is not None:
+        session = self._service.session(tenant_of(exchange), body.session)
+        variable = _create(session, body.name)
+        if body.value is not None:
             try:
-                self._service.set_value(variable, asked.value)
+                self._service.set_value(variable, body.value)
             except GatewayError:
                 # Not one more variable than the client knows of.
-                if asked.name is None:
+                if body.name is None:
                     session.delete(variable.id)
                 raise
         await _respond(exchange, describe_variable(variable), status=201)
@@ -128,11 +128,11 @@ class VariableRoutes:
 
     async def put(self, exchange: Exchange, source: str) -> None:
         """`PUT /v1/variables/{id}`: sets the value, once."""
-        asked = decode(await self._body(exchange), _writing_decoder)
-        if asked.value is None:
+        body = decode(await self._body(exchange), _writing_decoder)
+        if body.value is None:
             raise missing_parameter("value")
         variable = self._find(exchange, source)
-        self._service.set_value(variable, asked.value)
+        self._service.set_value(variable, body.value)
         await _respond(exchange, describe_variable(variable))
 
     async def delete(self, exchange: Exchange, source: str) -> None:
@@ -146,25 +146,25 @@ class VariableRoutes:
 
     async def resolve(self, exchange: Exchange) -> None:
         """`POST /v1/resolve`: a text, or any JSON value, with values in place of references."""
-        body = await self._body(exchange)
-        asked = decode(body, _resolution_decoder)
-        value = bytes(asked.value)
-        if (asked.text is None) == (not value):
+        raw_body = await self._body(exchange)
+        body = decode(raw_body, _resolution_decoder)
+        value = bytes(body.value)
+        if (body.text is None) == (not value):
             raise InvalidRequestError(
                 "Give either 'text' or 'value', in which references are to be replaced.",
                 param="text",
                 code="invalid_value",
             )
-        is_text = asked.text is not None
-        raw = msgspec.json.encode(asked.text) if is_text else value
+        is_text = body.text is not None
+        raw = msgspec.json.encode(body.text) if is_text else value
         template = await read_aside(lambda: BodyTemplate.everywhere(raw), len(raw))
         timeout_s = self._server.call_timeout_s
-        if asked.timeout is not None:
-            if not asked.timeout >= 0:
+        if body.timeout is not None:
+            if not body.timeout >= 0:
                 raise InvalidRequestError(
                     "'timeout' must be a time in seconds.", param="timeout", code="invalid_value"
                 )
-            timeout_s = min(asked.timeout, timeout_s)
+            timeout_s = min(body.timeout, timeout_s)
         exchange.cancel_on_disconnect(_current_task())
         rendered = await self._service.resolve(tenant_of(exchange), template, timeout_s)
         name = b"text" if is_text else b"value"

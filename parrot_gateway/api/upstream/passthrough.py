@@ -92,7 +92,7 @@ async def forward(
     body = rewrite(body, None if model == requested_model else model)
     style = upstream.settings.hints
     if style != "none" and path in HINTED_PATHS:
-        body = with_hints(body, style, exchange.purpose)
+        body = with_hints(body, style, exchange.metadata)
     await _Relay(exchange, upstream, path, stream).run(body, timeout_s, fallback)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.fifo_lock import Line
+from parrot_gateway.generation.fifo_lock import FifoLock
 from parrot_gateway.generation.responses.items import Item, Turn, history_of
 from parrot_gateway.settings.model import ResponseSettings
 
@@ -62,7 +62,7 @@ class Conversation:
     turn: Turn | None = None
     last_used: float = 0.0
     #: Calls on it go one after the other.
-    line: Line = field(default_factory=Line)
+    lock: FifoLock = field(default_factory=FifoLock)
 
     @property
     def size_bytes(self) -> int:

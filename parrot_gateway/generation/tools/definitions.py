@@ -85,7 +85,7 @@ def _template(tokenizer: Tokenizer) -> str:
     return source or ""
 
 
-def told_in_words(
+def described_in_text(
     messages: Sequence[dict[str, Any]], tools: Sequence[Tool]
 ) -> list[dict[str, Any]]:
     """A chat for a template that knows nothing of tools.

@@ -99,9 +99,9 @@ def groups_of(diagram: Diagram) -> dict[str, list[int]]:
 
 def left_out_note(diagram: Diagram) -> str:
     """What the picture does not show; empty when it shows everything."""
-    told = []
+    parts = []
     if diagram.nodes_left_out:
-        told.append(f"{diagram.nodes_left_out} calls")
+        parts.append(f"{diagram.nodes_left_out} calls")
     if diagram.arrows_left_out:
-        told.append(f"{diagram.arrows_left_out} arrows")
-    return f"… not drawn: {' and '.join(told)}" if told else ""
+        parts.append(f"{diagram.arrows_left_out} arrows")
+    return f"… not drawn: {' and '.join(parts)}" if parts else ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
 
-#: States of calls and variables, told by a sign as well as by a colour.
+#: States of calls and variables, shown by a sign as well as by a colour.
 SIGNS = {
     "waiting": "○",
     "empty": "○",
@@ -99,11 +99,11 @@ def summary(snapshot: GraphSnapshot) -> str:
     """One line: how many calls there are, in which states, and the time from first to last."""
     counts = Counter(node.state for node in snapshot.nodes)
     states = ("done", "running", "waiting", "failed", "cancelled")
-    told = [f"{counts[s]} {s}" for s in states if counts[s]]
+    parts = [f"{counts[s]} {s}" for s in states if counts[s]]
     begin, end = span(snapshot)
     total = f"{len(snapshot.nodes)} call{'' if len(snapshot.nodes) == 1 else 's'}"
-    if told:
-        total += f": {', '.join(told)} · {duration(end - begin)}"
+    if parts:
+        total += f": {', '.join(parts)} · {duration(end - begin)}"
     return total + (f" · {snapshot.pruned} earlier not kept" if snapshot.pruned else "")
 
 

@@ -1,6 +1,6 @@
 """A graph as one SVG file: no scripts, no fonts or images from elsewhere.
 
-States are told by colour, by outline, by a sign and by a word. The bar below a box shows when its
+States are shown by colour, by outline, by a sign and by a word. The bar below a box shows when its
 call ran, within the time of the whole graph. Hovering over a box tells more.
 """
 
@@ -203,17 +203,17 @@ def _hover(box: Box, now: float) -> str:
     node = box.node
     if node is None:
         return f"variable {box.title}: {box.status}"
-    told = [f"{node.kind} {node.name}: {box.status}"]
-    told.append(f"waited {duration(waited_s(node, now))}")
-    told += [text for text in (box.detail, node.model, node.objective) if text]
+    parts = [f"{node.kind} {node.name}: {box.status}"]
+    parts.append(f"waited {duration(waited_s(node, now))}")
+    parts += [text for text in (box.detail, node.model, node.objective) if text]
     if node.first_token is not None and node.started is not None:
-        told.append(f"first token after {duration(node.first_token - node.started)}")
+        parts.append(f"first token after {duration(node.first_token - node.started)}")
     if node.tokens:
-        told.append(f"{node.tokens} tokens")
+        parts.append(f"{node.tokens} tokens")
     if node.group:
-        told.append(f"in group {node.group}")
+        parts.append(f"in group {node.group}")
     if node.engine:
-        told.append(f"on {node.engine}")
+        parts.append(f"on {node.engine}")
     if node.failure:
-        told.append(node.failure)
-    return " · ".join(told)
+        parts.append(node.failure)
+    return " · ".join(parts)

@@ -1,30 +1,30 @@
-"""What is known of a session's call, in the words of `placing.Purpose`."""
+"""What is known of a session's call, in the words of `placing.CallMetadata`."""
 
 from __future__ import annotations
 
-from parrot_gateway.generation.placing import Fellowship, Purpose
+from parrot_gateway.generation.placement import CallMetadata, TaskGroupRef
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.graph import Graph
-from parrot_gateway.semantic.graph.objective_tracker import Urgency
+from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 
 #: Calls that are looked at to find out how much waits for one.
 MAX_LOOKED_AT = 256
 
 
-def purpose_of(job: Job, urgency: Urgency, tenant: str) -> Purpose:
+def metadata_of(job: Job, objectives: ObjectiveTracker, tenant: str) -> CallMetadata:
     """What a call that is about to run is for."""
     session = job.session.id
     groups = [
         # Its smallest member names a group; all members agree on that.
-        Fellowship(f"{session}/{min(members)}", len(members), objective)
-        for members, objective in urgency.groups_of(job)
+        TaskGroupRef(f"{session}/{min(members)}", len(members), objective)
+        for members, objective in objectives.groups_of(job)
     ]
-    declared = urgency.declared_group_of(job)
+    declared = objectives.declared_group_of(job)
     if declared is not None:
         name, size, objective = declared
         # NOTE: also while it is the only member: others that come go where it is.
-        groups.insert(0, Fellowship(f"{session}/group {name}", size, objective))
-    return Purpose(
+        groups.insert(0, TaskGroupRef(f"{session}/group {name}", size, objective))
+    return CallMetadata(
         tenant=tenant,
         call=job.id,
         application=session,

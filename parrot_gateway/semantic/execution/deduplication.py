@@ -54,7 +54,7 @@ def fingerprint(path: str, body: bytes, transform: str) -> bytes:
     return digest.digest()
 
 
-class Memo:
+class DeduplicationCache:
     """The deterministic calls of all sessions."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from parrot_gateway.exceptions import DeadlineError, GatewayError, OverloadedError
-from parrot_gateway.semantic.execution.deduplication import Memo
+from parrot_gateway.semantic.execution.deduplication import DeduplicationCache
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.unfinished import UnfinishedJobs
 from parrot_gateway.semantic.variable import Failure
@@ -100,7 +100,7 @@ class Executor:
         #: Answers deferred calls; set before the first is submitted.
         self.runner: CallRunner | None = None
         self.unfinished = UnfinishedJobs(limits)
-        self._memo = Memo()
+        self._deduplication = DeduplicationCache()
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
         self._settling = False
@@ -186,7 +186,7 @@ class Executor:
             job.is_ready = True
             job.stop_watching()
             if job.attended:
-                job.tell()
+                job.notify()
             else:
                 heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job.id))
         else:
@@ -248,7 +248,7 @@ class Executor:
     async def _answer(self, job: Job) -> None:
         """Get the text of a call, from a model or from an identical call."""
         body = job.render()
-        twin = self._memo.find(job, body) if job.spec.dedupe else None
+        twin = self._deduplication.find(job, body) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
             self._deduplicated += 1
             return
@@ -320,12 +320,12 @@ class Executor:
 
     def forget_session(self, session_id: str) -> None:
         """The session is gone."""
-        self._memo.forget(session_id)
+        self._deduplication.forget(session_id)
 
     def _out_of_time(self, job: Job) -> None:
         if job.node.state == "waiting":
             names = ", ".join(f"'{v.name}'" for v in job.inputs.values() if not v.is_final)
-            if not names and job.context is not None and not job.context.has_turn:
+            if not names and job.context is not None and not job.context.is_granted:
                 names = f"context '{job.context.context.name}', which other calls hold"
             job.error = DeadlineError(f"The call waited too long for {names or 'a free place'}.")
             self.fail(job, job.failure_of(job.error))
@@ -340,7 +340,7 @@ class Executor:
         graph = job.session.graph
         if job.id in graph:
             graph.finish(job.id, state, self._clock(), failure)  # type: ignore[arg-type]
-        job.tell()
+        job.notify()
         self._on_end(job)
         self._forget_ended()
         self._note_quiet()

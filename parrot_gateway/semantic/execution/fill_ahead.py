@@ -1,12 +1,12 @@
-"""Fills the known beginning of a waiting call's prompt ahead, while its inputs are still written.
+"""Fills the known prefix of a waiting call's prompt ahead, while its inputs are still written.
 
-A call that waits for its inputs often has a long beginning that none of them can change. It is
+A call that waits for its inputs often has a long prefix that none of them can change. It is
 filled on a context of its own, which is freed at once: what counts is that the engine's prefix
 cache then holds its blocks. The whole prompt is tokenized anew when the call runs, and the engine
 finds what it has by the blocks' hashes: whatever is filled here can save work, and can change no
 token of the call.
 
-It never stands in anybody's way: one beginning at a time for a model, in portions, at the lowest
+It never stands in anybody's way: one prefix at a time for a model, in portions, at the lowest
 priority, and only while no prompt waits on the engine. An engine on a CPU has to be idle, because
 there a filled token takes as long as any other; on an accelerator running generations leave the
 arithmetic free that a portion takes.
@@ -23,7 +23,7 @@ from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
 from parrot_gateway.exceptions import GatewayError, OverloadedError
 from parrot_gateway.generation.generate import Channel, GenerationEngine
-from parrot_gateway.generation.placing import salt_of
+from parrot_gateway.generation.placement import salt_of
 from parrot_gateway.semantic.execution.job import Job
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 PORTION_TOKENS = 128
 #: For the engine: behind all that calls may ask for.
 LOWEST_PRIORITY = 2**31 - 1
-#: The last tokens of a beginning, which may turn out differently with what follows.
+#: The last tokens of a prefix, which may turn out differently with what follows.
 UNSURE_TOKENS = 4
 #: Calls of one model that wait to be looked at; further ones are not filled ahead.
 MAX_CANDIDATES = 1024
-#: Of an engine's cache, what beginnings of calls that still wait may take up.
+#: Of an engine's cache, what prefixes of calls that still wait may take up.
 CACHE_SHARE = 0.25
 #: How long an engine has to be quiet first: between two calls of a chain it looks idle too.
 QUIET_S = 0.01
@@ -70,8 +70,8 @@ class QuietEngine(GenerationEngine, Protocol):
         ...
 
 
-#: The beginning of a call's prompt as tokens, as the model of an engine has them.
-ReadBeginning = Callable[[Job, GenerationEngine], Awaitable[list[int]]]
+#: The prefix of a call's prompt as tokens, as the model of an engine has them.
+ReadPromptPrefix = Callable[[Job, GenerationEngine], Awaitable[list[int]]]
 #: The engine where a model's next call will probably run; None when there is none.
 ChooseEngine = Callable[[str], QuietEngine | None]
 
@@ -79,12 +79,12 @@ ChooseEngine = Callable[[str], QuietEngine | None]
 class FillAheadStatistics(NamedTuple):
     """Gauges, zero when no call waits; then counters since the start."""
 
-    #: Calls that wait to be looked at; beginnings that are being filled.
+    #: Calls that wait to be looked at; prefixes that are being filled.
     candidates: int
     filling: int
     #: Tokens filled for calls that still wait.
     held_tokens: int
-    #: Beginnings filled to their end; tokens of all, and of these found in the cache already.
+    #: Prefixes filled to their end; tokens of all, and of these found in the cache already.
     fills: int
     filled_tokens: int
     cached_tokens: int
@@ -103,20 +103,20 @@ class FillAhead:
     """Watches waiting calls. Used in the event loop's thread only.
 
     Args:
-        min_tokens: beginnings shorter than this are left alone, and so is one that has grown by
+        min_tokens: prefixes shorter than this are left alone, and so is one that has grown by
             less since it was filled; 0 turns everything off.
         choose: where to fill.
         read: what to fill.
     """
 
-    def __init__(self, min_tokens: int, choose: ChooseEngine, read: ReadBeginning) -> None:
+    def __init__(self, min_tokens: int, choose: ChooseEngine, read: ReadPromptPrefix) -> None:
         self._min_tokens = min_tokens
         self._choose = choose
         self._read = read
         #: By model, the calls to be looked at, each once.
         self._candidates: dict[str, dict[str, Job]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
-        #: By call, what fills its beginning now, and what was filled of it.
+        #: By call, what fills its prefix now, and what was filled of it.
         self._filling: dict[str, asyncio.Task[None]] = {}
         self._held: dict[str, _Held] = {}
         self._fills = self._filled_tokens = self._cached_tokens = self._cut_off = 0
@@ -231,7 +231,7 @@ class FillAhead:
             logger.exception("%s: filling ahead failed", job.id)
 
     def _has_room(self, engine: QuietEngine, more: int) -> bool:
-        """Whether the beginnings of waiting calls leave enough of the cache to others."""
+        """Whether the prefixes of waiting calls leave enough of the cache to others."""
         held = sum(held.tokens for held in self._held.values() if held.engine_id == engine.id)
         capacity = engine.info.num_blocks * engine.info.block_size
         return held + more <= CACHE_SHARE * capacity

@@ -65,7 +65,7 @@ class Job:
         self.has_text = False
         #: Why it has failed or was cancelled.
         self.failure: Failure | None = None
-        #: Name of an engine that holds the beginning of its prompt already.
+        #: Name of an engine that holds the prefix of its prompt already.
         self.preferred_engine: str | None = None
         #: What an attended call's client is told of it.
         self.error: GatewayError | None = None
@@ -108,7 +108,7 @@ class Job:
     @property
     def has_inputs(self) -> bool:
         """Whether every input is ready, and it is its turn on its context."""
-        if self.context is not None and not self.context.has_turn:
+        if self.context is not None and not self.context.is_granted:
             return False
         return all(variable.state == "ready" for variable in self.inputs.values())
 
@@ -174,7 +174,7 @@ class Job:
                 self._waiter.set_result(None)
         return self._waiter
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Let `changed` be done."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

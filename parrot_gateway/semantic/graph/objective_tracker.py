@@ -48,7 +48,7 @@ class _Declared:
     stands: bool = False
 
 
-class Urgency:
+class ObjectiveTracker:
     """The objectives of all sessions' calls. Used in the event loop's thread only.
 
     Args:

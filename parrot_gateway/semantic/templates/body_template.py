@@ -1,9 +1,9 @@
 """A request body as a template: JSON in, JSON out, with values where its texts want them.
 
-Which texts those are is in `places`; how one text takes values is in `text_template`, whose public
-names can be had from here too. Only the arrays and objects around such a text are written anew,
-without optional blanks; every other value keeps its bytes. A body without any place for a value is
-given back as it came.
+Which texts those are is in `prompt_locations`; how one text takes values is in `text_template`,
+whose public names can be had from here too. Only the arrays and objects around such a text are
+written anew, without optional blanks; every other value keeps its bytes. A body without any place
+for a value is given back as it came.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ import msgspec
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.semantic.templates.json_text import mend_surrogates
-from parrot_gateway.semantic.templates.prompt_locations import ANYTHING, PLACES, Place
+from parrot_gateway.semantic.templates.prompt_locations import (
+    ANYTHING,
+    PROMPT_LOCATIONS,
+    PromptLocation,
+)
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.semantic.templates.text_template import (
     MAX_INSERTED_CHARACTERS,
@@ -95,7 +99,7 @@ class BodyTemplate:
     ) -> BodyTemplate:
         """Read the body of a request to `path`, such as `/v1/chat/completions`.
 
-        A path that `places.PLACES` does not know has no texts.
+        A path that `PROMPT_LOCATIONS` does not know has no texts.
 
         Args:
             inputs: the declared placeholders.
@@ -109,7 +113,7 @@ class BodyTemplate:
         declared = inputs or {}
         body, fields = _read(body, _OBJECT)
         compiler = _Compiler(declared, verbatim=verbatim)
-        root = compiler.compile_fields(fields, PLACES.get(path, Place()))
+        root = compiler.compile_fields(fields, PROMPT_LOCATIONS.get(path, PromptLocation()))
         if not fields.keys().isdisjoint(without):
             kept: dict[str, _Child] = {**fields, **(root or {})}
             root = {name: child for name, child in kept.items() if name not in without}
@@ -193,7 +197,7 @@ def _fill(child: _Child, filling: Filling) -> Any:
 
 
 class _Compiler:
-    """Walks down the places of one body and finds its texts."""
+    """Walks down the locations of one body and finds its texts."""
 
     def __init__(self, inputs: Mapping[str, Binding], *, verbatim: bool = False) -> None:
         self._inputs = inputs
@@ -207,18 +211,18 @@ class _Compiler:
             return True
         return has_reference(data)
 
-    def compile(self, raw: msgspec.Raw, place: Place, depth: int = 0) -> _Node | None:
+    def compile(self, raw: msgspec.Raw, location: PromptLocation, depth: int = 0) -> _Node | None:
         """The value as a template; None when nothing in it is to be replaced."""
         data = bytes(raw)
         if not self._may_hold(data):
             return None
         if depth > MAX_DEPTH:
             raise InvalidRequestError("The JSON of your request is nested too deeply.")
-        if data[0] == ord('"') and place.is_text:
-            return self._compile_text(data, is_json=place.is_json)
+        if data[0] == ord('"') and location.is_text:
+            return self._compile_text(data, is_json=location.is_json)
         if data[0] == ord("{"):
-            return self.compile_fields(_OBJECT.decode(data), place, depth)
-        item = place.item()
+            return self.compile_fields(_OBJECT.decode(data), location, depth)
+        item = location.item()
         if data[0] == ord("[") and item is not None:
             return self._compile_items(_ARRAY.decode(data), item, depth)
         return None
@@ -234,21 +238,21 @@ class _Compiler:
         return template
 
     def compile_fields(
-        self, fields: dict[str, msgspec.Raw], place: Place, depth: int = 0
+        self, fields: dict[str, msgspec.Raw], location: PromptLocation, depth: int = 0
     ) -> dict[str, _Child] | None:
         """The fields of an object, where at least one is a template."""
         children: dict[str, _Child] = {}
         for name, raw in fields.items():
-            below = place.field_of(name)
+            below = location.field_of(name)
             node = None if below is None else self.compile(raw, below, depth + 1)
             if node is not None:
                 children[name] = node
         return {**fields, **children} if children else None
 
     def _compile_items(
-        self, items: list[msgspec.Raw], place: Place, depth: int
+        self, items: list[msgspec.Raw], location: PromptLocation, depth: int
     ) -> list[_Child] | None:
-        children = [self.compile(raw, place, depth + 1) for raw in items]
+        children = [self.compile(raw, location, depth + 1) for raw in items]
         if all(node is None for node in children):
             return None
         return [raw if node is None else node for raw, node in zip(items, children, strict=True)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PromptLocation:
     """What a JSON value may hold."""
 
     #: A string here is such a text.
@@ -19,44 +19,46 @@ class Place:
     #: The string is itself a JSON document.
     is_json: bool = False
     #: Of an array: what each item may hold.
-    items: Place | None = None
+    items: PromptLocation | None = None
     #: Of an object: what its fields may hold.
-    fields: Mapping[str, Place] = field(default_factory=dict)
+    fields: Mapping[str, PromptLocation] = field(default_factory=dict)
     #: Every string below, at any depth.
     is_anything: bool = False
 
-    def item(self) -> Place | None:
+    def item(self) -> PromptLocation | None:
         """What the items of an array here may hold."""
         return self if self.is_anything else self.items
 
-    def field_of(self, name: str) -> Place | None:
+    def field_of(self, name: str) -> PromptLocation | None:
         """What a field of an object here may hold."""
         return self if self.is_anything else self.fields.get(name)
 
 
-_TEXT = Place(is_text=True)
-_JSON_TEXT = Place(is_text=True, is_json=True)
-_TEXTS = Place(is_text=True, items=_TEXT)
+_TEXT = PromptLocation(is_text=True)
+_JSON_TEXT = PromptLocation(is_text=True, is_json=True)
+_TEXTS = PromptLocation(is_text=True, items=_TEXT)
 #: A string, or parts of which some hold text.
-_CONTENT = Place(is_text=True, items=Place(fields={"text": _TEXT, "refusal": _TEXT}))
-_TOOL_CALL = Place(
+_CONTENT = PromptLocation(
+    is_text=True, items=PromptLocation(fields={"text": _TEXT, "refusal": _TEXT})
+)
+_TOOL_CALL = PromptLocation(
     fields={
-        "function": Place(fields={"arguments": _JSON_TEXT}),
-        "custom": Place(fields={"input": _TEXT}),
+        "function": PromptLocation(fields={"arguments": _JSON_TEXT}),
+        "custom": PromptLocation(fields={"input": _TEXT}),
     }
 )
-_MESSAGE = Place(
+_MESSAGE = PromptLocation(
     fields={
         "content": _CONTENT,
         "refusal": _TEXT,
         "reasoning": _TEXT,
         "reasoning_content": _TEXT,
-        "tool_calls": Place(items=_TOOL_CALL),
-        "function_call": Place(fields={"arguments": _JSON_TEXT}),
+        "tool_calls": PromptLocation(items=_TOOL_CALL),
+        "function_call": PromptLocation(fields={"arguments": _JSON_TEXT}),
     }
 )
 #: An item of the Responses API: a message, a tool call, or what a tool gave.
-_ITEM = Place(
+_ITEM = PromptLocation(
     is_text=True,
     fields={
         "content": _CONTENT,
@@ -67,18 +69,18 @@ _ITEM = Place(
     },
 )
 
-ANYTHING = Place(is_text=True, is_anything=True)
+ANYTHING = PromptLocation(is_text=True, is_anything=True)
 
-PLACES: Mapping[str, Place] = {
-    "/v1/completions": Place(fields={"prompt": _TEXTS, "suffix": _TEXT}),
-    "/v1/chat/completions": Place(
+PROMPT_LOCATIONS: Mapping[str, PromptLocation] = {
+    "/v1/completions": PromptLocation(fields={"prompt": _TEXTS, "suffix": _TEXT}),
+    "/v1/chat/completions": PromptLocation(
         fields={
-            "messages": Place(items=_MESSAGE),
-            "prediction": Place(fields={"content": _CONTENT}),
+            "messages": PromptLocation(items=_MESSAGE),
+            "prediction": PromptLocation(fields={"content": _CONTENT}),
         }
     ),
-    "/v1/responses": Place(
-        fields={"instructions": _TEXT, "input": Place(is_text=True, items=_ITEM)}
+    "/v1/responses": PromptLocation(
+        fields={"instructions": _TEXT, "input": PromptLocation(is_text=True, items=_ITEM)}
     ),
-    "/v1/embeddings": Place(fields={"input": _TEXTS}),
+    "/v1/embeddings": PromptLocation(fields={"input": _TEXTS}),
 }

@@ -28,7 +28,7 @@ def salt_of(tenant: str) -> str:
     return "" if tenant == DEFAULT_TENANT else tenant
 
 
-class Fellowship(NamedTuple):
+class TaskGroupRef(NamedTuple):
     """A task group that a call is in: calls that matter only when the last of them ends."""
 
     id: str
@@ -37,7 +37,7 @@ class Fellowship(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Purpose:
+class CallMetadata:
     """What is known of a call beside its prompt. The default is an ordinary call: a client waits
     for it, and nothing else is known."""
 
@@ -46,10 +46,10 @@ class Purpose:
     call: str = ""
     #: The session that it belongs to; empty: it is an application of its own.
     application: str = ""
-    #: What calls of its kind have in common; empty: the beginning of its prompt says it.
+    #: What calls of its kind have in common; empty: the prefix of its prompt says it.
     template: str = ""
     objective: Objective = LATENCY
-    groups: tuple[Fellowship, ...] = ()
+    groups: tuple[TaskGroupRef, ...] = ()
     #: As its caller gave it: larger is earlier, within the tenant.
     priority: int = 0
     #: Calls on the longest chain that waits for it.
@@ -58,10 +58,10 @@ class Purpose:
     prefers: str | None = None
 
 
-ORDINARY = Purpose()
+ORDINARY_CALL = CallMetadata()
 
 
-class Seat(Protocol):
+class Placement(Protocol):
     """A call's place on an engine, or its wait for one; `close` it when the call has ended."""
 
     @property
@@ -74,7 +74,7 @@ class Seat(Protocol):
         """What shall become of its KV when it has ended, once taken."""
         ...
 
-    async def taken(self) -> GenerationEngine:
+    async def engine(self) -> GenerationEngine:
         """The engine, as soon as there is a place. A cancelled wait can be taken up again.
 
         Raises:
@@ -110,9 +110,9 @@ class ServedModel(Protocol):
         ...
 
 
-class ModelSeats(ServedModel, Protocol):
+class Placer(ServedModel, Protocol):
     """The engines of one model, as a call sees them before it has one."""
 
-    def seat(self, request: GenerationRequest) -> Seat:
+    def place(self, request: GenerationRequest) -> Placement:
         """Ask for a place for a call; must be closed."""
         ...

@@ -1,4 +1,4 @@
-"""Seats on one given engine, without a scheduler."""
+"""ModelPlacer on one given engine, without a scheduler."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from parrot_gateway.generation.generate import GenerationEngine
 from parrot_gateway.generation.request import GenerationRequest
 
 
-class DirectSeat:
-    """A place that is always free; see `parrot_gateway.generation.placing.Seat`."""
+class DirectPlacement:
+    """A place that is always free; see `parrot_gateway.generation.placement.Placement`."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self.priority = 0
         self.retention: Retention = "normal"
         self._engine = engine
 
-    async def taken(self) -> GenerationEngine:
-        """See `Seat`."""
+    async def engine(self) -> GenerationEngine:
+        """See `Placement`."""
         return self._engine
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
-        """See `Seat`; nobody is told."""
+        """See `Placement`; nobody is told."""
 
     def succeed(self) -> None:
-        """See `Seat`; nobody is told."""
+        """See `Placement`; nobody is told."""
 
     def close(self) -> None:
-        """See `Seat`."""
+        """See `Placement`."""
 
 
-class DirectSeats:
-    """One engine; see `parrot_gateway.generation.placing.ModelSeats`."""
+class DirectPlacer:
+    """One engine; see `parrot_gateway.generation.placement.Placer`."""
 
     def __init__(self, engine: GenerationEngine) -> None:
         self._engine = engine
 
     @property
     def info(self) -> EngineInfo:
-        """See `ModelSeats`."""
+        """See `Placer`."""
         return self._engine.info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """See `ModelSeats`."""
+        """See `Placer`."""
         return self._engine.tokenizer
 
-    def seat(self, request: GenerationRequest) -> DirectSeat:
-        """See `ModelSeats`."""
-        return DirectSeat(self._engine)
+    def place(self, request: GenerationRequest) -> DirectPlacement:
+        """See `Placer`."""
+        return DirectPlacement(self._engine)

@@ -15,7 +15,7 @@ from parrot_scheduler.task import Task
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import EngineLostError
-from parrot_gateway.generation.placing import Purpose
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
 from parrot_gateway.scheduling.task_updates import TaskUpdater
@@ -28,64 +28,64 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EngineSeat:
-    """See `parrot_gateway.generation.placing.Seat`.
+class EnginePlacement:
+    """See `parrot_gateway.generation.placement.Placement`.
 
     Args:
-        seats: of the model.
+        placer: of the model.
         request: what is to be run.
     """
 
-    def __init__(self, seats: Seats, request: GenerationRequest) -> None:
+    def __init__(self, placer: ModelPlacer, request: GenerationRequest) -> None:
         self.priority = 0
         self.retention: Retention = "normal"
-        self._seats = seats
+        self._placer = placer
         self._request = request
         self._asked_at = time.perf_counter()
-        self._placement: PlacementRequest | None = None
+        self._submitted: PlacementRequest | None = None
         self._succeeded = False
 
-    async def taken(self) -> RemoteEngine:
-        """See `Seat`."""
-        if self._placement is None:
-            self._placement = await self._seats._submit(self._request)
-        placement = self._placement
+    async def engine(self) -> RemoteEngine:
+        """See `Placement`."""
+        if self._submitted is None:
+            self._submitted = await self._placer._submit(self._request)
+        placement = self._submitted
         place = await placement.placed()
         # A caller's own priority comes first, as far as he has one.
-        self.priority = place.priority - len(KINDS) * self._seats.purpose.priority
+        self.priority = place.priority - len(KINDS) * self._placer.metadata.priority
         self.retention = place.retention
-        return self._seats._engine(placement.task, place, time.perf_counter() - self._asked_at)
+        return self._placer._engine(placement.task, place, time.perf_counter() - self._asked_at)
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
-        """See `Seat`."""
-        if self._placement is not None:
-            self._placement.progress(filled=filled, cached=cached, generated=generated)
+        """See `Placement`."""
+        if self._submitted is not None:
+            self._submitted.progress(filled=filled, cached=cached, generated=generated)
 
     def succeed(self) -> None:
-        """See `Seat`."""
+        """See `Placement`."""
         self._succeeded = True
 
     def close(self) -> None:
-        """See `Seat`."""
-        if self._placement is None:
+        """See `Placement`."""
+        if self._submitted is None:
             return
-        self._seats.updater.ended(self._seats.purpose, self._placement)
-        self._placement.finish(succeeded=self._succeeded)
-        self._placement.cancel()
-        if not self._seats.purpose.application:
-            self._seats.runner.notify(ApplicationFinished(self._placement.task.application))
+        self._placer.updater.ended(self._placer.metadata, self._submitted)
+        self._submitted.finish(succeeded=self._succeeded)
+        self._submitted.cancel()
+        if not self._placer.metadata.application:
+            self._placer.runner.notify(ApplicationFinished(self._submitted.task.application))
 
 
-class Seats:
-    """The engines of one model for one call; see `parrot_gateway.generation.placing.ModelSeats`.
+class ModelPlacer:
+    """The engines of one model for one call; see `parrot_gateway.generation.placement.Placer`.
 
     Args:
         runner: the scheduler.
         updater: passes on what becomes known of calls later.
         registry: where its engines are.
         sample: any engine of the model, for what all of them have in common.
-        purpose: of the call.
-        on_seat: told of the engine, of the seconds that the call waited for it, and in a few
+        metadata: of the call.
+        on_placed: told of the engine, of the seconds that the call waited for it, and in a few
             words of why it is this one.
     """
 
@@ -95,48 +95,48 @@ class Seats:
         updater: TaskUpdater,
         registry: EngineRegistry,
         sample: RemoteEngine,
-        purpose: Purpose,
-        on_seat: Callable[[RemoteEngine, float, str], None],
+        metadata: CallMetadata,
+        on_placed: Callable[[RemoteEngine, float, str], None],
     ) -> None:
         self.runner = runner
         self.updater = updater
         self._registry = registry
         self._sample = sample
-        self.purpose = purpose
-        self._on_seat = on_seat
+        self.metadata = metadata
+        self._on_placed = on_placed
 
     @property
     def info(self) -> EngineInfo:
-        """See `ModelSeats`."""
+        """See `Placer`."""
         return self._sample.info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """See `ModelSeats`."""
+        """See `Placer`."""
         return self._sample.tokenizer
 
-    def seat(self, request: GenerationRequest) -> EngineSeat:
-        """See `ModelSeats`."""
-        return EngineSeat(self, request)
+    def place(self, request: GenerationRequest) -> EnginePlacement:
+        """See `Placer`."""
+        return EnginePlacement(self, request)
 
     async def _submit(self, request: GenerationRequest) -> PlacementRequest:
         prefix = await prefix_of(request, self._sample.info)
         # It may have been some time since the call began.
-        self.purpose = self.updater.now(self.purpose)
-        prefers = self._engine_named(self.purpose.prefers)
+        self.metadata = self.updater.now(self.metadata)
+        prefers = self._engine_named(self.metadata.prefers)
 
         def make(task_id: int) -> Task:
             return task_of(
                 task_id,
                 request,
-                self.purpose,
+                self.metadata,
                 info=self._sample.info,
                 prefix=prefix,
                 prefers=prefers,
             )
 
         placement = self.runner.submit(make)
-        self.updater.submitted(self.purpose, placement)
+        self.updater.submitted(self.metadata, placement)
         return placement
 
     def _engine(self, task: Task, place: Place, waited_s: float) -> RemoteEngine:
@@ -155,7 +155,7 @@ class Seats:
             place.reasons.policy,
             place.reasons.details,
         )
-        self._on_seat(engine, waited_s, why)
+        self._on_placed(engine, waited_s, why)
         return engine
 
     def _engine_named(self, name: str | None) -> str | None:
