@@ -22,13 +22,13 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
-from parrot_gateway.generation.placement import Placer, CallMetadata
+from parrot_gateway.generation.placement import CallMetadata, Placer
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.admission import CallGate
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
+from parrot_gateway.scheduling.placer import ModelPlacer
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.runner import SchedulerRunner
-from parrot_gateway.scheduling.placer import ModelPlacer
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.service import SemanticService
@@ -86,7 +86,10 @@ class Gateway:
         return self.catalog.resolve(model)
 
     def placer(
-        self, model: str, metadata: CallMetadata, on_placed: Callable[[RemoteEngine, float, str], None]
+        self,
+        model: str,
+        metadata: CallMetadata,
+        on_placed: Callable[[RemoteEngine, float, str], None],
     ) -> Placer:
         """The engines of a model for one call, which then asks for a place on one of them.
 
@@ -100,7 +103,9 @@ class Gateway:
             ModelLoadingError, OverloadedError: as `engine_of`.
         """
         engine = self.engine_of(model)
-        return ModelPlacer(self.scheduling, self.task_updater, self.registry, engine, metadata, on_placed)
+        return ModelPlacer(
+            self.scheduling, self.task_updater, self.registry, engine, metadata, on_placed
+        )
 
     def engine_of(self, model: str) -> RemoteEngine:
         """Any engine of a model, for what all of them have in common.
@@ -125,7 +130,9 @@ class Gateway:
     def _metadata_now(self, metadata: CallMetadata) -> CallMetadata:
         """What is known now of a session's call; what was known before, once it has ended."""
         job = self.semantic.executor.unfinished.find(metadata.call)
-        return metadata if job is None else metadata_of(job, self.semantic.objectives, metadata.tenant)
+        return (
+            metadata if job is None else metadata_of(job, self.semantic.objectives, metadata.tenant)
+        )
 
     def _session_closed(self, session_id: str) -> None:
         self.scheduling.notify(ApplicationFinished(session_id))

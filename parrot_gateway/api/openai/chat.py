@@ -125,7 +125,7 @@ async def check_chat_fits(body: bytes, served: ServedModel) -> None:
 
 
 class OutputOptions(NamedTuple):
-    """What is generation_request of the output."""
+    """What is asked of the output."""
 
     grammar: Grammar | None
     #: The field that asks for it.

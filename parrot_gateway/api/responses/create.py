@@ -2,7 +2,7 @@
 
 What was said before (`previous_response_id`, `conversation`) and the new input are rendered as one
 chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
-is kept afterwards is generation_request for by the routes of `stored`.
+is kept afterwards is asked for by the routes of `stored`.
 """
 
 from __future__ import annotations
