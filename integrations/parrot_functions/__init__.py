@@ -29,10 +29,8 @@ from parrot_functions._exceptions import (
     SessionError,
     UnreachableError,
 )
-from parrot_functions._function import SemanticFunction, semantic_function
-from parrot_functions._marks import Input, Output
-from parrot_functions._session import Session, current_session
-from parrot_functions._text import Call, Text
+from parrot_functions._function import Input, Output, SemanticFunction, semantic_function
+from parrot_functions._session import Call, Session, Text, current_session
 
 __all__ = [
     "ArgumentError",

@@ -8,7 +8,6 @@ variables and functions.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
 import time
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
+from parrot_client.connection import default_api_key, default_base_url
 
 from parrot_functions._exceptions import (
     ArgumentError,
@@ -32,8 +32,6 @@ from parrot_functions._exceptions import (
 
 T = TypeVar("T")
 
-#: Where `parrot-gateway serve` listens unless told otherwise.
-DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 DEFAULT_TIMEOUT_S = 600.0
 #: Requests at one time, in a pool of connections each: those that are answered at once, and those
 #: that wait for a text. NOTE: what httpx's pool costs per request grows with its connections and
@@ -90,9 +88,9 @@ class Client:
     """Connections to one server, shared by any number of sessions.
 
     Args:
-        base_url: with `/v1`; `OPENAI_BASE_URL` of the environment when left out.
-        api_key: `OPENAI_API_KEY` of the environment when left out; none is needed for a gateway
-            without keys.
+        base_url: with `/v1`; else PARROT_BASE_URL, OPENAI_API_BASE, OPENAI_BASE_URL, and this
+            machine's port 8000.
+        api_key: else PARROT_API_KEY, OPENAI_API_KEY; a gateway without keys needs none.
         model: for functions that name none.
         timeout: of every wait that gives none, in seconds.
         max_retries: of one request, when the server has no room or cannot be reached.
@@ -109,7 +107,7 @@ class Client:
         max_retries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        url = base_url or default_base_url()
         if not url.startswith(("http://", "https://")):
             raise ArgumentError(f"base_url must begin with http:// or https://, not {url!r}.")
         self.base_url = url.rstrip("/")
@@ -117,7 +115,7 @@ class Client:
         self.timeout = timeout
         self.max_retries = max_retries
         self.is_closed = False
-        key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
+        key = api_key if api_key is not None else default_api_key()
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -238,7 +236,8 @@ class Client:
                     detail = str(error) or type(error).__name__
                     raise UnreachableError(
                         f"{method} {self.base_url}{path}: {detail}. `parrot-gateway serve` starts "
-                        "a gateway; another address is given as base_url, or in OPENAI_BASE_URL."
+                        "a gateway; give another address as base_url, or in PARROT_BASE_URL or "
+                        "OPENAI_BASE_URL."
                     ) from error
             else:
                 if response.is_success:

@@ -440,13 +440,18 @@ async def test_concurrent_tasks_have_their_own_sessions(server: Recorded) -> Non
 def test_addresses_and_keys_come_from_the_environment(
     server: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("PARROT_BASE_URL", "OPENAI_API_BASE", "PARROT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_BASE_URL", "https://example.test/v1/")
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     assert Session().client.base_url == "https://example.test/v1"
     with server.session():
         review("x").get()
     assert all(sent.headers["authorization"] == "Bearer k" for sent in server.sent)
-    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.setenv("PARROT_BASE_URL", "http://first.test/v1")
+    assert Session().client.base_url == "http://first.test/v1"
+    for name in ("PARROT_BASE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name)
     assert Session().client.base_url == "http://127.0.0.1:8000/v1"
     with pytest.raises(ArgumentError):
         Session("http://x/v1", client=server.client())
