@@ -11,7 +11,7 @@ import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
 from parrot_gateway.bench.apps import book, measure, policies
-from parrot_gateway.bench.apps.recipes import RECIPES
+from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Call, Job, Output, Size, Workload
 from parrot_gateway.bench.fake_upstream import FakeUpstream

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
-from parrot_gateway.bench.apps import map_reduce
+from parrot_gateway.bench.apps.applications import map_reduce
 from parrot_gateway.bench.apps.runner import GatewayClient, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
 from parrot_gateway.cli.graph import GraphUnavailableError, read_graph
@@ -25,7 +25,7 @@ async def session(demo: GatewayProcess) -> str:
     """The name of a session that has run a small map-reduce."""
     async with GatewayClient(demo.base_url, DEMO_MODEL, API_KEY) as client:
         await client.forget("tea%20party,%20with%20a%20hatter")
-        workload = map_reduce.build(Size(2, 0.04), "Copy 1.")
+        workload = map_reduce(Size(2, 0.04), "Copy 1.")
         await run_workload(client, workload, SEMANTIC, SESSION)
     return SESSION
 

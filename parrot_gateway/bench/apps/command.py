@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from parrot_gateway.bench.apps.recipes import RECIPES
+from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
 from parrot_gateway.bench.report import machine
 from parrot_gateway.bench.servers import BenchmarkError, Server

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.bench.apps import book
-from parrot_gateway.bench.apps.recipes import RECIPES
+from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.runner import GatewayClient, RunResult, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size, Way, Workload
 from parrot_gateway.bench.load import Spread

@@ -22,8 +22,8 @@ from statistics import fmean, median
 
 import msgspec
 
+from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.measure import characters_per_token, p99, salt, seconds_by_kind
-from parrot_gateway.bench.apps.recipes import RECIPES
 from parrot_gateway.bench.apps.runner import (
     GatewayClient,
     RunResult,

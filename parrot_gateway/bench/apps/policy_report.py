@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.policies import PoliciesOutcome, PolicyOutcome, Times
-from parrot_gateway.bench.apps.recipes import RECIPES
 from parrot_gateway.bench.report import machine
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 from parrot_simulator.workloads.agents import Agents
 from parrot_simulator.workloads.base import Generator, WorkloadError
-from parrot_simulator.workloads.calibration import Calibration
-from parrot_simulator.workloads.chain import ChainBackground, ChainClients, ChainSummary
-from parrot_simulator.workloads.copilot import Copilot
-from parrot_simulator.workloads.gpts import Gpts
-from parrot_simulator.workloads.mapreduce import MapReduce, MapReduceFleet
-from parrot_simulator.workloads.mixed import Mixed
+from parrot_simulator.workloads.chats import Calibration, Copilot, Gpts, Mixed
 from parrot_simulator.workloads.multi_agent import MultiAgent
+from parrot_simulator.workloads.summaries import (
+    ChainBackground,
+    ChainClients,
+    ChainSummary,
+    MapReduce,
+    MapReduceFleet,
+)
 from parrot_simulator.workloads.tenants import Backlog, HotPrefix, Tenants
 
 __all__ = ["WORKLOADS", "Generator", "WorkloadError", "build"]

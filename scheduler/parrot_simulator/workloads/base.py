@@ -1,4 +1,4 @@
-"""What all generators of workloads share: common parameters, and draws of random lengths."""
+"""The base of all workloads: common parameters, and Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from random import Random
+from typing import Any
 
-from parrot_simulator.plan import ApplicationPlan
+from parrot_scheduler.task import LATENCY
+
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
 
 
 class WorkloadError(ValueError):
@@ -72,22 +75,22 @@ def poisson(random: Random, rate: float) -> Iterator[float]:
         yield now
 
 
-def lognormal(random: Random, *, mean: float, median: float) -> float:
-    """A draw from the log-normal distribution with this mean and median (mean > median)."""
-    sigma = math.sqrt(2.0 * math.log(mean / median))
-    return random.lognormvariate(math.log(median), sigma)
-
-
-def chat_lengths(random: Random) -> tuple[int, int]:
-    """Prompt and output tokens of the first turn of a chat.
-
-    The paper samples ShareGPT, which is not shipped here. These are log-normal draws with the
-    means that the vLLM paper (SOSP '23, figure 11) reports for it, 161 and 338 tokens; medians
-    (60 and 220) are our choice, for the long tail that both have there. Filtered as the
-    benchmark scripts filter: at least 4 tokens each, prompt up to 1024, both up to 2048.
-    """
-    while True:
-        prompt = round(lognormal(random, mean=161.0, median=60.0))
-        output = round(lognormal(random, mean=338.0, median=220.0))
-        if prompt >= 4 and output >= 4 and prompt <= 1024 and prompt + output <= 2048:
-            return prompt, output
+def one_call(
+    name: str,
+    arrival_s: float,
+    prompt: tuple[Segment, ...],
+    output_tokens: int,
+    *,
+    template: str,
+    **more: Any,
+) -> ApplicationPlan:
+    """An application of a single call that somebody waits for; `more`: fields of the plan."""
+    call = CallPlan(
+        index=0,
+        prompt=prompt,
+        output_tokens=output_tokens,
+        max_tokens=output_tokens,
+        template=template,
+        objective=LATENCY,
+    )
+    return ApplicationPlan(id=name, arrival_s=arrival_s, calls=(call,), **more)

@@ -4,40 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_simulator.workloads.base import Generator, WorkloadError, poisson
+from parrot_simulator.workloads.figures import ARCHITECT, CODERS, REVIEWERS, REVIEWS, REVISERS
 from parrot_simulator.workloads.graph import deduced
 
 Counting: TypeAlias = Literal["recorded", "llama"]
 
 
-class Round(NamedTuple):
-    """One round: every agent has the same prompt length, most of it shared."""
-
-    role: str
-    prompt: int
-    shared: int
-    #: By file; an architect's call has one.
-    outputs: tuple[int, ...]
-    #: Llama tokens for each recorded token; see `MultiAgent`.
-    llama: float
-
-
-ARCHITECT = Round("architect", 182, 182, (706,), 1114 / 888)
-CODERS = Round(
-    "coder", 2991, 2991 * 12964 // 13339, (506, 822, 229, 447, 417, 196, 279, 444), 33654 / 27268
-)
-REVIEWERS = Round(
-    "reviewer", 3717, 3717 * 15782 // 16019, (308, 331, 324, 278, 261, 238, 410, 394), 42237 / 32280
-)
-REVISERS = Round(
-    "reviser", 4175, 4175 * 17824 // 18242, (511, 636, 254, 404, 424, 191, 172, 448), 47938 / 36440
-)
 #: Seconds for each token of the longest outputs, for goodput.
 GOAL_TOKEN_S = 0.03
-ROUNDS = (ARCHITECT, CODERS, *(REVIEWERS, REVISERS) * 4)
+ROUNDS = (ARCHITECT, CODERS, *(REVIEWERS, REVISERS) * REVIEWS)
 
 
 @dataclass(slots=True, kw_only=True)

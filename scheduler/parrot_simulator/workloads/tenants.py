@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate, takewhile
 
-from parrot_scheduler.task import LATENCY, THROUGHPUT
+from parrot_scheduler.task import THROUGHPUT
 
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
-from parrot_simulator.workloads.base import Generator, chat_lengths, poisson
+from parrot_simulator.workloads.base import Generator, one_call, poisson
+from parrot_simulator.workloads.figures import chat_lengths
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,19 +60,18 @@ class Tenants(Generator):
         self, name: str, tenant: str, kind: str, arrival_s: float, lengths: tuple[int, int]
     ) -> ApplicationPlan:
         prompt, output = lengths
-        call = CallPlan(
-            index=0,
-            prompt=(
+        return one_call(
+            name,
+            arrival_s,
+            (
                 Segment(("system", tenant), self.tokens(1500)),
                 Segment(("own", name), self.tokens(prompt)),
             ),
-            output_tokens=self.tokens(output),
-            max_tokens=self.tokens(output),
+            self.tokens(output),
             template=tenant,
-            objective=LATENCY,
-        )
-        return ApplicationPlan(
-            id=name, arrival_s=arrival_s, calls=(call,), tenant=tenant, kind=kind, ttft_s=2.0
+            tenant=tenant,
+            kind=kind,
+            ttft_s=2.0,
         )
 
 
@@ -140,15 +140,12 @@ class HotPrefix(Generator):
             prompt, output = chat_lengths(random)
             name = f"call-{number}"
             own = Segment(("own", name), self.tokens(prompt))
-            call = CallPlan(
-                index=0,
-                prompt=(Segment("hot", self.tokens(6000)), own) if is_hot else (own,),
-                output_tokens=self.tokens(output),
-                max_tokens=self.tokens(output),
+            yield one_call(
+                name,
+                next(times),
+                (Segment("hot", self.tokens(6000)), own) if is_hot else (own,),
+                self.tokens(output),
                 template="hot" if is_hot else "chat",
-                objective=LATENCY,
-            )
-            kind = "hot" if is_hot else "other"
-            yield ApplicationPlan(
-                id=name, arrival_s=next(times), calls=(call,), kind=kind, ttft_s=2.0
+                kind="hot" if is_hot else "other",
+                ttft_s=2.0,
             )

@@ -9,7 +9,14 @@ import pytest
 from parrot_scheduler.task import LATENCY, THROUGHPUT
 from parrot_simulator.plan import ApplicationPlan, CallPlan
 from parrot_simulator.workloads import Generator, build
-from parrot_simulator.workloads.documents import MORE_PAPERS, PAPERS, chunks
+from parrot_simulator.workloads.figures import (
+    COPILOT_OUTPUTS,
+    COPILOT_PROMPTS,
+    COPILOT_SYSTEM_TOKENS,
+    MORE_PAPERS,
+    PAPERS,
+    chunks,
+)
 
 
 def prompt_tokens(call: CallPlan) -> int:
@@ -114,6 +121,22 @@ def test_copilot_prompts_have_the_recorded_lengths() -> None:
     assert lengths[144] == 6148
     assert round(pstdev(lengths)) == pytest.approx(452, abs=1)
     assert {plan.calls[0].prompt[0].tokens for plan in plans} == {5107}
+
+
+def test_the_engines_study_of_figure_14_has_the_same_lengths() -> None:
+    """The engine imports nothing of the simulator: it keeps quantiles of these prompts."""
+    pytest.importorskip("torch")
+    from parrot_engine.bench.engine_copilot import RECORDED
+
+    assert RECORDED.system == COPILOT_SYSTEM_TOKENS
+    ordered = sorted(COPILOT_PROMPTS)
+    last = len(ordered) - 1
+    for share, length in RECORDED.lengths:
+        assert length == ordered[min(last, int(share * len(ordered)))]
+    outputs: Counter[int] = Counter()
+    for tokens, count in COPILOT_OUTPUTS:
+        outputs[tokens] += count
+    assert dict(RECORDED.outputs) == outputs
 
 
 def test_copilot_outputs_have_the_recorded_lengths() -> None:
