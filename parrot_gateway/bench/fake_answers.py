@@ -6,6 +6,7 @@ re-serialisation would change.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
@@ -58,12 +59,12 @@ class Script(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def parse_script(text: str) -> Script:
-    """`"chunks=3, fault=drop"` as a script.
+    """`"chunks=3, fault=drop"` as a script; `;` separates as well as `,`.
 
     Raises:
         ValueError: an unknown key or value.
     """
-    pairs = (item.partition("=") for item in text.split(",") if item.strip())
+    pairs = (item.partition("=") for item in re.split("[,;]", text) if item.strip())
     values = {key.strip(): value.strip() for key, _, value in pairs}
     unknown = values.keys() - set(Script.__struct_fields__)
     if unknown:

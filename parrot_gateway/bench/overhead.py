@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 import typer
@@ -23,19 +23,23 @@ from parrot_gateway.bench.report import Row, show, write_json
 from parrot_gateway.bench.servers import (
     BenchmarkError,
     Server,
+    start_bare_proxy,
     start_fake_upstream,
     start_gateway,
     start_litellm,
 )
 
 KIB = 1024
-#: Model names are scripts of the fake upstream.
+#: Model names are scripts of the fake upstream; without commas, at which LiteLLM splits names.
 ANSWER = "fake:size=1024"
-STREAM = "fake:chunks=100,size=16"
-PACED = "fake:chunks=100,size=16,delay_ms=20"
+STREAM = "fake:chunks=100;size=16"
+PACED = "fake:chunks=100;size=16;delay_ms=20"
 MODELS = (ANSWER, STREAM, PACED)
 #: Chunks in a stream of these scripts, the role, the finish reason and [DONE] included.
 STREAM_CHUNKS = 103
+
+
+Peer = Literal["bare", "litellm"]
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -46,6 +50,9 @@ class Options(msgspec.Struct, frozen=True):
     scale: float = 1.0
     streams: int = 128
     soak: int = 0
+    #: Other proxies in the same run.
+    peers: tuple[Peer, ...] = ()
+    #: Of the environment that has LiteLLM.
     peer_python: Path | None = None
 
 
@@ -140,18 +147,20 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
         gateway = await start_gateway(fake.url)
         servers.append(gateway)
         measured_servers = {"direct": fake, "gateway": gateway}
-        if options.peer_python is not None:
-            progress("starting LiteLLM")
-            peer = await start_litellm(options.peer_python, fake.url, MODELS)
+        for name in options.peers:
+            progress(f"starting {name}")
+            peer = await _start_peer(name, options, fake.url)
             servers.append(peer)
-            measured_servers["peer"] = peer
+            measured_servers[name] = peer
         idle_mb = gateway.rss_mb()
         measured = await _measure(options, measured_servers, progress)
         rows = _rows(options, measured)
         busy_mb = gateway.rss_mb()
-        peer_mb = measured_servers["peer"].rss_mb() if "peer" in measured_servers else None
+        peers_mb: dict[str, float] = {
+            name: measured_servers[name].rss_mb() for name in options.peers
+        }
         rows.append(Row("memory, idle", "MB", idle_mb, at_most=100))
-        rows.append(Row("memory, at the end", "MB", busy_mb, peer=peer_mb, at_most=100))
+        rows.append(Row("memory, at the end", "MB", busy_mb, peers=peers_mb, at_most=100))
         rows.append(Row("start until ready", "s", gateway.start_s, at_most=1.5))
         if options.soak:
             rows.append(await _soak(options, gateway, progress))
@@ -168,6 +177,16 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
     return Outcome(rows, _notes(measured), details)
 
 
+async def _start_peer(name: Peer, options: Options, upstream_url: str) -> Server:
+    if name == "bare":
+        return await start_bare_proxy(upstream_url)
+    if options.peer_python is None:
+        raise BenchmarkError(
+            "Name the Python of the environment that has LiteLLM: --peer-python ENV/bin/python"
+        )
+    return await start_litellm(options.peer_python, upstream_url, MODELS)
+
+
 async def _measure(
     options: Options, servers: dict[str, Server], progress: Callable[[str], None]
 ) -> dict[str, Measured]:
@@ -178,12 +197,12 @@ async def _measure(
             progress(f"{scenario.name}, round {number + 1} of {rounds}")
             for name, server in servers.items():
                 plan = scenario.plan(server.url, options)
-                if name == "peer":
-                    plan = _for_peer(scenario, plan)
+                if name == "litellm":
+                    plan = _fewer(scenario, plan)
                 before = server.cpu_s()
                 result = await run_load(plan)
                 used = server.cpu_s() - before
-                if result.errors and name != "peer":
+                if result.errors and name not in options.peers:
                     raise BenchmarkError(
                         f"{scenario.name}: {result.errors} of {plan.requests} requests to "
                         f"{server.name} failed: {result.first_error}"
@@ -196,13 +215,11 @@ async def _measure(
     return measured
 
 
-def _for_peer(scenario: Scenario, plan: LoadPlan) -> LoadPlan:
-    """Fewer requests: peers can be a hundred times slower, and medians need no more."""
+def _fewer(scenario: Scenario, plan: LoadPlan) -> LoadPlan:
+    """Fewer requests after the same warm-up: a proxy of a hundredth of the speed needs no more."""
     if scenario.model == PACED:
         return plan
-    requests = max(plan.concurrency * 2, plan.requests // 20)
-    warmup = min(plan.warmup, plan.concurrency)
-    return msgspec.structs.replace(plan, requests=requests, warmup=warmup)
+    return msgspec.structs.replace(plan, requests=max(plan.concurrency * 2, plan.requests // 20))
 
 
 def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
@@ -219,7 +236,7 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
             unit,
             figures["gateway"],
             direct=figures["direct"],
-            peer=figures.get("peer"),
+            peers={who: value for who, value in figures.items() if who in options.peers},
             **aim,
         )
 
@@ -229,7 +246,24 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
 
     paced = f"{options.streams} paced"
     gateway = measured["gateway"]
-    peer = measured.get("peer")
+    peers = {name: measured[name] for name in options.peers}
+
+    def cpu_row(name: str, unit: str, scenario: str, pick: Callable[[LoadResult], float]) -> Row:
+        factor = 1000 if unit == "us" else 1
+        return Row(
+            name,
+            unit,
+            gateway.cpu_ms_per(scenario, pick) * factor,
+            peers={who: each.cpu_ms_per(scenario, pick) * factor for who, each in peers.items()},
+        )
+
+    def share_row(name: str, scenario: str, pick: Callable[[LoadResult], float]) -> list[Row]:
+        """The gateway's rate in parts of the bare proxy's."""
+        if "bare" not in peers:
+            return []
+        bare = peers["bare"].figure(scenario, pick)
+        return [Row(name, "x", gateway.figure(scenario, pick) / bare, at_least=0.85)]
+
     return [
         row("1 call, p50", "ms", "one", lambda r: r.latency_ms.p50,
             at_most=0.4, aims_at_added=True),
@@ -239,8 +273,8 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         row("32 calls", "calls/s", "many", lambda r: r.requests_per_s, at_least=4000),
         row("32 calls, p50", "ms", "many", lambda r: r.latency_ms.p50),
         row("32 calls, p99", "ms", "many", lambda r: r.latency_ms.p99),
-        Row("32 calls, CPU per call", "ms", gateway.cpu_ms_per("many", lambda r: r.requests),
-            peer=peer and peer.cpu_ms_per("many", lambda r: r.requests)),
+        *share_row("32 calls, share of bare", "many", lambda r: r.requests_per_s),
+        cpu_row("32 calls, CPU per call", "ms", "many", lambda r: r.requests),
         row("stream, first chunk p50", "ms", "stream_one", lambda r: r.ttft_ms.p50,
             at_most=1.0, aims_at_added=True),
         row("stream, first chunk p99", "ms", "stream_one", lambda r: r.ttft_ms.p99,
@@ -248,16 +282,13 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         row("stream, per chunk", "us", "stream_one", per_chunk_us),
         row("32 streams", "chunks/s", "stream_many", lambda r: r.chunks_per_s,
             at_least=100_000),
-        Row("32 streams, CPU per chunk", "us",
-            gateway.cpu_ms_per("stream_many", lambda r: r.chunks) * 1000,
-            peer=peer and peer.cpu_ms_per("stream_many", lambda r: r.chunks) * 1000),
+        *share_row("32 streams, share of bare", "stream_many", lambda r: r.chunks_per_s),
+        cpu_row("32 streams, CPU per chunk", "us", "stream_many", lambda r: r.chunks),
         row(f"{paced}, stalled", "streams", "paced", lambda r: r.stalled_streams,
             at_most=0),
         row(f"{paced}, first chunk p99", "ms", "paced", lambda r: r.ttft_ms.p99),
         row(f"{paced}, gap p99", "ms", "paced", lambda r: r.gap_ms.p99),
-        Row(f"{paced}, CPU per chunk", "us",
-            gateway.cpu_ms_per("paced", lambda r: r.chunks) * 1000,
-            peer=peer and peer.cpu_ms_per("paced", lambda r: r.chunks) * 1000),
+        cpu_row(f"{paced}, CPU per chunk", "us", "paced", lambda r: r.chunks),
     ]  # fmt: skip
 
 
@@ -293,12 +324,12 @@ def _notes(measured: dict[str, Measured]) -> list[str]:
         share = max(result.cpu_s / result.seconds for result in results)
         if share > 0.9:
             notes.append(f"Gateway, {name}: the load generator was the bottleneck ({share:.0%}).")
-    if "peer" in measured:
-        for name, results in measured["peer"].results.items():
+    for who in set(measured) & set(get_args(Peer)):
+        for name, results in measured[who].results.items():
             failed = [result for result in results if result.errors]
             if failed:
                 count = sum(result.errors for result in failed)
-                notes.append(f"Peer, {name}: {count} requests failed: {failed[0].first_error}")
+                notes.append(f"{who}, {name}: {count} requests failed: {failed[0].first_error}")
     return notes
 
 
@@ -313,7 +344,12 @@ def overhead_command(
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
     ] = None,
     peer: Annotated[
-        str | None, typer.Option(help="Measure another gateway in the same run: litellm.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure another proxy in the same run: bare (the least that Python can do) or "
+            "litellm. May be repeated.",
+        ),
     ] = None,
     peer_python: Annotated[
         Path | None,
@@ -324,9 +360,11 @@ def overhead_command(
     from rich.console import Console
 
     console = Console(stderr=True)
-    if peer not in (None, "litellm"):
-        raise typer.BadParameter("only litellm is known", param_hint="--peer")
-    if peer is not None and peer_python is None:
+    peers = tuple(dict.fromkeys(peer or ()))
+    for name in peers:
+        if name not in get_args(Peer):
+            raise typer.BadParameter("there are bare and litellm", param_hint="--peer")
+    if "litellm" in peers and peer_python is None:
         raise typer.BadParameter(
             "name the Python of the environment that has LiteLLM: --peer-python ENV/bin/python",
             param_hint="--peer",
@@ -336,7 +374,8 @@ def overhead_command(
         scale=0.25 if quick else 1.0,
         streams=streams,
         soak=soak,
-        peer_python=peer_python if peer else None,
+        peers=cast("tuple[Peer, ...]", peers),
+        peer_python=peer_python,
     )
     try:
         with console.status("starting") as status:
@@ -344,7 +383,7 @@ def overhead_command(
     except BenchmarkError as error:
         console.print(str(error), style="red", highlight=False)
         raise typer.Exit(1) from None
-    show("Overhead of the gateway", outcome.rows, outcome.notes, peer="LiteLLM")
+    show("Overhead of the gateway", outcome.rows, outcome.notes)
     if json_file is not None:
         write_json(json_file, "overhead", outcome.rows, outcome.notes, outcome.details)
 

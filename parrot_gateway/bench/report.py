@@ -12,24 +12,28 @@ import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from parrot_gateway import __version__
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 #: Packages whose versions move the figures.
 PACKAGES = ("aiohttp", "fastapi", "httptools", "msgspec", "starlette", "uvicorn", "uvloop")
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One figure, measured without and with the gateway (or the peer) in between."""
+    """One figure, measured without and with the gateway (or a peer) in between."""
 
     name: str
     unit: str
     gateway: float
     direct: float | None = None
-    peer: float | None = None
+    #: Of other proxies, by name.
+    peers: dict[str, float] = {}
     #: What `judged` (the gateway's figure, or what it adds) should be: at most or at least.
     at_most: float | None = None
     at_least: float | None = None
@@ -65,7 +69,9 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
             "gateway": self.gateway,
             "added": self.added,
             "ratio": ratio,
-            "peer": None if self.peer is None or math.isnan(self.peer) else self.peer,
+            "peers": {
+                name: None if math.isnan(value) else value for name, value in self.peers.items()
+            },
             "at_most": self.at_most,
             "at_least": self.at_least,
             "aims_at_added": self.aims_at_added,
@@ -94,12 +100,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(title: str, rows: Sequence[Row], notes: Sequence[str] = (), peer: str = "peer") -> None:
+def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     """Print the table; the notes below it."""
-    from rich.console import Console
     from rich.table import Table
 
-    has_peer = any(row.peer is not None for row in rows)
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
     table = Table(
         title=title,
         title_justify="left",
@@ -110,7 +115,7 @@ def show(title: str, rows: Sequence[Row], notes: Sequence[str] = (), peer: str =
     )
     table.add_column("", justify="left", no_wrap=True)
     table.add_column("", justify="left", style="dim", no_wrap=True)
-    for name in ("direct", "gateway", "added", "ratio", *([peer] if has_peer else [])):
+    for name in ("direct", "gateway", "added", "ratio", *peers):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("aim", justify="right", no_wrap=True)
     table.add_column("met", justify="center", no_wrap=True)
@@ -120,10 +125,21 @@ def show(title: str, rows: Sequence[Row], notes: Sequence[str] = (), peer: str =
         # What is taken away from a rate says nothing: upstreams in earnest are no faster.
         added = "" if row.unit.endswith("/s") else _number(row.added)
         cells = [_number(row.direct), _number(row.gateway), added, ratio]
-        cells += [_number(row.peer)] if has_peer else []
+        cells += [_number(row.peers.get(name)) for name in peers]
         table.add_row(row.name, row.unit, *cells, _aim(row), met)
+    print_table(table, notes)
+
+
+def print_table(table: Table, notes: Sequence[str] = ()) -> None:
+    """Print a table in its full width, and notes below it.
+
+    A terminal or pipe that is narrower gets longer lines: no figure is cut.
+    """
+    from rich.console import Console
+
     console = Console()
-    console.print(table)
+    width = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    Console(width=max(console.width, width)).print(table)
     for note in notes:
         console.print(note, style="dim", highlight=False)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from parrot_gateway.bench.report import machine
+from parrot_gateway.bench.report import machine, print_table
 
 
 def scheduler_command(
@@ -29,7 +29,6 @@ def scheduler_command(
 ) -> None:
     """Measure the scheduler's decisions: one core, full engines, a long queue."""
     from parrot_scheduler.config import PRESETS
-    from rich.console import Console
     from rich.table import Table
 
     from parrot_gateway.bench.scheduler_decisions import is_compiled, measure
@@ -58,7 +57,7 @@ def scheduler_command(
             f"{row.decisions_per_s:,.0f}",
             *(f"{value:.3f} ms" for value in (row.p50_ms, row.p99_ms, row.longest_step_ms)),
         )
-    Console().print(table)
+    print_table(table)
     if json_file is not None:
         data = {
             "benchmark": "scheduler",

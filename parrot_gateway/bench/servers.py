@@ -1,5 +1,6 @@
-"""Servers that a benchmark starts, each a process of its own: the fake upstream, the gateway, a
-peer. Started on free ports, stopped together, their processor time and memory read from outside.
+"""Servers that a benchmark starts: the fake upstream, the gateway, peers; a process each.
+
+Started on free ports, stopped together; their processor time and memory are read from outside.
 """
 
 from __future__ import annotations
@@ -142,6 +143,12 @@ async def start_gateway(upstream_url: str, *arguments: str) -> Server:
     command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0"]
     command += ["--upstream", f"fake={upstream_url}", *arguments]
     return await Server.start("the gateway", command, r"ready at (http://\S+/v1)")
+
+
+async def start_bare_proxy(upstream_url: str) -> Server:
+    """The least proxy in front of the upstream; see `bare_proxy`."""
+    command = [sys.executable, "-m", "parrot_gateway.bench.bare_proxy", upstream_url]
+    return await Server.start("the bare proxy", command, r"ready at (http://\S+/v1)")
 
 
 async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) -> Server:

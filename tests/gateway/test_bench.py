@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from parrot_gateway.bench import overhead
 from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.bench.load import LoadPlan, LoadResult, Spread, drive, run_load
 from parrot_gateway.bench.report import Row, machine, write_json
-from parrot_gateway.bench.servers import BenchmarkError, start_litellm
+from parrot_gateway.bench.servers import BenchmarkError, start_bare_proxy, start_litellm
 
 
 async def measure(model: str, *, stream: bool = False, **plan: float) -> LoadResult:
@@ -104,16 +106,50 @@ async def test_a_missing_peer_is_named(tmp_path: Path) -> None:
         await start_litellm(tmp_path / "python", "http://127.0.0.1:1/v1", ["fake"])
 
 
+async def test_the_bare_proxy_passes_on_what_the_upstream_says() -> None:
+    fake = FakeUpstream()
+    await fake.start()
+    proxy = await start_bare_proxy(fake.url)
+    try:
+        body = '{"model":"fake:chunks=7;size=3","stream":true}'
+        for url in (fake.url, proxy.url):
+            result = await run_load(LoadPlan(url=url, body=body, requests=3))
+            assert (result.requests, result.chunks) == (3, 3 * 10)
+        assert (
+            await run_load(LoadPlan(url=proxy.url, body='{"model":"fake:status=503"}', requests=1))
+        ).errors == 1
+    finally:
+        await proxy.stop()
+        await fake.close()
+
+
+def test_a_table_in_a_pipe_is_not_cut() -> None:
+    program = (
+        "from parrot_gateway.bench.report import Row, show\n"
+        "show('t', [Row('n' * 60, 'calls/s', 123456.0, direct=234567.0,"
+        " peers={'bare': 345678.0, 'litellm': 456789.0}, at_least=1.0)])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    ).stdout  # fmt: skip
+    for figure in ("n" * 60, "123,456", "234,567", "345,678", "456,789", "yes"):
+        assert figure in shown
+
+
 def test_the_whole_benchmark_runs(tmp_path: Path) -> None:
     seen: list[str] = []
-    options = overhead.Options(rounds=1, scale=0.01, streams=4)
+    options = overhead.Options(rounds=1, scale=0.01, streams=4, peers=("bare",))
     outcome = overhead.run(options, seen.append)
     names = [row.name for row in outcome.rows]
     assert len(names) == len(set(names)) >= 15
     gateway = {row.name: row.gateway for row in outcome.rows}
     assert gateway["32 calls"] > 0
     assert gateway["4 paced, stalled"] <= 4
-    assert set(outcome.details["runs"]) == {"direct", "gateway"}
+    assert set(outcome.details["runs"]) == {"direct", "gateway", "bare"}
+    bare = {row.name: row.peers.get("bare") for row in outcome.rows}
+    assert bare["32 calls"]
+    assert gateway["32 calls, share of bare"] == gateway["32 calls"] / bare["32 calls"]
     assert len(seen) >= len(overhead.scenarios(options))
     path = tmp_path / "out" / "overhead.json"
     write_json(path, "overhead", outcome.rows, outcome.notes, outcome.details)

@@ -13,7 +13,7 @@ import typer
 
 from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
-from parrot_gateway.bench.report import machine
+from parrot_gateway.bench.report import machine, print_table
 from parrot_gateway.bench.servers import BenchmarkError, Server
 from parrot_gateway.settings.demo_model import DEMO_MODEL
 
@@ -105,7 +105,7 @@ def show(outcomes: Sequence[AppOutcome]) -> None:
             table.add_column(name, justify="right", no_wrap=True)
         for each in outcome.comparisons:
             table.add_row(*_cells(each))
-        console.print(table)
+        print_table(table)
         told = ", ".join(f"{way} {number}" for way, number in outcome.requests.items())
         same = "the same" if outcome.same_texts else "DIFFERENT"
         console.print(

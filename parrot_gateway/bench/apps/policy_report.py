@@ -11,7 +11,7 @@ import msgspec
 
 from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.policies import PoliciesOutcome, PolicyOutcome, Times
-from parrot_gateway.bench.report import machine
+from parrot_gateway.bench.report import machine, print_table
 
 
 def show(outcomes: Sequence[PoliciesOutcome]) -> None:
@@ -35,7 +35,7 @@ def show(outcomes: Sequence[PoliciesOutcome]) -> None:
         for policy in outcome.policies:
             for index, times in enumerate(policy.times):
                 table.add_row(*_cells(outcome, policy, times, first=index == 0))
-        console.print(table)
+        print_table(table)
         same = "the same" if outcome.same_texts else "DIFFERENT"
         console.print(
             f"Final texts under all policies: {same}.",
