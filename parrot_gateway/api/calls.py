@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.placement import placer_for
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
@@ -21,6 +20,7 @@ from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.generation.placement import Placer, salt_of
+from parrot_gateway.generation.requests.validation import decode, missing_parameter
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside

@@ -12,9 +12,14 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
-from parrot_gateway.api.openai.shapes import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
+from parrot_gateway.generation.requests.types import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 
 #: Path, summary, body, and whether it can stream.
 _ROUTES: tuple[tuple[str, str, type, bool], ...] = (

@@ -1,7 +1,4 @@
-"""The text of one candidate as its tokens arrive: detokenized, cut at stop strings.
-
-A pure state machine; who generates and who reads is not its business.
-"""
+"""The text of one candidate, and where in it the text of each token begins."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from parrot_engine.protocol import FinishReason, TokenLogprobs
-from parrot_engine.text import IncrementalDetokenizer, StopStrings, Tokenizer
+from parrot_engine.text import OutputText, Tokenizer
 
 from parrot_gateway.generation.request import TextToken
 
@@ -23,7 +20,7 @@ class TextDelta(NamedTuple):
     #: How many of the pushed ids belong to the candidate; fewer than pushed after a stop string.
     num_tokens: int
     finish_reason: FinishReason | None
-    #: Whether a stop string ended it, so that the engine has to be told.
+    #: Whether a stop string ended it, so that the engine has to be stopped.
     stopped_by_text: bool
 
 
@@ -37,15 +34,7 @@ class ChoiceText:
         skip_special_tokens: leave special tokens out of the text.
     """
 
-    __slots__ = (
-        "_detokenizer",
-        "_length",
-        "_pending",
-        "_released",
-        "_stops",
-        "_watches_stops",
-        "finished",
-    )
+    __slots__ = ("_output", "_pending")
 
     def __init__(
         self,
@@ -55,17 +44,16 @@ class ChoiceText:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+        self._output = OutputText(
+            tokenizer, prompt_token_ids, stop, skip_special_tokens=skip_special_tokens
         )
-        self._stops = StopStrings(stop)
-        self._watches_stops = bool(stop)
-        #: Characters decoded, and of those the ones given out.
-        self._length = 0
-        self._released = 0
         #: Tokens whose text is not visible yet.
         self._pending: list[TextToken] = []
-        self.finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self._output.finished
 
     def push(
         self,
@@ -77,74 +65,26 @@ class ChoiceText:
 
         With `finish_reason` "stop" the last id ended the text and is no part of it.
         """
-        visible = len(token_ids) - 1 if finish_reason == "stop" and token_ids else len(token_ids)
-        if not self._watches_stops and logprobs is None:
-            text = self._detokenizer.push(token_ids[:visible])
-            if finish_reason is not None:
-                text += self._detokenizer.flush()
-                self.finished = True
-            return TextDelta(text, [], len(token_ids), finish_reason, False)
-        return self._push_singly(token_ids, visible, logprobs, finish_reason)
-
-    def _push_singly(
-        self,
-        token_ids: Sequence[int],
-        visible: int,
-        logprobs: Sequence[TokenLogprobs] | None,
-        finish_reason: FinishReason | None,
-    ) -> TextDelta:
-        """Token by token: where each one begins, and which one completes a stop string."""
-        pieces: list[str] = []
-        for position in range(visible):
-            if logprobs is not None:
-                self._pending.append(TextToken(logprobs[position], self._length))
-            piece = self._detokenizer.push(token_ids[position : position + 1])
-            if self._take(piece, pieces):
-                return self._delta(pieces, position + 1, "stop", stopped_by_text=True)
-        if finish_reason is not None:
-            matched = self._take(self._detokenizer.flush(), pieces)
-            if not matched:
-                rest = self._stops.flush()
-                self._show(rest.text, pieces)
-                matched = rest.matched is not None
-            if logprobs is not None and visible < len(token_ids):
-                self._pending.append(TextToken(logprobs[-1], self._length, is_end=True))
-            return self._delta(
-                pieces, len(token_ids), "stop" if matched else finish_reason, matched=matched
+        if logprobs is None:
+            delta = self._output.push(token_ids, finish_reason)
+            return TextDelta(
+                delta.text, [], delta.num_tokens, delta.finish_reason, delta.stopped_by_token
             )
-        return self._delta(pieces, len(token_ids), None)
-
-    def _take(self, piece: str, pieces: list[str]) -> bool:
-        """Pass decoded text on as far as it may be seen; whether a stop string was completed."""
-        if not piece:
-            return False
-        self._length += len(piece)
-        result = self._stops.push(piece)
-        self._show(result.text, pieces)
-        return result.matched is not None
-
-    def _show(self, text: str, pieces: list[str]) -> None:
-        if text:
-            pieces.append(text)
-            self._released += len(text)
-
-    def _delta(
-        self,
-        pieces: list[str],
-        num_tokens: int,
-        finish_reason: FinishReason | None,
-        *,
-        stopped_by_text: bool = False,
-        matched: bool = False,
-    ) -> TextDelta:
-        self.finished = finish_reason is not None
+        offsets: list[int] = []
+        delta = self._output.push(token_ids, finish_reason, offsets=offsets)
+        visible = len(token_ids) - (finish_reason == "stop")
+        self._pending += [
+            TextToken(entry, offset, is_end=position >= visible)
+            for position, (entry, offset) in enumerate(zip(logprobs, offsets, strict=False))
+        ]
         tokens = self._pending
-        if not self.finished or stopped_by_text or matched:
+        if delta.finish_reason is None or delta.stop_string is not None:
             # Tokens that lie wholly in held text stay behind; after a stop string, for good.
             shown = 0
-            while shown < len(tokens) and tokens[shown].offset < self._released:
+            while shown < len(tokens) and tokens[shown].offset < self._output.num_shown:
                 shown += 1
-            tokens, self._pending = tokens[:shown], tokens[shown:]
-        else:
-            self._pending = []
-        return TextDelta("".join(pieces), tokens, num_tokens, finish_reason, stopped_by_text)
+            tokens = tokens[:shown]
+        self._pending = self._pending[len(tokens) :]
+        return TextDelta(
+            delta.text, tokens, delta.num_tokens, delta.finish_reason, delta.stopped_by_token
+        )

@@ -10,9 +10,9 @@ from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, body_of, http_of
 from serving import Service
 
-from parrot_gateway.api.openai.messages import MAX_MESSAGES
 from parrot_gateway.api.openai.tokenize import MAX_CHARACTERS
-from parrot_gateway.api.openai.validation import MAX_STOP_CHARACTERS
+from parrot_gateway.generation.requests.messages import MAX_MESSAGES
+from parrot_gateway.generation.requests.validation import MAX_STOP_CHARACTERS
 from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ToolCallReader, ToolFormat
 
 RESPONSES = "/v1/responses"

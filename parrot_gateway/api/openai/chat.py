@@ -20,23 +20,8 @@ from parrot_gateway.api.openai.answers import (
     encode,
     usage_dict,
 )
-from parrot_gateway.api.openai.messages import render_chat_aside
-from parrot_gateway.api.openai.shapes import ChatBody
 from parrot_gateway.api.openai.sse import stream_generation
-from parrot_gateway.api.openai.structured import check_supported, requested_grammar
 from parrot_gateway.api.openai.tool_answers import ToolChoiceText
-from parrot_gateway.api.openai.tool_fields import requested_tools
-from parrot_gateway.api.openai.validation import (
-    check_choice,
-    check_context,
-    check_range,
-    check_sampling,
-    decode,
-    may_be_too_long,
-    nested_too_deeply,
-    refuse,
-    sampling_of,
-)
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.collect import Outcome, collect, hand_over
 from parrot_gateway.generation.generate import Generation
@@ -48,6 +33,21 @@ from parrot_gateway.generation.request import (
     Prompt,
     PromptFilled,
     Update,
+)
+from parrot_gateway.generation.requests.grammars import check_supported, requested_grammar
+from parrot_gateway.generation.requests.messages import render_chat_aside
+from parrot_gateway.generation.requests.tools import requested_tools
+from parrot_gateway.generation.requests.types import ChatBody
+from parrot_gateway.generation.requests.validation import (
+    check_choice,
+    check_context,
+    check_range,
+    check_sampling,
+    decode,
+    may_be_too_long,
+    nested_too_deeply,
+    refuse,
+    sampling_of,
 )
 from parrot_gateway.generation.tools.definitions import ToolUse, tool_format
 from parrot_gateway.generation.tools.grammar import calls_grammar, optional_calls_grammar

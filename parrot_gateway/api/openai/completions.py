@@ -20,19 +20,7 @@ from parrot_gateway.api.openai.answers import (
     joined,
     usage_dict,
 )
-from parrot_gateway.api.openai.shapes import CompletionBody, Prompts
 from parrot_gateway.api.openai.sse import stream_generation
-from parrot_gateway.api.openai.structured import requested_grammar
-from parrot_gateway.api.openai.validation import (
-    check_context,
-    check_range,
-    check_sampling,
-    check_token_ids,
-    decode,
-    may_be_too_long,
-    refuse,
-    sampling_of,
-)
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.collect import Outcome, collect, hand_over
 from parrot_gateway.generation.generate import Generation
@@ -43,6 +31,18 @@ from parrot_gateway.generation.request import (
     Prompt,
     PromptFilled,
     Update,
+)
+from parrot_gateway.generation.requests.grammars import requested_grammar
+from parrot_gateway.generation.requests.types import CompletionBody, Prompts
+from parrot_gateway.generation.requests.validation import (
+    check_context,
+    check_range,
+    check_sampling,
+    check_token_ids,
+    decode,
+    may_be_too_long,
+    refuse,
+    sampling_of,
 )
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings

@@ -11,10 +11,14 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.openai import validation
-from parrot_gateway.api.openai.validation import MAX_STOP_STRINGS, check_choice, check_range
 from parrot_gateway.engines.model_choice import MODEL_TYPES
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests import validation
+from parrot_gateway.generation.requests.validation import (
+    MAX_STOP_STRINGS,
+    check_choice,
+    check_range,
+)
 from parrot_gateway.semantic.session import MAX_NAME
 
 #: Parameters of one call, and models that it allows.

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.parrot_v3.bodies import (
     AuthBody,
     GetVariableBody,
@@ -41,6 +40,7 @@ from parrot_gateway.exceptions import (
     SessionNotFoundError,
     UnsupportedError,
 )
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.auth import KeyCheck
 from parrot_gateway.http.exchange import Exchange, size_of_headers
 from parrot_gateway.http.tenants import tenant_of

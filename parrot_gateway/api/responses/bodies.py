@@ -11,19 +11,19 @@ from typing import Any, Literal, cast
 import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar
 
-from parrot_gateway.api.openai.shapes import ContentPart, SamplingFields
-from parrot_gateway.api.openai.structured import (
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests.grammars import (
     check_supported,
     grammar_of_text_format,
     requested_grammar,
 )
-from parrot_gateway.api.openai.validation import (
+from parrot_gateway.generation.requests.types import ContentPart, SamplingFields
+from parrot_gateway.generation.requests.validation import (
     check_choice,
     check_range,
     missing_parameter,
     refuse,
 )
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.responses.items import Item, Part, Role, mint_item_id
 
 MAX_TOP_LOGPROBS = 20

@@ -15,13 +15,6 @@ import msgspec
 
 from parrot_gateway.api.openai.answers import chat_logprobs, encode
 from parrot_gateway.api.openai.sse import EventStream, run_stream
-from parrot_gateway.api.openai.validation import (
-    check_context,
-    check_sampling,
-    decode,
-    missing_parameter,
-    sampling_of,
-)
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     ResponseBody,
@@ -43,6 +36,13 @@ from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
+from parrot_gateway.generation.requests.validation import (
+    check_context,
+    check_sampling,
+    decode,
+    missing_parameter,
+    sampling_of,
+)
 from parrot_gateway.generation.responses.items import (
     Item,
     Part,

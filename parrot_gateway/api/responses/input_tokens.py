@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
-from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.responses.bodies import InputFields, check_input_fields, items_of
 from parrot_gateway.api.responses.history import find_history
 from parrot_gateway.api.responses.prompt import prompt_of
 from parrot_gateway.generation.placement import Placer
+from parrot_gateway.generation.requests.validation import decode, missing_parameter
 from parrot_gateway.generation.responses.items import history_of
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from parrot_gateway.api.openai.messages import render_chat_aside
-from parrot_gateway.api.openai.shapes import ChatBody, Message
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import Prompt
+from parrot_gateway.generation.requests.messages import render_chat_aside
+from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.generation.responses.items import Item
 
 

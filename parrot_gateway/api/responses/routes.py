@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.placement import placer_for
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
+from parrot_gateway.generation.requests.validation import decode, missing_parameter
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.server.gateway import Gateway

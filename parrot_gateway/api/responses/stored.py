@@ -14,12 +14,6 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
-from parrot_gateway.api.openai.validation import (
-    check_choice,
-    check_range,
-    decode,
-    missing_parameter,
-)
 from parrot_gateway.api.responses.bodies import (
     MAX_CONVERSATION_ITEMS,
     ConversationBody,
@@ -32,6 +26,12 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
+)
+from parrot_gateway.generation.requests.validation import (
+    check_choice,
+    check_range,
+    decode,
+    missing_parameter,
 )
 from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse

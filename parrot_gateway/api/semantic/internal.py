@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.request import Usage
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers, Message, Scope
 from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.execution.job import Job

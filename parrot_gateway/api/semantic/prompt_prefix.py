@@ -6,12 +6,12 @@ import secrets
 
 import msgspec
 
-from parrot_gateway.api.openai.shapes import ChatBody, CompletionBody
-from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.generate import GenerationEngine
+from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.server.gateway import Gateway
@@ -55,8 +55,8 @@ async def read_prompt_prefix(job: Job, engine: GenerationEngine) -> list[int]:
     least = CHARACTERS_PER_TOKEN * job.session.limits.fill_ahead_tokens
     # Imported here because they load the tokenizer's library, which a gateway that only passes
     # calls on does not need.
-    from parrot_gateway.api.openai.messages import render_chat_aside
     from parrot_gateway.generation.prompts import prompts_of_texts
+    from parrot_gateway.generation.requests.messages import render_chat_aside
 
     if job.spec.path == "/v1/chat/completions":
         chat = decode(body, _chat_decoder)

@@ -13,7 +13,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.semantic.deferred import deferred_answer, deferred_stream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import identify
@@ -21,6 +20,7 @@ from parrot_gateway.api.semantic.internal import Answerer
 from parrot_gateway.api.semantic.response_observer import ResponseObserver
 from parrot_gateway.api.semantic.submission import check_deferrable
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import (
     EVENT_STREAM,
     ClientDisconnected,

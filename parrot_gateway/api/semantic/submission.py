@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.api.semantic.fields import SemanticFields
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests.validation import decode, missing_parameter
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.server.gateway import Gateway
 

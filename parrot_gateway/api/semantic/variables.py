@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.openai.sse import DONE, KEEP_ALIVE
-from parrot_gateway.api.openai.validation import decode, missing_parameter
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     GatewayError,
     InvalidRequestError,
     VariableStateError,
 )
+from parrot_gateway.generation.requests.validation import decode, missing_parameter
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
 from parrot_gateway.http.tenants import tenant_of

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parrot_v3_client import SAMPLING
 
-from parrot_gateway.api.openai.validation import decode
 from parrot_gateway.api.parrot_v3.bodies import (
     SamplingConfig,
     SemanticCallBody,
@@ -29,6 +28,7 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     UnsupportedError,
 )
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
 from parrot_gateway.semantic.semantic_call import (
     MAX_OUTPUTS,

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar
 
-from parrot_gateway.api.openai.shapes import SamplingFields
-from parrot_gateway.api.openai.validation import nested_too_deeply
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests.types import SamplingFields
+from parrot_gateway.generation.requests.validation import nested_too_deeply
 
 #: Bytes of a grammar, as in the engine.
 MAX_GRAMMAR_BYTES = 256 * 1024

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 from parrot_engine.text import ChatTemplateError, Tokenizer
 
-from parrot_gateway.api.openai.shapes import ChatBody, Message, TokenizeBody
-from parrot_gateway.api.openai.validation import (
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests.types import ChatBody, Message, TokenizeBody
+from parrot_gateway.generation.requests.validation import (
     check_choice,
     check_length,
     missing_parameter,
     nested_too_deeply,
 )
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.tools.definitions import Tool, described_in_text, knows_tools
 
 #: Bodies that are rendered in place: about a millisecond.

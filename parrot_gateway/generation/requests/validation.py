@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
 
-from parrot_gateway.api.openai.shapes import SamplingFields
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests.types import SamplingFields
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4

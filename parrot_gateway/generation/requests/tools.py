@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parrot_gateway.api.openai.shapes import ChatBody
-from parrot_gateway.api.openai.structured import check_size, schema_grammar
-from parrot_gateway.api.openai.validation import check_length, missing_parameter, refuse
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.requests.grammars import check_size, schema_grammar
+from parrot_gateway.generation.requests.types import ChatBody
+from parrot_gateway.generation.requests.validation import check_length, missing_parameter, refuse
 from parrot_gateway.generation.tools.definitions import Tool, ToolMode, ToolUse
 
 MAX_TOOLS = 128
