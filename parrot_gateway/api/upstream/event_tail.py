@@ -27,6 +27,8 @@ MAX_HELD_BYTES = 1024 * 1024
 _BOUNDARIES = (b"\n\n", b"\n\r\n", b"\r\r")
 _DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
 _DONE_LAST = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\](?:\n\n|\n\r\n|\r\n\r\n|\r\r)\Z")
+#: More than `data: [DONE]` with line breaks around it takes.
+_DONE_BYTES = 32
 _END_MARKS: dict[Dialect, re.Pattern[bytes]] = {
     # The quotes of JSON inside a text are escaped, so generated text cannot match.
     "chat": re.compile(rb'"finish_reason"\s*:\s*"|"error"\s*:\s*[{"]'),
@@ -126,13 +128,20 @@ class EventTail:
                 # The last event repeats the whole answer, its type before it.
                 self._ended = bool(_END_MARKS["responses"].search(seen))
             del seen[:-TAIL_BYTES]
-        if not self._ended and b"[DONE]" in chunk:
-            self._ended = bool(_DONE.search(chunk))
-            self.done = not self._held and bool(_DONE_LAST.search(chunk))
+        # NOTE: only the last bytes of a chunk, which is all that a stream in good order needs, and
+        # a third of the cost of passing a chunk on less. `_is_ended` looks for the others.
+        if not self._ended and b"[DONE]" in chunk[-_DONE_BYTES:]:
+            self._ended = self.done = bool(_DONE_LAST.search(chunk[-_DONE_BYTES:]))
+            self.done = self.done and not self._held
 
     def _is_ended(self) -> bool:
         mark = _END_MARKS.get(self._dialect)
-        return self._ended or mark is None or bool(mark.search(self._seen))
+        return (
+            self._ended
+            or mark is None
+            or bool(mark.search(self._seen))
+            or bool(_DONE.search(self._seen))
+        )
 
     def _error_event(self, error: GatewayError) -> bytes:
         if self._dialect == "responses":
