@@ -100,12 +100,17 @@ def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -
         )
     steps: list[Step] = []
     before: list[str | Placeholder] = []
+    #: Parts of the text since the last output; joined once, so that the work is linear.
+    text: list[str] = []
     reads: dict[str, None] = {}
     generated: set[str] = set()
     for piece in parse_placeholders(template, {*inputs, *outputs}):
         if not isinstance(piece, Placeholder):
-            _fill(before, piece)
+            text.append(piece)
         elif piece.name in outputs and piece.name not in generated:
+            if text:
+                before.append("".join(text))
+                text.clear()
             if not before:
                 raise _invalid(
                     f"The template begins with the output '{piece.name}': a model needs a text "
@@ -118,7 +123,7 @@ def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -
             before.append(piece)
         else:
             reads[piece.name] = None
-            _fill(before, f"{{{{{piece.name}}}}}")
+            text.append(_written(piece))
     for name in outputs:
         if name not in generated:
             raise _invalid(f"The output '{name}' has no place {{{{{name}}}}} in it.", "template")
@@ -138,13 +143,6 @@ def _check_spelling(
             param="template",
             code="undeclared_placeholder",
         )
-
-
-def _fill(before: list[str | Placeholder], text: str) -> None:
-    if before and isinstance(before[-1], str):
-        before[-1] += text
-    else:
-        before.append(text)
 
 
 def body_of(step: Step, form: Form, fields: Mapping[str, Any]) -> bytes:

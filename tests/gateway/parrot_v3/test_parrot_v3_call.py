@@ -98,6 +98,13 @@ def test_values_are_put_in_as_they_are_inside_of_json_too() -> None:
     assert prompt == '[{"a": "' + said + '", "b": "'
 
 
+def test_a_template_of_many_places() -> None:
+    places = 300_000
+    (step,) = steps_of("Say:" + "{{ x }}," * places + "{{out}}", ["x"], ["out"])
+    assert step.before == ("Say:" + "{{x}}," * places,)
+    assert step.reads == ("x",)
+
+
 def test_undeclared_braces_are_ordinary_text() -> None:
     (step,) = steps_of("{{ user.name }} {{other}} {{in}}:{{out}}", ["in"], ["out"])
     prompt = rendered(step, "text", {"in": "1"})["prompt"]
