@@ -258,6 +258,20 @@ def test_bad_logits_fail_only_their_row(temperature: float, bias: dict[int, floa
     assert [outcome.logprobs is None for outcome in outcomes] == [True, True, True, False, False]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_logits_are_seen_behind_what_covers_them(temperature: float, bad: float) -> None:
+    """A banned token's logit is overwritten: what comes out is finite, its logits were not."""
+    logits = _logits(2, seed=0)
+    end = 7  # Of `_row`: banned while `min_tokens` asks for more.
+    params = SamplingParams(temperature=temperature, min_tokens=2, logit_bias={end: -100.0})
+    assert end in _row(params).end_token_ids
+    logits[1, end] = bad
+    sound, covered = sample(logits, [_row(params)] * 2)
+    assert sound.token_id is not None
+    assert covered.token_id is None
+
+
 def test_nothing_left_to_draw() -> None:
     params = SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
     assert sample(_logits(1, seed=0), [_row(params)])[0].token_id is None
