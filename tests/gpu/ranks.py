@@ -68,6 +68,7 @@ def conversation(engine: BuiltinEngine) -> dict[str, Any]:
 
 def loss(engine: BuiltinEngine) -> dict[str, Any]:
     """The same, and then rank 1 is killed in the middle of a generation."""
+    from parrot_engine.distributed.leader import LeaderRunner
     from parrot_engine.exceptions import ShardError
     from parrot_engine.protocol import Fill, Generate
     from parrot_engine.testing.driving import greedy
@@ -76,9 +77,10 @@ def loss(engine: BuiltinEngine) -> dict[str, Any]:
     engine.submit([Fill(4, PROMPT[:60]), Generate(4, greedy(400))])
     for _ in range(20):
         engine.step()
-    lead = _runner(engine)._lead
-    assert lead is not None
-    (pid,) = lead.followers.pids
+    runner = _runner(engine)
+    assert isinstance(runner, LeaderRunner)
+    assert runner.group is not None
+    (pid,) = runner.group.workers.pids
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + LOSS_DEADLINE_S
     try:

@@ -22,8 +22,8 @@ from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels import rotary_write, rowwise
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
-from parrot_engine.models.loader import load_runner
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from torch import Tensor

@@ -18,7 +18,7 @@ from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import StepBatch
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
-from parrot_engine.models.loader import load_runner
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer, load_text_assets

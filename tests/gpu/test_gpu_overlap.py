@@ -22,8 +22,8 @@ from parrot_engine.batch import (
     StepBatch,
 )
 from parrot_engine.engine.builtin_engine import BuiltinEngine
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import Fill, Generate, SamplingParams
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.testing.driving import run_until_idle, tokens_of

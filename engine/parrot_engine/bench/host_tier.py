@@ -34,8 +34,8 @@ from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.kv_cache.host_rates import load_copies
 from parrot_engine.loading.hub import resolve_model, shape_names
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 

@@ -28,7 +28,8 @@ from parrot_engine.attention.interface import AttentionBackend
 from parrot_engine.batch import BatchRow, StepBatch
 from parrot_engine.kernels.selection import resolve_kernels
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
-from parrot_engine.models.loader import load_runner, read_model_config, resolve_device
+from parrot_engine.models.loader import read_model_config, resolve_device
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer, load_text_assets

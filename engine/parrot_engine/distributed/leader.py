@@ -1,4 +1,8 @@
-"""A runner whose model is spread over several processes, seen from the first of them."""
+"""Rank 0 of a tensor-parallel engine: its runner, and the workers that it leads.
+
+Every step launched here is sent to the workers, which compute their parts of it; sampling happens
+on this rank alone.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +10,110 @@ import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from parrot_engine.batch import Launch, StepBatch
 from parrot_engine.distributed.collective import TorchCollective
-from parrot_engine.distributed.worker_group import LOAD_TIMEOUT_S, START_TIMEOUT_S, Followers
+from parrot_engine.distributed.worker_group import LOAD_TIMEOUT_S, START_TIMEOUT_S, WorkerGroup
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.models.loader import load_runner, read_model_config, resolve_device
+from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.models.sharding import Shard, shard_config
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.runner.step_tokens import StepLogits
 from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
 
+#: Runners whose graphs may still run, in work that waits for a lost rank. Destroying such a graph
+#: waits for its end, which never comes, and no other thread runs meanwhile: they stay until the
+#: process ends.
+_STUCK: list[LeaderRunner] = []
 
-class Lead:
-    """What rank 0 holds besides its part of the model."""
+
+class RankGroup:
+    """The processes of one engine: the workers, and what they share with this one, rank 0."""
 
     def __init__(self, path: Path, settings: BuiltinSettings, devices: list[str]) -> None:
-        """Start the others, which begin to load the model in `path`."""
+        """Start the workers, which begin to load the model in `path`."""
         # NOTE: a folder that nobody else may enter: who writes into the store is believed.
         self._folder = tempfile.TemporaryDirectory(prefix="parrot-ranks-")
         self._store = Path(self._folder.name) / "store"
         self._collective: TorchCollective | None = None
-        self.followers = Followers(path, settings, self._store, devices)
+        self.workers = WorkerGroup(path, settings, self._store, devices)
 
-    def meet(self, shard: Shard, device: torch.device) -> TorchCollective:
-        """Wait for the others, and join them."""
-        self.followers.wait_until("here", START_TIMEOUT_S)
+    def join(self, shard: Shard, device: torch.device) -> TorchCollective:
+        """Wait for the workers, and join the collective group with them."""
+        self.workers.wait_until("here", START_TIMEOUT_S)
         self._collective = TorchCollective(shard, self._store, device)
         return self._collective
 
     def close(self) -> None:
-        """End the others, and what was common with them."""
+        """End the workers, and leave the collective group."""
         # Leaving a group waits for the GPU.
-        is_stuck = self.followers.is_stuck
-        self.followers.dismiss()
+        is_stuck = self.workers.is_stuck
+        self.workers.dismiss()
         if self._collective is not None:
             if is_stuck or not self._collective.leave():
                 _log.warning("work in which all ranks take part does not end")
             self._collective = None
-        self.followers.close()
+        self.workers.close()
         self._folder.cleanup()
 
 
-def load_leading_runner(
+class LeaderRunner(ModelRunner):
+    """Executes rank 0's part of every step, and has the workers execute theirs."""
+
+    def __init__(self, *model: Any, group: RankGroup, **options: Any) -> None:
+        """As `ModelRunner`; the workers of `group` have runners with the same settings."""
+        super().__init__(*model, **options)
+        self.group: RankGroup | None = group
+
+    def launch(self, batch: StepBatch) -> Launch:
+        """See `ModelRunner.launch`.
+
+        Raises:
+            ShardError: a rank is lost, or failed: nothing can be launched any more.
+        """
+        step = super().launch(batch)
+        return step if self.group is None else self.group.workers.watch(step)
+
+    def check(self) -> None:
+        """Raise `ShardError` when a worker is lost."""
+        if self.group is not None:
+            self.group.workers.check()
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Call this, from any thread, when a worker is lost."""
+        if self.group is not None:
+            self.group.workers.on_loss(callback)
+
+    def close(self) -> None:
+        """End the workers; nothing is launched afterwards."""
+        group, self.group = self.group, None
+        if group is None:
+            return
+        if group.workers.is_stuck:
+            _STUCK.append(self)
+        else:
+            self.forget_graphs()
+        group.close()
+
+    def _forward(self, batch: StepBatch) -> StepLogits:
+        if self.group is None:
+            return super()._forward(batch)
+        with self.group.workers.together():
+            self.group.workers.send(batch, len(self._sampled))
+            return super()._forward(batch)
+
+
+def load_leader_runner(
     path: Path, settings: BuiltinSettings, progress: Callable[[int, int], None] | None = None
-) -> ModelRunner:
+) -> LeaderRunner:
     """As `load_runner`, over `settings.tensor_parallel` processes.
 
     Raises:
@@ -63,20 +123,21 @@ def load_leading_runner(
     shard = Shard(0, size)
     shard_config(read_model_config(path), shard)
     devices = _devices(settings.device, size)
-    lead = Lead(path, settings, devices)
+    group = RankGroup(path, settings, devices)
     try:
-        with lead.followers.together():
+        with group.workers.together():
             device = torch.device(devices[0])
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            collective = lead.meet(shard, device)
+            collective = group.join(shard, device)
             own = replace(settings, device=devices[0])
-            runner = load_runner(path, own, progress, collective=collective)
-            lead.followers.wait_until("ready", LOAD_TIMEOUT_S)
+            make = partial(LeaderRunner, group=group)
+            runner = load_runner(path, own, progress, collective=collective, make=make)
+            group.workers.wait_until("ready", LOAD_TIMEOUT_S)
     except BaseException:
-        lead.close()
+        group.close()
         raise
-    runner.lead(lead)
+    assert isinstance(runner, LeaderRunner)
     return runner
 
 

@@ -1,4 +1,4 @@
-"""A step as bytes: what rank 0 of a tensor-parallel engine tells the others.
+"""A step as bytes: what the leader of a tensor-parallel engine sends its workers.
 
 A header of fixed size and 32-bit integers, in the machine's byte order: the ranks are processes
 of one host. What concerns tokens once they are sampled is not in it.

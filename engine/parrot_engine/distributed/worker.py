@@ -30,7 +30,7 @@ def main() -> None:
     """Serve one engine, then exit."""
     steps = socket.socket(fileno=int(sys.argv[1]))
     reports = int(sys.argv[2])
-    # Ctrl-C reaches all processes of a terminal; when to leave is for rank 0 to say.
+    # Ctrl-C reaches all processes of a terminal; rank 0 decides when to leave.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = json.loads(sys.stdin.buffer.readline() or b"null")
     if start is None:
@@ -59,18 +59,18 @@ def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
     import torch
 
     from parrot_engine.distributed.collective import TorchCollective
-    from parrot_engine.models.loader import load_runner
     from parrot_engine.models.sharding import Shard
+    from parrot_engine.runner.loader import load_runner
 
     settings = BuiltinSettings(**{**start["settings"], "device": start["device"]})
     device = torch.device(start["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    _report(reports, said="here")
+    _report(reports, status="here")
     shard = Shard(start["rank"], start["size"])
     collective = TorchCollective(shard, Path(start["store"]), device)
     runner = load_runner(Path(start["folder"]), settings, collective=collective)
-    _report(reports, said="ready")
+    _report(reports, status="ready")
     with steps.makefile("rb") as stream:
 
         def read(count: int) -> bytes:
@@ -81,7 +81,8 @@ def _follow(start: dict[str, Any], steps: socket.socket, reports: int) -> None:
 
         try:
             while True:
-                runner.follow(decode(read))
+                message = decode(read)
+                runner.follow(message.batch, message.num_sampled)
         except EOFError:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)

@@ -1,12 +1,13 @@
-"""The other processes of a tensor-parallel engine, as its first one, rank 0, sees them.
+"""The worker processes of a tensor-parallel engine, as its leader, rank 0, sees them.
 
 Each is started here, with three pipes: its standard input, which ends when this process does and
-takes it along; a socket by which it gets steps; and a pipe on which it says how it is. A thread
-for each listens to that. Once one is lost, whatever the engine is asked raises `ShardError`:
-what the others compute is a part of a sum that nobody completes.
+takes it along; a socket by which it gets steps; and a pipe on which it reports its status. A thread
+for each reads that. Once one is lost, whatever the engine is asked raises `ShardError`: what the
+others compute is a part of a sum that nobody completes.
 
 Work on a GPU that waits for a lost rank never ends. Outcomes are therefore not waited for in the
-driver but looked at (`Watched`); where this process is stuck in the driver all the same, it ends.
+CUDA driver but polled (`WatchedLaunch`); where this process is stuck in the driver all the same, it
+ends.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
 
-#: How long the others may take to start, and to load the model once rank 0 has.
+#: How long workers may take to start, and to load the model once rank 0 has.
 START_TIMEOUT_S: Final = 120.0
 LOAD_TIMEOUT_S: Final = 600.0
 #: How long a step may take, kernels that are compiled in it included.
 STEP_TIMEOUT_S: Final = 300.0
-#: How long the others may take to read a step, to leave, and to say why they fail.
+#: How long workers may take to read a step, to leave, and to report why they fail.
 _SEND_TIMEOUT_S: Final = 60.0
 _LEAVE_TIMEOUT_S: Final = 10.0
 _REASON_TIMEOUT_S: Final = 5.0
@@ -50,13 +51,13 @@ _EXIT_STUCK: Final = 70
 _LOOK_S: Final = 50e-6
 
 
-class _Follower:
-    """One process."""
+class _WorkerProcess:
+    """One worker."""
 
     def __init__(self, rank: int, device: str, start: dict[str, object]) -> None:
         self.rank = rank
-        #: What it said last: nothing, `here`, `ready`.
-        self.said = ""
+        #: Its last report: nothing, `here`, `ready`.
+        self.status = ""
         self.error = ""
         steps, theirs = socket.socketpair()
         reports, their_reports = os.pipe()
@@ -92,7 +93,7 @@ class _Follower:
             self.lifeline.flush()
 
 
-class Followers:
+class WorkerGroup:
     """All ranks but the first. One thread uses it; `close` ends every process it started."""
 
     def __init__(
@@ -110,7 +111,7 @@ class Followers:
         self._on_loss: Callable[[], None] | None = None
         self._has_gpu = devices[0] != "cpu"
         self._threads: list[threading.Thread] = []
-        self._followers: list[_Follower] = []
+        self._workers: list[_WorkerProcess] = []
         start = {
             "folder": str(folder),
             "store": str(store),
@@ -119,13 +120,13 @@ class Followers:
         }
         try:
             for rank, device in enumerate(devices[1:], start=1):
-                self._followers.append(_Follower(rank, device, start))
+                self._workers.append(_WorkerProcess(rank, device, start))
         except BaseException:
             self.close()
             raise
-        for follower in self._followers:
+        for worker in self._workers:
             thread = threading.Thread(
-                target=self._listen, args=(follower,), name=f"rank-{follower.rank}", daemon=True
+                target=self._listen, args=(worker,), name=f"rank-{worker.rank}", daemon=True
             )
             thread.start()
             self._threads.append(thread)
@@ -133,23 +134,23 @@ class Followers:
     @property
     def pids(self) -> list[int]:
         """Process ids, by rank, from 1."""
-        return [follower.process.pid for follower in self._followers]
+        return [worker.process.pid for worker in self._workers]
 
-    def wait_until(self, said: str, timeout_s: float) -> None:
-        """Wait until all have said `here` or `ready`.
+    def wait_until(self, status: str, timeout_s: float) -> None:
+        """Wait until all report the status `here` or `ready`.
 
         Raises:
             ShardError: one is lost, or takes too long.
         """
 
         def is_over() -> bool:
-            return bool(self._problem) or all(f.said == said for f in self._followers)
+            return bool(self._problem) or all(f.status == status for f in self._workers)
 
         with self._changed:
             in_time = self._changed.wait_for(is_over, timeout_s)
         self.check()
         if not in_time:
-            raise ShardError(f"a rank of the engine was not {said} after {timeout_s:g} s")
+            raise ShardError(f"a rank of the engine was not {status} after {timeout_s:g} s")
 
     def check(self) -> None:
         """Raise `ShardError` when a rank is lost."""
@@ -193,42 +194,42 @@ class Followers:
             self._count(-1)
 
     def send(self, batch: StepBatch, num_sampled: int) -> None:
-        """Let the others compute a step as well; they follow the order of calls."""
+        """Let the workers compute a step as well, in the order of calls."""
         message = encode(StepMessage(batch, num_sampled))
-        for follower in self._followers:
-            follower.steps.sendall(message)
+        for worker in self._workers:
+            worker.steps.sendall(message)
 
     def watch(self, launch: Launch) -> Launch:
         """The same launch, whose outcome is not waited for longer than the ranks live."""
-        return Watched(launch, self)
+        return WatchedLaunch(launch, self)
 
     def dismiss(self) -> None:
-        """Let the others take leave, after all that was sent. May be called twice."""
+        """Let the workers end, after all that was sent. May be called twice."""
         if self.is_stuck:
-            # As where a loss is heard of: this rank may have failed by itself.
+            # As where a loss is noticed: this rank may have failed by itself.
             atexit.register(_end_at_once)
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
-        for follower in self._followers:
-            follower.steps.close()
+        for worker in self._workers:
+            worker.steps.close()
             if self._problem:
-                follower.process.kill()
+                worker.process.kill()
 
     def close(self) -> None:
-        """Dismiss the others, and end those that do not leave; returns when none is left."""
+        """Dismiss the workers, and end those that do not leave; returns when none is left."""
         self.dismiss()
         deadline = time.monotonic() + _LEAVE_TIMEOUT_S
-        for follower in self._followers:
+        for worker in self._workers:
             try:
-                follower.process.wait(max(0.0, deadline - time.monotonic()))
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _log.warning("rank %d does not leave and is ended", follower.rank)
-                follower.process.kill()
-                follower.process.wait()
-            if follower.lifeline is not None:
+                _log.warning("rank %d does not leave and is ended", worker.rank)
+                worker.process.kill()
+                worker.process.wait()
+            if worker.lifeline is not None:
                 with suppress(BrokenPipeError):
-                    follower.lifeline.close()
+                    worker.lifeline.close()
         for thread in self._threads:
             thread.join(_LEAVE_TIMEOUT_S)
 
@@ -237,27 +238,27 @@ class Followers:
             self._busy += change
             self._changed.notify_all()
 
-    def _listen(self, follower: _Follower) -> None:
-        """Take what a follower says, until it ends."""
-        with follower.reports as reports:
+    def _listen(self, worker: _WorkerProcess) -> None:
+        """Read the reports of a worker, until it ends."""
+        with worker.reports as reports:
             for line in reports:
                 report = json.loads(line)
                 with self._changed:
-                    follower.said = report.get("said", follower.said)
-                    follower.error = report.get("error", follower.error)
+                    worker.status = report.get("status", worker.status)
+                    worker.error = report.get("error", worker.error)
                     self._changed.notify_all()
         try:
-            code = follower.process.wait(_LEAVE_TIMEOUT_S)
+            code = worker.process.wait(_LEAVE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            follower.process.kill()
-            code = follower.process.wait()
+            worker.process.kill()
+            code = worker.process.wait()
         with self._changed:
             if self._leaving:
                 return
-            reason = follower.error or _ending(code)
+            reason = worker.error or _ending(code)
             if not self._problem:
-                self._problem = f"rank {follower.rank} of the engine was lost: {reason}"
-                _log.error("%s (process %d)", self._problem, follower.process.pid)
+                self._problem = f"rank {worker.rank} of the engine was lost: {reason}"
+                _log.error("%s (process %d)", self._problem, worker.process.pid)
             self._changed.notify_all()
             on_loss = self._on_loss
         if on_loss is not None:
@@ -273,12 +274,12 @@ class Followers:
             _end_at_once()
 
 
-class Watched:
+class WatchedLaunch:
     """A launch of all ranks; implements `Launch`."""
 
-    def __init__(self, launch: Launch, followers: Followers) -> None:
+    def __init__(self, launch: Launch, workers: WorkerGroup) -> None:
         self._launch = launch
-        self._followers = followers
+        self._workers = workers
 
     def ready(self) -> bool:
         """See `Launch`; what the device has to complain of is for `outcome` to say."""
@@ -294,8 +295,8 @@ class Watched:
             ShardError: a rank is lost, or the step fails on the device (where a lost rank may show
                 first, as memory that is gone), or it does not end.
         """
-        with self._followers.together():
-            wait_for(self._launch.ready, self._followers.check)
+        with self._workers.together():
+            wait_for(self._launch.ready, self._workers.check)
             return self._launch.outcome()
 
 

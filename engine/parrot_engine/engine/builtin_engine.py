@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parrot_engine.batch import Launch, RowOutcome, Runner
+from parrot_engine.distributed.leader import load_leader_runner
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.context_store import ContextStore
 from parrot_engine.engine.grammar import GrammarCompiler
@@ -35,6 +36,7 @@ from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_copies import BlockCopies
+from parrot_engine.kv_cache.host_rates import load_copies
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import (
     BlockChanges,
@@ -46,6 +48,7 @@ from parrot_engine.protocol import (
     Primitive,
     StepResult,
 )
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
@@ -183,10 +186,8 @@ class BuiltinEngine:
             ModelError: the checkpoint cannot be served.
             SettingsError: the settings do not fit model and machine.
         """
-        from parrot_engine.kv_cache.host_rates import load_copies
-        from parrot_engine.models.loader import load_runner
-
-        runner = load_runner(folder, settings, progress)
+        load = load_runner if settings.tensor_parallel == 1 else load_leader_runner
+        runner = load(folder, settings, progress)
         grammars = None if tokenizer_json is None else _load_grammars(tokenizer_json, runner)
         copies, settings = load_copies(runner, settings)
         return cls(runner, settings, model=model, grammars=grammars, copies=copies)

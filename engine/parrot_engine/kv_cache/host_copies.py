@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from parrot_engine.kv_cache.host_memory import HostMemory
+from parrot_engine.runner.memory import staging_blocks
 
-#: Of each of the two buffers on the device, unless a single block is larger.
-STAGING_BYTES = 64 << 20
 #: Launches whose marks are kept: of a step in flight, of the one launched behind it, and one more.
 _MARKS = 3
 
@@ -75,11 +74,6 @@ class BlockCopies(Protocol):
     def close(self) -> None:
         """Wait for what is on its way, and give the memory back."""
         ...
-
-
-def staging_blocks(bytes_per_block: int) -> int:
-    """Blocks that one buffer on the device holds."""
-    return max(1, STAGING_BYTES // bytes_per_block)
 
 
 def make_copies(kv_cache: Tensor, num_slots: int) -> BlockCopies:

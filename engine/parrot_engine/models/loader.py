@@ -1,8 +1,8 @@
-"""From a checkpoint directory to a model that runs.
+"""From a checkpoint directory to a model with its weights.
 
-Chooses device and dtype, builds the family's model with empty weights, fills them from the
-checkpoint's memory-mapped tensors (fusing and converting on the way), and sizes the KV cache.
-Does not download anything and does not read the tokenizer.
+Chooses device and dtype, builds the family's model with empty weights, and fills them from the
+checkpoint's memory-mapped tensors (fusing and converting on the way). Does not download anything
+and does not read the tokenizer.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from parrot_engine.attention.storage import is_quantized
-from parrot_engine.distributed.collective import TorchCollective
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
-from parrot_engine.kernels.selection import Kernels, check_kv_cache_dtype, resolve_kernels
-from parrot_engine.kv_cache.host_copies import staging_blocks
+from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
 from parrot_engine.models.config import ModelConfig
@@ -28,11 +25,6 @@ from parrot_engine.models.dummy import draw_weights
 from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
 from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
-from parrot_engine.progress import ProgressLines
-from parrot_engine.runner.memory import free_memory_bytes, gpu_cache_blocks
-from parrot_engine.runner.model_runner import ModelRunner, kv_bytes_per_block
-from parrot_engine.runner.profiling import step_bytes
-from parrot_engine.settings import BuiltinSettings, kv_blocks
 
 #: Called after each tensor with (tensors loaded, tensors in all).
 Progress: TypeAlias = Callable[[int, int], None]
@@ -50,145 +42,6 @@ class LoadedModel(NamedTuple):
     model: Decoder
     defaults: GenerationDefaults
     spec: TensorSpec
-
-
-def load_runner(
-    path: Path,
-    settings: BuiltinSettings,
-    progress: Progress | None = None,
-    *,
-    collective: TorchCollective | None = None,
-) -> ModelRunner:
-    """Load the checkpoint in directory `path` and make a runner with a KV cache.
-
-    With `settings.tensor_parallel` above 1 the others' processes are started, and the runner
-    leads them. With `collective` the runner is one rank's; all ranks are to load at the same time.
-
-    Sets torch's thread count for the process when the device is the CPU, and the thread's current
-    device when it is a GPU.
-
-    Raises:
-        UnsupportedModelError: the model is not one that this engine knows how to run.
-        CheckpointError: files are missing, broken, or do not fit the configuration.
-        SettingsError: device, dtype or cache size cannot be had.
-    """
-    if settings.tensor_parallel > 1 and collective is None:
-        from parrot_engine.distributed.leader import load_leading_runner
-
-        return load_leading_runner(path, settings, progress)
-    device = resolve_device(settings.device)
-    if device.type == "cpu":
-        torch.set_num_threads(settings.num_threads)
-    else:
-        # Graphs are captured on this thread's current device.
-        torch.cuda.set_device(device)
-    kernels = resolve_kernels(settings.kernels, device)
-    check_kv_cache_dtype(settings.kv_cache_dtype, kernels, device)
-    try:
-        model, defaults, spec = load_model(
-            path,
-            device,
-            settings.dtype,
-            progress,
-            kernels=kernels,
-            dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
-            collective=collective,
-        )
-    except torch.cuda.OutOfMemoryError as error:
-        raise SettingsError(
-            "device", f"the weights do not fit into the memory of {device}: {error}"
-        ) from error
-
-    if collective is not None and settings.peer_memory:
-        collective.use_peer_memory(spec.dtype)
-
-    def make_runner(num_blocks: int) -> ModelRunner:
-        return ModelRunner(
-            model,
-            defaults,
-            num_blocks=num_blocks,
-            block_size=settings.block_size,
-            device=device,
-            dtype=spec.dtype,
-            kv_cache_dtype=settings.kv_cache_dtype,
-            kernels=kernels,
-            collective=collective,
-        )
-
-    config = model.config
-    longest = min(config.max_position, settings.max_context_tokens or config.max_position)
-    with_graphs = device.type == "cuda" and kernels == "triton" and settings.cuda_graphs != "off"
-    quantized = is_quantized(settings.kv_cache_dtype, config.head_dim)
-    per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype, quantized=quantized)
-    if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
-        in_step = step_bytes(make_runner, settings, longest, device)
-        if settings.has_host_tier:
-            # Copies go through two buffers on the device.
-            in_step += 2 * staging_blocks(per_block) * per_block
-        free, total = torch.cuda.mem_get_info(device)
-        num_blocks = gpu_cache_blocks(
-            bytes_per_block=per_block,
-            total_bytes=total,
-            free_bytes=free,
-            step_bytes=in_step,
-            graph_bytes=_graph_bytes(config, settings, in_step) if with_graphs else 0,
-            utilization=settings.gpu_memory_utilization,
-        )
-    else:
-        num_blocks = kv_blocks(
-            settings,
-            bytes_per_block=per_block,
-            max_position=config.max_position,
-            free_bytes=free_memory_bytes(device),
-        )
-    if collective is not None:
-        num_blocks = collective.least(num_blocks)
-    try:
-        runner = make_runner(num_blocks)
-    except torch.cuda.OutOfMemoryError as error:
-        free = free_memory_bytes(device)
-        raise SettingsError(
-            "num_blocks",
-            f"{num_blocks} blocks of {per_block} bytes do not fit into the {free} bytes that are "
-            f"free beside the weights; {free // per_block} would",
-        ) from error
-    if with_graphs:
-        longest = min(longest, num_blocks * settings.block_size)
-        _use_graphs(runner, settings, longest, device, collective)
-    return runner
-
-
-def _graph_bytes(config: ModelConfig, settings: BuiltinSettings, in_step: int) -> int:
-    from parrot_engine.runner.graphs import graph_bytes
-
-    return graph_bytes(
-        settings.max_batch_tokens,
-        vocab_size=config.vocab_size,
-        step_bytes=in_step,
-        slot_bytes=4 * config.num_heads * (config.head_dim + 1),
-    )
-
-
-def _use_graphs(
-    runner: ModelRunner,
-    settings: BuiltinSettings,
-    longest: int,
-    device: torch.device,
-    collective: TorchCollective | None,
-) -> None:
-    from parrot_engine.runner.graphs import CudaCapture, RequiredCapture
-
-    capture = CudaCapture(device)
-    graphs = runner.use_graphs(
-        # Without a graph on one rank, the others would wait for what it does not launch.
-        capture if collective is None else RequiredCapture(capture),
-        max_rows=settings.max_batch_size,
-        max_context=longest,
-        max_tokens=settings.max_batch_tokens,
-    )
-    if graphs is not None and settings.cuda_graphs == "auto":
-        is_first = collective is None or collective.shard.rank == 0
-        graphs.capture_all(ProgressLines("capturing CUDA graphs") if is_first else None)
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -211,10 +64,15 @@ def load_model(
     dummy_seed: int | None = None,
     collective: Collective | None = None,
 ) -> LoadedModel:
-    """Build the model of a checkpoint and load its weights; errors as `load_runner`.
+    """Build the model of a checkpoint and load its weights.
 
     With `dummy_seed` the weights are drawn from it, and only the configuration is read. With
     `collective` they are the part of its rank.
+
+    Raises:
+        UnsupportedModelError: the model is not one that this engine knows how to run.
+        CheckpointError: files are missing, broken, or do not fit the configuration.
+        SettingsError: the dtype cannot be had.
     """
     raw = read_json(path / "config.json")
     family = family_of(raw)

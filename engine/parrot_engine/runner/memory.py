@@ -9,6 +9,15 @@ import torch
 
 from parrot_engine.exceptions import SettingsError
 
+#: Size of each of the two buffers on the device through which blocks go to and from host memory,
+#: unless a single block is larger.
+STAGING_BYTES = 64 << 20
+
+
+def staging_blocks(bytes_per_block: int) -> int:
+    """Blocks that one such buffer holds."""
+    return max(1, STAGING_BYTES // bytes_per_block)
+
 
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that may still be taken on `device`.

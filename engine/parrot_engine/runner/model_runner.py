@@ -20,7 +20,6 @@ from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import BatchRow, BlockCopy, Launch, StepBatch
-from parrot_engine.distributed.step_message import StepMessage
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
@@ -31,7 +30,6 @@ from parrot_engine.runner.step_tokens import Computed, StepLogits, StepTokens, g
 from parrot_engine.runner.upload import Upload
 
 if TYPE_CHECKING:
-    from parrot_engine.distributed.leader import Lead
     from parrot_engine.runner.graphs import Capture, StepGraphs
 
 
@@ -63,12 +61,6 @@ def _attention_backend(
     return TritonAttention(shape, windows=windows, device=device, dtype=dtype, quantized=quantized)
 
 
-#: Runners whose graphs may still run, in work that waits for a lost rank. Destroying such a graph
-#: waits for its end, which never comes, and no other thread runs meanwhile: they stay until the
-#: process ends.
-_STUCK: list[ModelRunner] = []
-
-
 class ModelRunner:
     """Executes step batches with one model. Not thread-safe: one thread drives it."""
 
@@ -88,8 +80,8 @@ class ModelRunner:
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
 
         `dtype` is the model's, and the cache's unless `kv_cache_dtype` says otherwise. With
-        `collective` the model is one rank's part, and so is the cache; until somebody leads
-        (`lead`), every rank is to launch the same.
+        `collective` the model is one rank's part, and so is the cache; every rank is to launch the
+        same.
         """
         config = model.config
         self._model = model
@@ -130,7 +122,6 @@ class ModelRunner:
         self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
         self._graphs: StepGraphs | None = None
         self._collective = collective
-        self._lead: Lead | None = None
 
     @property
     def kv_cache(self) -> Tensor:
@@ -147,7 +138,6 @@ class ModelRunner:
 
         Raises:
             torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
-            ShardError: a rank is lost, or failed: nothing can be launched any more.
         """
         with self._as_current():
             upload = Upload()
@@ -155,46 +145,30 @@ class ModelRunner:
             upload.send(self._device)
             step = LaunchedStep(inputs, self._forward(batch), self._device)
         self._sampled = step.sampled
-        return step if self._lead is None else self._lead.followers.watch(step)
-
-    def lead(self, lead: Lead) -> None:
-        """From now on let the other ranks compute what is launched here."""
-        self._lead = lead
+        return step
 
     @torch.inference_mode()
-    def follow(self, message: StepMessage) -> None:
-        """Launch this rank's part of a step of rank 0."""
-        if len(self._sampled) != message.num_sampled:
-            self._sampled = torch.zeros(message.num_sampled, dtype=torch.int64, device=self._device)
+    def follow(self, batch: StepBatch, num_sampled: int) -> None:
+        """Launch this rank's part of a step of rank 0, whose step before sampled so many rows."""
+        if len(self._sampled) != num_sampled:
+            self._sampled = torch.zeros(num_sampled, dtype=torch.int64, device=self._device)
         with self._as_current():
-            self._forward(message.batch)
+            self._forward(batch)
 
     def check(self) -> None:
-        """Raise `ShardError` when another rank is lost."""
-        if self._lead is not None:
-            self._lead.followers.check()
+        """See `Runner`: no other process takes part."""
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Call this, from any thread, when another rank is lost."""
-        if self._lead is not None:
-            self._lead.followers.on_loss(callback)
+        """See `Runner`: there is none to lose."""
 
     def forget_graphs(self) -> None:
-        """Launch kernel by kernel from now on; to be called before taking leave of other ranks."""
+        """Launch kernel by kernel from now on; to be called before leaving a group of ranks."""
         if self._graphs is not None:
             self._graphs.forget()
         self._graphs = None
 
     def close(self) -> None:
-        """End the other ranks, if there are any; nothing is launched afterwards."""
-        lead, self._lead = self._lead, None
-        if lead is None:
-            return
-        if lead.followers.is_stuck:
-            _STUCK.append(self)
-        else:
-            self.forget_graphs()
-        lead.close()
+        """See `Runner`: nothing has to be ended."""
 
     def _as_current(self) -> AbstractContextManager[object]:
         """Triton launches on the thread's current device, whatever device its arguments are on."""
@@ -236,13 +210,6 @@ class ModelRunner:
 
     def _forward(self, batch: StepBatch) -> StepLogits:
         """The logits of one step; valid until the next one is launched."""
-        if self._lead is None:
-            return self._forward_here(batch)
-        with self._lead.followers.together():
-            self._lead.followers.send(batch, len(self._sampled))
-            return self._forward_here(batch)
-
-    def _forward_here(self, batch: StepBatch) -> StepLogits:
         self._copy_blocks(batch.copies)
         rows = batch.rows
         if not rows:

@@ -21,8 +21,8 @@ from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.selection import check_kv_cache_dtype
 from parrot_engine.kv_cache.host_copies import make_copies
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import Fill, Generate, SamplingParams
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.testing.driving import run_until_idle, tokens_of

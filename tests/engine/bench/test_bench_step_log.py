@@ -10,8 +10,8 @@ import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine.bench.step_log import Gap, Step, StepLog, by_kind, longest
 from parrot_engine.engine.builtin_engine import BuiltinEngine
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import Fill, Generate
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.testing.driving import greedy
 from torch import Tensor

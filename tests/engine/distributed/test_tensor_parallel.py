@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from parrot_engine.batch import RowOutcome
-from parrot_engine.distributed import worker_group as followers
+from parrot_engine.distributed import leader as leader_module
+from parrot_engine.distributed import worker_group
+from parrot_engine.distributed.leader import LeaderRunner, RankGroup
 from parrot_engine.distributed.worker_group import wait_for
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.exceptions import CheckpointError, SettingsError, ShardError
 from parrot_engine.protocol import Event, Fill, FreeContext, Generate, Generated, SamplingParams
-from parrot_engine.runner import model_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
@@ -45,10 +46,15 @@ def runner_of(engine: BuiltinEngine) -> ModelRunner:
     return runner
 
 
+def group_of(engine: BuiltinEngine) -> RankGroup:
+    runner = runner_of(engine)
+    assert isinstance(runner, LeaderRunner)
+    assert runner.group is not None
+    return runner.group
+
+
 def pids_of(engine: BuiltinEngine) -> list[int]:
-    lead = runner_of(engine)._lead
-    assert lead is not None
-    return lead.followers.pids
+    return group_of(engine).workers.pids
 
 
 def is_alive(pid: int) -> bool:
@@ -161,10 +167,9 @@ class FaultyLaunch:
 def test_what_fails_on_the_device_because_a_rank_is_lost_says_so(folders: dict[str, Path]) -> None:
     engine = open_engine(folders["llama"], tensor_parallel=2)
     try:
-        lead = runner_of(engine)._lead
-        assert lead is not None
-        step = lead.followers.watch(FaultyLaunch())
-        (pid,) = lead.followers.pids
+        workers = group_of(engine).workers
+        step = workers.watch(FaultyLaunch())
+        (pid,) = workers.pids
         os.kill(pid, signal.SIGKILL)
         assert step.ready()
         with pytest.raises(ShardError, match="rank 1 of the engine was lost: ended by SIGKILL"):
@@ -179,23 +184,22 @@ def test_closing_waits_for_no_gpu_that_waits_for_a_lost_rank(
     """Neither its graphs nor its group are taken down, and the process will not clean up either."""
     engine = open_engine(folders["llama"], tensor_parallel=2)
     model = runner_of(engine)
-    assert model._lead is not None
-    collective = model._lead._collective
+    collective = group_of(engine)._collective
     assert collective is not None
     at_exit: list[object] = []
     took_down: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(followers, "atexit", SimpleNamespace(register=at_exit.append))
-        patch.setattr(followers.Followers, "is_stuck", True)
+        patch.setattr(worker_group, "atexit", SimpleNamespace(register=at_exit.append))
+        patch.setattr(worker_group.WorkerGroup, "is_stuck", True)
         patch.setattr(collective, "leave", lambda: took_down.append("group"))
         patch.setattr(model, "forget_graphs", lambda: took_down.append("graphs"))
         try:
             engine.close()
             assert took_down == []
-            assert set(at_exit) == {followers._end_at_once}
-            assert model in model_runner._STUCK
+            assert set(at_exit) == {worker_group._end_at_once}
+            assert model in leader_module._STUCK
         finally:
-            model_runner._STUCK.clear()
+            leader_module._STUCK.clear()
     collective.leave()
 
 
@@ -220,11 +224,11 @@ _LEADER = """
 import sys
 from pathlib import Path
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.models.loader import load_runner
+from parrot_engine.distributed.leader import load_leader_runner
 
 settings = BuiltinSettings(device="cpu", num_blocks=8, tensor_parallel=2)
-runner = load_runner(Path(sys.argv[1]), settings)
-print(*runner._lead.followers.pids, flush=True)
+runner = load_leader_runner(Path(sys.argv[1]), settings)
+print(*runner.group.workers.pids, flush=True)
 sys.stdin.read()
 """
 

@@ -13,8 +13,8 @@ from guessing import GREEDY
 from parrot_engine.bench.speculation import run_forced
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.llm import LLM
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import Fill, Generate, SamplingParams
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 
 

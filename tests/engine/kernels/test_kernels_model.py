@@ -11,7 +11,7 @@ from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.kernels.selection import resolve_kernels
-from parrot_engine.models.loader import load_runner
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 

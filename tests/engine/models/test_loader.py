@@ -18,14 +18,10 @@ from parrot_engine.models import loader
 from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.families import FAMILIES, family_of
 from parrot_engine.models.generation_defaults import read_generation_defaults
-from parrot_engine.models.loader import (
-    load_runner,
-    read_model_config,
-    resolve_device,
-    resolve_dtype,
-)
+from parrot_engine.models.loader import read_model_config, resolve_device, resolve_dtype
 from parrot_engine.models.rope import frequencies
 from parrot_engine.runner import memory
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.memory import free_memory_bytes
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
@@ -431,7 +427,7 @@ def test_families_are_small() -> None:
 
 def test_serving_does_not_import_transformers() -> None:
     code = (
-        "import sys, parrot_engine.models.loader, parrot_engine.runner.sampler;"
+        "import sys, parrot_engine.runner.loader, parrot_engine.runner.sampler;"
         "bad = {'transformers', 'tokenizers', 'jinja2'} & set(sys.modules);"
         "assert not bad, bad"
     )

@@ -16,8 +16,8 @@ from paged import PagedHarness, PagedSequence
 from parrot_engine.attention.torch_backend import TorchAttention
 from parrot_engine.batch import StepBatch
 from parrot_engine.models import blocks
-from parrot_engine.models.loader import load_runner
 from parrot_engine.models.rope import Angles
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.runner.sampler import prompt_logprobs
 from parrot_engine.settings import BuiltinSettings

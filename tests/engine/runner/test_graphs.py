@@ -16,10 +16,10 @@ from checkpoints import CONFIGS, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import BatchRow, SampledToken, SamplingRow, StepBatch
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner import sampler
 from parrot_engine.runner.graphs import Key, StepGraphs, graph_keys
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from torch import Tensor

@@ -9,8 +9,8 @@ import torch
 from checkpoints import CONFIGS, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine.batch import BatchRow, BlockCopy, LogitsNeed, SamplingRow, StepBatch
-from parrot_engine.models.loader import load_runner
 from parrot_engine.protocol import SamplingParams
+from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.runner.profiling import largest_step
 from parrot_engine.settings import BuiltinSettings

@@ -1,0 +1,169 @@
+"""From a checkpoint directory to a runner: loads the model, sizes the KV cache, captures graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from parrot_engine.attention.storage import is_quantized
+from parrot_engine.exceptions import SettingsError
+from parrot_engine.kernels.selection import check_kv_cache_dtype, resolve_kernels
+from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.loader import Progress, load_model, resolve_device
+from parrot_engine.models.sharding import Collective
+from parrot_engine.progress import ProgressLines
+from parrot_engine.runner.memory import free_memory_bytes, gpu_cache_blocks, staging_blocks
+from parrot_engine.runner.model_runner import ModelRunner, kv_bytes_per_block
+from parrot_engine.runner.profiling import step_bytes
+from parrot_engine.settings import BuiltinSettings, kv_blocks
+
+
+class RankCollective(Collective, Protocol):
+    """The operations by which ranks load together."""
+
+    def use_peer_memory(self, dtype: torch.dtype) -> bool:
+        """Sum few tokens of `dtype` through peer memory, where that works for every rank."""
+        ...
+
+    def least(self, value: int) -> int:
+        """The smallest of every rank's `value`."""
+        ...
+
+
+def load_runner(
+    path: Path,
+    settings: BuiltinSettings,
+    progress: Progress | None = None,
+    *,
+    collective: RankCollective | None = None,
+    make: Callable[..., ModelRunner] = ModelRunner,
+) -> ModelRunner:
+    """Load the checkpoint in directory `path` and make this process's runner with a KV cache.
+
+    With `collective` the runner is one rank's; all ranks are to load at the same time. `make` is
+    `ModelRunner`, or makes a subclass of it from the same arguments.
+
+    Sets torch's thread count for the process when the device is the CPU, and the thread's current
+    device when it is a GPU.
+
+    Raises:
+        UnsupportedModelError: the model is not one that this engine knows how to run.
+        CheckpointError: files are missing, broken, or do not fit the configuration.
+        SettingsError: device, dtype or cache size cannot be had.
+    """
+    device = resolve_device(settings.device)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.num_threads)
+    else:
+        # Graphs are captured on this thread's current device.
+        torch.cuda.set_device(device)
+    kernels = resolve_kernels(settings.kernels, device)
+    check_kv_cache_dtype(settings.kv_cache_dtype, kernels, device)
+    try:
+        model, defaults, spec = load_model(
+            path,
+            device,
+            settings.dtype,
+            progress,
+            kernels=kernels,
+            dummy_seed=(settings.seed or 0) if settings.dummy_weights else None,
+            collective=collective,
+        )
+    except torch.cuda.OutOfMemoryError as error:
+        raise SettingsError(
+            "device", f"the weights do not fit into the memory of {device}: {error}"
+        ) from error
+
+    if collective is not None and settings.peer_memory:
+        collective.use_peer_memory(spec.dtype)
+
+    def make_runner(num_blocks: int, make: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
+        return make(
+            model,
+            defaults,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            device=device,
+            dtype=spec.dtype,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            kernels=kernels,
+            collective=collective,
+        )
+
+    config = model.config
+    longest = min(config.max_position, settings.max_context_tokens or config.max_position)
+    with_graphs = device.type == "cuda" and kernels == "triton" and settings.cuda_graphs != "off"
+    quantized = is_quantized(settings.kv_cache_dtype, config.head_dim)
+    per_block = kv_bytes_per_block(config, settings.block_size, spec.dtype, quantized=quantized)
+    if device.type == "cuda" and settings.num_blocks is None and settings.kv_cache_bytes is None:
+        in_step = step_bytes(make_runner, settings, longest, device)
+        if settings.has_host_tier:
+            # Copies go through two buffers on the device.
+            in_step += 2 * staging_blocks(per_block) * per_block
+        free, total = torch.cuda.mem_get_info(device)
+        num_blocks = gpu_cache_blocks(
+            bytes_per_block=per_block,
+            total_bytes=total,
+            free_bytes=free,
+            step_bytes=in_step,
+            graph_bytes=_graph_bytes(config, settings, in_step) if with_graphs else 0,
+            utilization=settings.gpu_memory_utilization,
+        )
+    else:
+        num_blocks = kv_blocks(
+            settings,
+            bytes_per_block=per_block,
+            max_position=config.max_position,
+            free_bytes=free_memory_bytes(device),
+        )
+    if collective is not None:
+        num_blocks = collective.least(num_blocks)
+    try:
+        runner = make_runner(num_blocks, make)
+    except torch.cuda.OutOfMemoryError as error:
+        free = free_memory_bytes(device)
+        raise SettingsError(
+            "num_blocks",
+            f"{num_blocks} blocks of {per_block} bytes do not fit into the {free} bytes that are "
+            f"free beside the weights; {free // per_block} would",
+        ) from error
+    if with_graphs:
+        longest = min(longest, num_blocks * settings.block_size)
+        _use_graphs(runner, settings, longest, device, collective)
+    return runner
+
+
+def _graph_bytes(config: ModelConfig, settings: BuiltinSettings, in_step: int) -> int:
+    from parrot_engine.runner.graphs import graph_bytes
+
+    return graph_bytes(
+        settings.max_batch_tokens,
+        vocab_size=config.vocab_size,
+        step_bytes=in_step,
+        slot_bytes=4 * config.num_heads * (config.head_dim + 1),
+    )
+
+
+def _use_graphs(
+    runner: ModelRunner,
+    settings: BuiltinSettings,
+    longest: int,
+    device: torch.device,
+    collective: RankCollective | None,
+) -> None:
+    from parrot_engine.runner.graphs import CudaCapture, RequiredCapture
+
+    capture = CudaCapture(device)
+    graphs = runner.use_graphs(
+        # Without a graph on one rank, the others would wait for what it does not launch.
+        capture if collective is None else RequiredCapture(capture),
+        max_rows=settings.max_batch_size,
+        max_context=longest,
+        max_tokens=settings.max_batch_tokens,
+    )
+    if graphs is not None and settings.cuda_graphs == "auto":
+        is_first = collective is None or collective.shard.rank == 0
+        graphs.capture_all(ProgressLines("capturing CUDA graphs") if is_first else None)
