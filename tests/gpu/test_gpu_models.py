@@ -21,7 +21,8 @@ from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.text import Tokenizer, load_text_assets
+from parrot_engine.text import Tokenizer
+from parrot_engine.text.loading import load_text_assets
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
 from parrot_engine.protocol import Grammar
-from parrot_engine.text import load_text_assets
+from parrot_engine.text.loading import load_text_assets
 
 SCHEMA = {
     "type": "object",

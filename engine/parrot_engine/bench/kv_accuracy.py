@@ -32,7 +32,8 @@ from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.text import Tokenizer, load_text_assets
+from parrot_engine.text import Tokenizer
+from parrot_engine.text.loading import load_text_assets
 
 #: Passages of a checkout of the repository.
 _PASSAGES = Path(__file__).parents[3] / "tests" / "engine" / "held_out_passages.txt"

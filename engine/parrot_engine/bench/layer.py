@@ -20,7 +20,7 @@ from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.device import time_s
 from parrot_engine.bench.kernels import Load, decode_load
 from parrot_engine.bench.steps import SHAPES, dummy_runner
-from parrot_engine.models.blocks import Step
+from parrot_engine.models.blocks import LayerInputs
 from parrot_engine.models.ops import Residual
 from parrot_engine.runner.model_runner import ModelRunner
 
@@ -48,7 +48,7 @@ class Layers:
     def layers(self) -> Tensor:
         """Hidden states behind the last layer."""
         model = self._runner._model
-        step = Step(self._angles, self._attention, self._plan)
+        step = LayerInputs(self._angles, self._attention, self._plan)
         residual = Residual(self._hidden)
         for layer, layer_kv in zip(
             model.model.layers, self._runner.kv_cache.unbind(0), strict=True

@@ -27,7 +27,7 @@ from parrot_engine.runner.model_runner import ModelRunner
 #: Of how many of the longest gaps between tokens it is told where they come from: a share of all,
 #: but not fewer than this.
 _LONGEST_SHARE, _LEAST_LONGEST = 0.01, 3
-#: Names of the times that `Step.told` gives.
+#: Names of the times that `StepRecord.told` gives.
 _TIMES = (
     "ms",
     "cpu_ms",
@@ -41,7 +41,7 @@ _TIMES = (
 
 
 @dataclass(slots=True)
-class Step:
+class StepRecord:
     """One step of an engine; seconds of the thread that drives it."""
 
     begin: float = 0.0
@@ -112,7 +112,7 @@ class Gap(NamedTuple):
 
     seconds: float
     #: Those that ended in it, the one that brought the tokens last.
-    steps: list[Step]
+    steps: list[StepRecord]
 
     def told(self) -> dict[str, Any]:
         """Its figures and those of its steps, times in milliseconds."""
@@ -131,16 +131,16 @@ class StepLog:
         #: To be given to the engine in place of those.
         self.runner = _LoggedRunner(runner, self)
         self.copies = None if copies is None else _LoggedCopies(copies, self)
-        self.steps: list[Step] = []
-        self.now = Step()
+        self.steps: list[StepRecord] = []
+        self.now = StepRecord()
         #: Copies that have not ended: how many blocks, and whether they come in.
         self.pending: list[tuple[Copy, int, bool]] = []
         self._garbage_begin = 0.0
 
     @contextmanager
-    def step(self) -> Iterator[Step]:
+    def step(self) -> Iterator[StepRecord]:
         """Around one step of the engine."""
-        self.now = Step(begin=time.perf_counter())
+        self.now = StepRecord(begin=time.perf_counter())
         cpu = time.thread_time()
         gc.callbacks.append(self._on_garbage)
         try:
@@ -204,7 +204,7 @@ def line(gap: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def by_kind(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def by_kind(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """Steps by how they were launched and whether they asked for blocks of the host.
 
     Of each kind the number of steps, and median and largest of each of their times.

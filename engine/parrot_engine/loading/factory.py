@@ -17,7 +17,7 @@ from parrot_engine.loading.hub import resolve_model, served_name
 from parrot_engine.progress import ProgressLines
 from parrot_engine.protocol import Engine
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.text.assets import TextAssets, TextAssetsError, load_text_assets
+from parrot_engine.text.assets import TextAssets, TextAssetsError
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +122,9 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
         ModelError: the model cannot be found, read or run.
         SettingsError: an option does not fit model or machine.
     """
+    # Imports tokenizers, which engines without text do not need.
+    from parrot_engine.text.loading import load_text_assets
+
     settings, folder = _prepare(options)
     try:
         text = load_text_assets(folder)

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from parrot_engine.attention.interface import AttentionBackend, FusedAttention, HeadNorms
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import ModelConfig
-from parrot_engine.models.ops import Affine, Norm, Residual, ops_of
+from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.rope import Angles, rotate
 from parrot_engine.models.sharding import Collective
 
 
-class Step(NamedTuple):
-    """What the layers of one step share."""
+class LayerInputs(NamedTuple):
+    """The part of a step that all layers share."""
 
+    #: Of the rotary embedding, for the positions of the step's tokens.
     angles: Angles
     attention: AttentionBackend[Any]
+    #: Made by `attention.plan` for the step's rows.
     plan: Any
 
 
@@ -43,6 +45,14 @@ class TensorSpec(NamedTuple):
         """An unfilled weight."""
         data = torch.empty(*shape, device=self.device, dtype=self.dtype)
         return nn.Parameter(data, requires_grad=False)
+
+    def ops(self) -> Ops:
+        """The operations of these kernels; imports triton only where it is asked for."""
+        if self.kernels == "triton":
+            from parrot_engine.models.triton_ops import TritonOps
+
+            return TritonOps(collective=self.collective)
+        return Ops(self.collective)
 
 
 class WeightPart(NamedTuple):
@@ -124,7 +134,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, spec) if config.qk_norm else None
 
-    def forward(self, qkv: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
+    def forward(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
         """What the heads attend to, `[num_tokens, heads x head_dim]`, for the output of `qkv_proj`.
 
         The new K and V go to `layer_kv`.
@@ -134,7 +144,7 @@ class Attention(nn.Module):
         return self._attend(qkv, layer_kv, step)
 
     def _attend_fused(
-        self, qkv: Tensor, layer_kv: Tensor, step: Step, attention: FusedAttention[Any]
+        self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs, attention: FusedAttention[Any]
     ) -> Tensor:
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
@@ -150,7 +160,7 @@ class Attention(nn.Module):
             scale=self._scale,
         )
 
-    def _attend(self, qkv: Tensor, layer_kv: Tensor, step: Step) -> Tensor:
+    def _attend(self, qkv: Tensor, layer_kv: Tensor, step: LayerInputs) -> Tensor:
         heads = qkv.view(qkv.shape[0], -1, self._head_dim)
         rotated_heads = self._num_heads + self._num_kv_heads
         query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
@@ -198,9 +208,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, spec)
         self.mlp = GatedMLP(config, spec)
         self._activation = config.activation
-        self._ops = ops_of(spec.kernels, spec.collective)
+        self._ops = spec.ops()
 
-    def forward(self, residual: Residual, layer_kv: Tensor, step: Step) -> Residual:
+    def forward(self, residual: Residual, layer_kv: Tensor, step: LayerInputs) -> Residual:
         """The residual stream behind this layer."""
         ops, attention, mlp = self._ops, self.self_attn, self.mlp
         qkv, hidden = ops.norm_linear(

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parrot_engine.attention.interface import AttentionBackend
-from parrot_engine.models.blocks import DecoderLayer, Linear, RMSNorm, Step, TensorSpec
+from parrot_engine.models.blocks import DecoderLayer, LayerInputs, Linear, RMSNorm, TensorSpec
 from parrot_engine.models.config import ModelConfig
-from parrot_engine.models.ops import Affine, Residual, ops_of
+from parrot_engine.models.ops import Affine, Residual
 from parrot_engine.models.rope import Rotary
-from parrot_engine.models.sharded_ops import gather_logits
-from parrot_engine.models.sharding import Shard
+from parrot_engine.models.sharding import Collective, Shard
 
 
 class Embedding(nn.Module):
@@ -64,7 +63,7 @@ class Decoder(nn.Module):
         )
         self._rotary = Rotary(config.rope, config.head_dim, spec.device)
         self._dtype = spec.dtype
-        self._ops = ops_of(spec.kernels, spec.collective)
+        self._ops = spec.ops()
 
     def forward(
         self,
@@ -79,7 +78,7 @@ class Decoder(nn.Module):
         `token_ids` and `positions` are `[num_tokens]`, row after row of the batch that `plan`
         was made for; `kv_cache` is as in `attention.interface` and is written to.
         """
-        step = Step(self._rotary.angles(positions, self._dtype), attention, plan)
+        step = LayerInputs(self._rotary.angles(positions, self._dtype), attention, plan)
         residual = Residual(self.model.embed_tokens(token_ids))
         for layer, layer_kv in zip(self.model.layers, kv_cache.unbind(0), strict=True):
             residual = layer(residual, layer_kv, step)
@@ -94,4 +93,19 @@ class Decoder(nn.Module):
         if self._collective is None:
             return self._ops.logits(hidden, self.model.norm.norm, head, out)
         part = self._ops.logits(hidden, self.model.norm.norm, head)
-        return gather_logits(self._collective, part, self.config.vocab_size, out)
+        return _gather_logits(self._collective, part, self.config.vocab_size, out)
+
+
+def _gather_logits(
+    collective: Collective, part: Tensor, vocab_size: int, out: Tensor | None = None
+) -> Tensor:
+    """`[rows, vocab_size]` from the parts that the ranks computed, `[rows, share of it]`."""
+    share = collective.shard.share(vocab_size)
+    if part.shape[1] < share:
+        part = F.pad(part, (0, share - part.shape[1]))
+    parts = collective.all_gather(part).transpose(0, 1)
+    if out is None or share * len(parts[0]) != vocab_size:
+        whole = parts.reshape(len(parts), -1)[:, :vocab_size]
+        return whole if out is None else out.copy_(whole)
+    out.view(parts.shape).copy_(parts)
+    return out

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.sharding import Collective
 
 
@@ -50,7 +49,14 @@ class Normed(NamedTuple):
 
 
 class Ops:
-    """Torch's implementation; rows are contiguous."""
+    """Torch's implementation; rows are contiguous.
+
+    With a `collective` each rank holds a part of the model: its layers are those of a smaller one,
+    except that what o and down yield (`linear_onto`) is a rank's share of a sum.
+    """
+
+    def __init__(self, collective: Collective | None = None) -> None:
+        self._collective = collective
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Over the last axis, accumulating in float32."""
@@ -85,27 +91,20 @@ class Ops:
         return F.linear(x, *linear)
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
-        """`hidden` and the product of x, added up or not."""
-        return Residual(hidden, F.linear(x, *linear))
+        """`hidden` and the product of x, added up or not.
+
+        Over ranks, columns of `x` and of the weight are divided among them; the product is summed.
+        """
+        if self._collective is None:
+            return Residual(hidden, F.linear(x, *linear))
+        total = self._collective.all_reduce(self.linear(x, Affine(linear.weight)))
+        # Every rank holds the bias, and it is to be added once.
+        return Residual(hidden, total if linear.bias is None else total + linear.bias)
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
-        """Norm, then the output head: float32, into `out` where one is given."""
+        """Norm, then the output head: float32, into `out` where one is given.
+
+        Over ranks: the logits of the rank's own rows of the head.
+        """
         logits = F.linear(self.rms_norm(hidden, norm), *head)
         return logits.float() if out is None else out.copy_(logits)
-
-
-def ops_of(kernels: Kernels, collective: Collective | None = None) -> Ops:
-    """The operations of a kind, for a model that ranks hold together where `collective` is given.
-
-    Triton is imported only when it is asked for.
-    """
-    ops = Ops()
-    if kernels == "triton":
-        from parrot_engine.models.triton_ops import TritonOps
-
-        ops = TritonOps()
-    if collective is None:
-        return ops
-    from parrot_engine.models.sharded_ops import ShardedOps
-
-    return ShardedOps(ops, collective)

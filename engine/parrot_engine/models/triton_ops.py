@@ -24,6 +24,7 @@ from parrot_engine.kernels.skinny_tuning import (
     tuning_for,
 )
 from parrot_engine.models.ops import Affine, Norm, Normed, Ops, Residual
+from parrot_engine.models.sharding import Collective
 
 #: The kernel for a product on a device, or None where torch's own is to be taken.
 Tune: TypeAlias = Callable[[Product, torch.device], Tuning | None]
@@ -45,7 +46,8 @@ def tune(case: Product, device: torch.device) -> Tuning | None:
 class TritonOps(Ops):
     """On a GPU, or in Triton's interpreter."""
 
-    def __init__(self, tune: Tune = tune) -> None:
+    def __init__(self, tune: Tune = tune, *, collective: Collective | None = None) -> None:
+        super().__init__(collective)
         self._tune = tune
         #: By device and blocks of outputs, for products whose columns are cut; see `product`.
         self._arrivals: dict[tuple[torch.device, int], Tensor] = {}
@@ -124,7 +126,7 @@ class TritonOps(Ops):
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
         """See `Ops`."""
-        tuning = self._tuning(x, linear)
+        tuning = None if self._collective is not None else self._tuning(x, linear)
         if tuning is None:
             return super().linear_onto(hidden, x, linear)
         counts = self._counts(x, linear, tuning)

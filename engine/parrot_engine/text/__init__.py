@@ -1,11 +1,12 @@
 """Text and tokens: tokenizer, incremental detokenizer, stop strings, chat templates. No torch.
 
 Importing it loads nothing but the standard library; `tokenizers` and `jinja2` follow on first use.
+Reading a model folder is `parrot_engine.text.loading`, which imports `tokenizers`.
 """
 
 from __future__ import annotations
 
-from parrot_engine.text.assets import TextAssets, TextAssetsError, load_text_assets
+from parrot_engine.text.assets import TextAssets, TextAssetsError
 from parrot_engine.text.chat import ChatTemplate, ChatTemplateError
 from parrot_engine.text.detokenizer import IncrementalDetokenizer
 from parrot_engine.text.output import OutputDelta, OutputText
@@ -23,5 +24,4 @@ __all__ = [
     "TextAssets",
     "TextAssetsError",
     "Tokenizer",
-    "load_text_assets",
 ]

@@ -7,7 +7,6 @@ having the files, torch or transformers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 class TextAssetsError(ValueError):
@@ -28,14 +27,3 @@ class TextAssets:
     model_max_length: int | None = None
     #: Encode the text of special tokens as ordinary text.
     split_special_tokens: bool = False
-
-
-def load_text_assets(folder: Path) -> TextAssets:
-    """Read tokenizer and chat templates of a model folder.
-
-    Raises:
-        TextAssetsError: no tokenizer in the folder, or a file that cannot be understood.
-    """
-    from parrot_engine.text.loading import read_folder
-
-    return read_folder(folder)

@@ -98,8 +98,12 @@ _QWEN2_REGEX = (
 )
 
 
-def read_folder(folder: Path) -> TextAssets:
-    """See `parrot_engine.text.load_text_assets`."""
+def load_text_assets(folder: Path) -> TextAssets:
+    """Read tokenizer and chat templates of a model folder.
+
+    Raises:
+        TextAssetsError: no tokenizer in the folder, or a file that cannot be understood.
+    """
     config = _read_json(folder / "tokenizer_config.json") or {}
     chat_template = _chat_template(folder, config)
     tokenizer_file = folder / "tokenizer.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
-from parrot_engine.bench.step_log import Gap, Step, StepLog, by_kind, longest
+from parrot_engine.bench.step_log import Gap, StepLog, StepRecord, by_kind, longest
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Generate
 from parrot_engine.runner.loader import load_runner
@@ -66,7 +66,7 @@ def test_steps_say_how_they_were_launched(tmp_path: Path) -> None:
 
 def test_the_longest_gaps_come_first_and_the_median_last() -> None:
     gaps = [
-        Gap(seconds, [Step(begin=0.0, end=seconds - 0.25, launch_s=0.5)])
+        Gap(seconds, [StepRecord(begin=0.0, end=seconds - 0.25, launch_s=0.5)])
         for seconds in (1.0, 5.0, 2.0, 4.0, 3.0)
     ]
     told = longest(gaps)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parrot_engine.text import ChatTemplate, ChatTemplateError, Tokenizer, load_text_assets
+from parrot_engine.text import ChatTemplate, ChatTemplateError, Tokenizer
+from parrot_engine.text.loading import load_text_assets
 from tokenizer_kinds import CHAT, byte_level, write_folder
 
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_engine.text import OutputText, Tokenizer, load_text_assets
+from parrot_engine.text import OutputText, Tokenizer
+from parrot_engine.text.loading import load_text_assets
 from tokenizer_kinds import write_kind
 
 TEXT = st.text("ab é🦜\n", max_size=20)

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer, load_text_assets
+from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer
 from parrot_engine.text.length_bound import read_bound
+from parrot_engine.text.loading import load_text_assets
 from tokenizer_kinds import CORPUS, KINDS, byte_level, write_folder, write_kind
 
 TEXTS = [
