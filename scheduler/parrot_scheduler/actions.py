@@ -17,8 +17,8 @@ RejectCode: TypeAlias = Literal[
     "duplicate",  # a task of this id lives already
 ]
 
-#: What an engine should do with a task's KV once it has ended: `keep` it before others (its
-#: application comes back soon), treat it as any other (`normal`), or let go of it first (`drop`).
+#: What an engine does with a task's KV once it has ended: `keep` it longer than other KV (its
+#: application comes back soon), treat it as any other (`normal`), or evict it first (`drop`).
 Retention: TypeAlias = Literal["keep", "normal", "drop"]
 
 
@@ -26,7 +26,7 @@ Retention: TypeAlias = Literal["keep", "normal", "drop"]
 class Reasons:
     """Why a task went where it went, and when; for traces, pictures and tests."""
 
-    #: The placement policy, and what decided: `prefix`, `group`, `load`, `bound`, `only`, ….
+    #: Name of the placement policy, and what decided: `prefix`, `group`, `load`, `bound`, ….
     policy: str
     decided_by: str
     #: Seconds in the scheduler's queue, and of these held with its whole application.
@@ -57,10 +57,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """An application's tasks wait at the door until there is room for its working set."""
+    """An application's tasks wait in the admission queue until there is room for them."""
 
     application: ApplicationId
-    #: An application with calls to several models is held by each of them for itself.
+    #: An application with calls to several models is held for each model by itself.
     model: str
     reason: str
 
@@ -84,7 +84,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop a placed task (a Fill done ahead that is in the way); the caller reports its end."""
+    """Stop a placed task (a Fill ahead that is in the way); the caller reports its end."""
 
     task_id: TaskId
     reason: str
@@ -100,7 +100,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a `Tick` at this time, if nothing else happens before; replaces earlier wishes."""
+    """Send a `Tick` at this time, if nothing else happens before; replaces earlier ones."""
 
     time: float
 

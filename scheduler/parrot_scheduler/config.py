@@ -1,4 +1,4 @@
-"""How a scheduler is set up: which policies, and every bound. All defaults are here."""
+"""Settings of a scheduler, with all defaults, and presets of whole set-ups."""
 
 from __future__ import annotations
 
@@ -7,39 +7,46 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Policies by name (see the `POLICIES` of each folder) and limits. Times are in seconds."""
+    """Policies by name (see the `POLICIES` of each folder), their knobs, and every bound.
+
+    Times are seconds on the clock of whoever calls `Scheduler.step`.
+    """
 
     admission: str = "working-set"
     order: str = "fair"
+    #: Name of the placement policy.
     place: str = "parrot"
+    #: Name of the retention policy.
     keep: str = "hazard"
     #: Whether task groups are placed together.
     group_tasks: bool = True
     #: Whether output lengths are predicted by template; otherwise `max_tokens` counts.
     predict_lengths: bool = True
 
-    #: Tasks that wait, held ones included; more are refused.
+    #: Waiting tasks at most, held ones included; more are refused.
     max_queued: int = 100_000
     #: A task that waited longer is refused.
     max_wait_s: float = 600.0
-    #: Tasks of a model without engines wait this long for one.
+    #: A task of a model without engines that waited longer for one is refused.
     no_engine_wait_s: float = 30.0
-    #: An application is held no longer than this.
+    #: An application that was held for longer is admitted.
     max_hold_s: float = 120.0
-    #: Share of an engine's KV that admitted applications may fill: hit rates collapse past it.
+    #: Share of the engines' tokens of KV that admitted applications, and of one engine's that
+    #: placed tasks, may fill: hit rates collapse past it.
     working_set_target: float = 0.85
-    #: Applications, templates, tenants and block hashes that are remembered; oldest out first.
+    #: Paused applications, templates, tenants and block hashes that are remembered at most; the
+    #: least recently used are forgotten first.
     max_applications: int = 100_000
     max_templates: int = 10_000
     max_tenants: int = 10_000
     max_blocks: int = 2_000_000
-    #: A task that waited longer than this gets one of every four placements, oldest first, and
-    #: an engine is drained for it when it fits nowhere else.
+    #: A task that waited longer gets one of every four placements, oldest first, and an engine is
+    #: drained for it where it fits nowhere else.
     starvation_s: float = 60.0
     #: Tasks without room that are passed over in search of one that fits.
     max_passed_over: int = 8
-    #: A task that nobody waits for gives way to those that somebody waits for, as long as it ends
-    #: within so many times what it would take where it ends soonest; 1: it does not give way.
+    #: A throughput task gives way to latency tasks as long as it takes at most so many times as
+    #: long as on the engine where it would end soonest; 1: it does not give way.
     yield_slack: float = 2.0
     #: Seeds every random choice.
     seed: int = 0

@@ -1,6 +1,6 @@
-"""What the scheduler is told. Everything that it knows came in as one of these.
+"""Events: everything that the scheduler knows comes in as one of these.
 
-Events may be late, doubled or out of order, and may speak of tasks and engines that are gone: the
+Events may be late, repeated or out of order, and may name tasks and engines that are gone: the
 scheduler ignores what makes no sense any more, and counts it.
 """
 
@@ -55,7 +55,7 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """A placed task ended on its engine, well or not."""
+    """A placed task ended on its engine, successfully or not."""
 
     task_id: TaskId
     cached_tokens: int
@@ -101,7 +101,7 @@ class EngineLeft:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """How an engine says it stands; may be stale, or nonsense."""
+    """An engine's load by its own account; may be stale, or nonsense."""
 
     engine_id: EngineId
     running: int

@@ -1,23 +1,23 @@
-"""How long will an output be? Learned from what calls of the same template generated before."""
+"""Predictions of output lengths, learned from what calls of the same template generated."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
 
-#: Bins of a sketch for each doubling: a quantile is right within a factor of 2 ** (1 / 4).
+#: Bins of a histogram for each doubling: a quantile is right within a factor of 2 ** (1 / 4).
 _PER_OCTAVE = 4
 #: Outputs up to 2 ** 24 tokens.
 _NUM_BINS = 24 * _PER_OCTAVE + 1
-#: Old samples fade: past this weight all are halved.
+#: Past this weight of samples all are halved, so that old ones fade.
 _MAX_WEIGHT = 256.0
-#: Samples before a template's own sketch is believed, and before the pool's is.
+#: Samples before a template's own histogram is used, and before the one of all calls is.
 _ENOUGH = 8
 _ENOUGH_ALL = 32
 _RATIO_BINS = 20
 
 
-class Sketch:
+class FadingHistogram:
     """A histogram with bins of equal ratio, whose old samples fade."""
 
     __slots__ = ("_bins", "weight")
@@ -48,7 +48,7 @@ class Sketch:
         return edge
 
 
-class Lengths:
+class LengthPredictor:
     """Output lengths per sequence by template, and over all as a share of `max_tokens`.
 
     Templates are forgotten least recently used first.
@@ -56,7 +56,7 @@ class Lengths:
 
     def __init__(self, max_templates: int) -> None:
         self._max_templates = max_templates
-        self._templates: OrderedDict[tuple[str, str], Sketch] = OrderedDict()
+        self._templates: OrderedDict[tuple[str, str], FadingHistogram] = OrderedDict()
         self._ratios = [0.0] * _RATIO_BINS
         self._ratio_weight = 0.0
 
@@ -77,13 +77,13 @@ class Lengths:
         if not template:
             return
         key = (tenant, template)
-        sketch = self._templates.get(key)
-        if sketch is None:
-            sketch = self._templates[key] = Sketch()
+        histogram = self._templates.get(key)
+        if histogram is None:
+            histogram = self._templates[key] = FadingHistogram()
             if len(self._templates) > self._max_templates:
                 self._templates.popitem(last=False)
         self._templates.move_to_end(key)
-        sketch.add(generated)
+        histogram.add(generated)
 
     def predict(self, tenant: str, template: str, max_tokens: int, share: float = 0.9) -> int:
         """Tokens a sequence that `share` of such calls do not exceed; at most `max_tokens`.
@@ -93,9 +93,9 @@ class Lengths:
         """
         if max_tokens <= 0:
             return 0
-        sketch = self._templates.get((tenant, template)) if template else None
-        if sketch is not None and sketch.weight >= _ENOUGH:
-            return max(1, min(max_tokens, math.ceil(sketch.quantile(share))))
+        histogram = self._templates.get((tenant, template)) if template else None
+        if histogram is not None and histogram.weight >= _ENOUGH:
+            return max(1, min(max_tokens, math.ceil(histogram.quantile(share))))
         if self._ratio_weight >= _ENOUGH_ALL:
             wanted, seen = share * self._ratio_weight, 0.0
             for index, count in enumerate(self._ratios):

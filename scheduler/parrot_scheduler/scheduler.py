@@ -1,8 +1,8 @@
 """The scheduler: events in, actions out.
 
 Deterministic and synchronous: the same events at the same times give the same actions, byte for
-byte. It reads no clock, does no I/O, and draws random numbers only from its own seed. Both the
-gateway and the simulator are shells around it.
+byte. It reads no clock, does no I/O, and draws random numbers only from its own seed. The gateway
+and the simulator both run it, each with its own clock.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from parrot_scheduler.events import (
     TaskUpdated,
     Tick,
 )
+from parrot_scheduler.model_scheduler import ModelScheduler
 from parrot_scheduler.policy import Policies
-from parrot_scheduler.queue.dispatcher import Dispatcher
-from parrot_scheduler.queue.model_queue import ModelQueue
 from parrot_scheduler.snapshot import snapshot_of
-from parrot_scheduler.task import EngineId, Task, TaskId
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task import EngineDescription, EngineId, Task, TaskId
+from parrot_scheduler.task_state import TaskState
 
 
 def policies_of(config: SchedulerConfig) -> Policies:
@@ -47,8 +46,8 @@ def policies_of(config: SchedulerConfig) -> Policies:
     return Policies(
         admission=_named(admission.POLICIES, "admission", config.admission),
         order=_named(order.POLICIES, "order", config.order),
-        place=_named(placement.POLICIES, "place", config.place),
-        keep=_named(retention.POLICIES, "keep", config.keep),
+        placement=_named(placement.POLICIES, "place", config.place),
+        retention=_named(retention.POLICIES, "keep", config.keep),
     )
 
 
@@ -75,16 +74,17 @@ class Scheduler:
     ) -> None:
         self.config = config or SchedulerConfig()
         self._policies = policies or policies_of(self.config)
-        #: Events that made no sense, by kind.
+        #: Events that were ignored because they made no sense, by kind.
         self.ignored: dict[str, int] = {}
         #: Actions so far, by kind.
         self.counts: dict[str, int] = {}
         self._now = 0.0
         self._started = False
         self._sequence = 0
-        self._tasks: dict[TaskId, tuple[ModelQueue, Entry]] = {}
-        self._engines: dict[EngineId, ModelQueue] = {}
-        self._models: dict[str, tuple[ModelQueue, Dispatcher]] = {}
+        self._tasks: dict[TaskId, tuple[ModelScheduler, TaskState]] = {}
+        self._engines: dict[EngineId, ModelScheduler] = {}
+        #: Models with engines or tasks, by name; to be read only.
+        self.models: dict[str, ModelScheduler] = {}
         self._wake_at = -math.inf
         self._actions: list[Action] = []
 
@@ -99,7 +99,7 @@ class Scheduler:
 
     @property
     def now(self) -> float:
-        """The latest time that it was told."""
+        """The time of the last step."""
         return self._now
 
     @property
@@ -108,7 +108,7 @@ class Scheduler:
         return len(self._tasks)
 
     def step(self, now: float, events: Iterable[Event]) -> list[Action]:
-        """Take in what happened, in this order, and say what to do.
+        """Apply events in this order, and decide what to do.
 
         A `now` that is earlier than the last one, or no number, counts as the last one.
         """
@@ -120,7 +120,7 @@ class Scheduler:
         actions: list[Action] = []
         self._actions = actions
         for event in events:
-            self._take(event)
+            self._apply(event)
         self._dispatch()
         for action in actions:
             kind = type(action).__name__
@@ -129,16 +129,19 @@ class Scheduler:
 
     def snapshot(self) -> dict[str, Any]:
         """How things stand, as plain data: queues, held applications, engines, tenants."""
-        return snapshot_of(self)
-
-    @property
-    def models(self) -> dict[str, ModelQueue]:
-        """Each model's queue, by name; to be read only."""
-        return {name: queue for name, (queue, _) in self._models.items()}
+        return {
+            "now": self._now,
+            "policies": {
+                name: getattr(self.config, name) for name in ("admission", "order", "place", "keep")
+            },
+            "actions": dict(self.counts),
+            "ignored": dict(self.ignored),
+            "models": {name: snapshot_of(model, self._now) for name, model in self.models.items()},
+        }
 
     # Events
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
             case TaskSubmitted():
                 self._submit(event.task)
@@ -160,48 +163,50 @@ class Scheduler:
                     found[0].update(found[1], event, self._now)
             case ApplicationFinished():
                 known = [
-                    queue.finish_application(event.application, self._now)
-                    for queue, _ in self._models.values()
+                    model.finish_application(event.application, self._now)
+                    for model in self.models.values()
                 ]
                 if not any(known):
                     self._ignore("ApplicationFinished")
             case EngineJoined():
-                description = event.engine
-                old = self._engines.pop(description.id, None)
-                if old is not None:
-                    old.leave(description.id, self._now)
-                queue = self._queue(description.model)
-                queue.join(description, self._now)
-                self._engines[description.id] = queue
+                self._join(event.engine)
             case Tick():
-                for queue, _ in self._models.values():
-                    queue.has_room = True
+                for model in self.models.values():
+                    model.search_all()
             case _:
-                self._take_of_engine(event)
+                self._apply_to_engine(event)
 
-    def _take_of_engine(
+    def _apply_to_engine(
         self,
         event: EngineDraining | EngineLeft | EngineReport | BlocksStored | BlocksEvicted,
     ) -> None:
-        queue = self._engines.get(event.engine_id)
-        if queue is None:
+        model = self._engines.get(event.engine_id)
+        if model is None:
             self._ignore(type(event).__name__)
             return
-        row = queue.pool.row_of(event.engine_id)
+        row = model.pool.row_of(event.engine_id)
         match event:
             case EngineDraining():
-                if not queue.drain(event.engine_id, self._now):
+                if not model.drain(event.engine_id, self._now):
                     self._ignore("EngineDraining")
             case EngineLeft():
                 del self._engines[event.engine_id]
-                queue.leave(event.engine_id, self._now)
+                model.leave(event.engine_id, self._now)
             case EngineReport():
-                if not queue.pool.report(row, event):
+                if not model.pool.report(row, event):
                     self._ignore("EngineReport")
             case BlocksStored():
-                queue.pool.prefixes.stored(row, event.hashes)
+                model.pool.prefixes.stored(row, event.hashes)
             case BlocksEvicted():
-                queue.pool.prefixes.evicted(row, event.hashes)
+                model.pool.prefixes.evicted(row, event.hashes)
+
+    def _join(self, engine: EngineDescription) -> None:
+        old = self._engines.pop(engine.id, None)
+        if old is not None:
+            old.leave(engine.id, self._now)
+        model = self._model(engine.model)
+        model.join(engine, self._now)
+        self._engines[engine.id] = model
 
     def _submit(self, task: Task) -> None:
         known = self._tasks.get(task.id)
@@ -212,19 +217,19 @@ class Scheduler:
                 text = f"task {task.id} lives already, and is another one"
                 self._actions.append(Reject(task.id, "duplicate", text))
             return
-        num_waiting = sum(len(queue.waiting) for queue, _ in self._models.values())
+        num_waiting = sum(len(model.waiting) for model in self.models.values())
         if num_waiting >= self.config.max_queued:
             text = f"{num_waiting} tasks wait; at most {self.config.max_queued} may"
             self._actions.append(Reject(task.id, "queue_full", text))
             return
-        queue = self._queue(task.model)
+        model = self._model(task.model)
         self._sequence += 1
         sequences = max(1, task.num_sequences)
         length = max(0, task.max_tokens)
         if self.config.predict_lengths:
-            length = queue.lengths.predict(task.tenant, task.template, length)
+            length = model.lengths.predict(task.tenant, task.template, length)
         kind, seconds = task.objective
-        entry = Entry(
+        state = TaskState(
             task=task,
             sequence=self._sequence,
             submitted_at=self._now,
@@ -235,67 +240,72 @@ class Scheduler:
             successors=max(0, task.successors),
             deadline=self._now + seconds if kind == "deadline" and seconds is not None else None,
         )
-        self._tasks[task.id] = (queue, entry)
-        queue.submit(entry, self._now)
+        self._tasks[task.id] = (model, state)
+        model.submit(state, self._now)
 
     def _progress(self, event: TaskProgress) -> None:
         found = self._tasks.get(event.task_id)
-        if found is None or found[1].state != "placed":
+        if found is None or found[1].status != "placed":
             self._ignore("TaskProgress")
             return
-        queue, entry = found
-        prompt = entry.task.prompt_tokens
-        filled = max(entry.filled_tokens, min(event.filled_tokens, prompt))
-        cached = max(entry.cached_tokens, min(event.cached_tokens, prompt))
-        generated = max(entry.generated_tokens, min(event.generated_tokens, _limit(entry.task)))
+        model, state = found
+        prompt = state.task.prompt_tokens
+        filled = max(state.filled_tokens, min(event.filled_tokens, prompt))
+        cached = max(state.cached_tokens, min(event.cached_tokens, prompt))
+        generated = max(state.generated_tokens, min(event.generated_tokens, _limit(state.task)))
         if (filled, cached, generated) != (
             event.filled_tokens,
             event.cached_tokens,
             event.generated_tokens,
         ):
             self._ignore("TaskProgress")
-        queue.progress(entry, filled, cached, generated, self._now)
+        model.progress(state, filled, cached, generated, self._now)
 
     def _finish(self, event: TaskFinished) -> None:
         found = self._tasks.get(event.task_id)
-        if found is None or found[1].state != "placed":
+        if found is None or found[1].status != "placed":
             self._ignore("TaskFinished")
             return
-        queue, entry = found
-        entry.cached_tokens = max(0, min(event.cached_tokens, entry.task.prompt_tokens))
-        entry.generated_tokens = max(0, min(event.generated_tokens, _limit(entry.task)))
-        queue.finish(entry, self._now, succeeded=event.succeeded)
+        model, state = found
+        state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
+        state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
+        model.finish(state, self._now, succeeded=event.succeeded)
 
     # Bookkeeping
 
-    def _queue(self, model: str) -> ModelQueue:
-        known = self._models.get(model)
+    def _model(self, name: str) -> ModelScheduler:
+        known = self.models.get(name)
         if known is None:
-            queue = ModelQueue(model, self.config, self._policies, self._emit, self._ended)
-            queue.no_engine_since = self._now
-            known = self._models[model] = (queue, Dispatcher(queue))
-        return known[0]
+            known = self.models[name] = ModelScheduler(
+                name,
+                self.config,
+                self._policies,
+                now=self._now,
+                emit=self._emit,
+                on_ended=self._forget,
+            )
+        return known
 
     def _dispatch(self) -> None:
-        next_bound: float | None = None
-        for model, (queue, dispatcher) in list(self._models.items()):
-            dispatcher.run(self._now)
-            if queue.is_empty():
-                del self._models[model]
+        next_due: float | None = None
+        for name, model in list(self.models.items()):
+            model.dispatch(self._now)
+            if model.is_empty:
+                del self.models[name]
                 continue
-            bound = dispatcher.next_bound(self._now)
-            if bound is not None and (next_bound is None or bound < next_bound):
-                next_bound = bound
-        # A wish that stands and comes earlier does no harm: the shell ticks, and asks again.
-        if next_bound is not None and not self._now < self._wake_at <= next_bound:
-            self._wake_at = next_bound
-            self._actions.append(WakeAt(next_bound))
+            due = model.next_due(self._now)
+            if due is not None and (next_due is None or due < next_due):
+                next_due = due
+        # An earlier `WakeAt` that still stands does no harm: a new one follows its `Tick`.
+        if next_due is not None and not self._now < self._wake_at <= next_due:
+            self._wake_at = next_due
+            self._actions.append(WakeAt(next_due))
 
     def _emit(self, action: Action) -> None:
         self._actions.append(action)
 
-    def _ended(self, entry: Entry) -> None:
-        del self._tasks[entry.task.id]
+    def _forget(self, state: TaskState) -> None:
+        del self._tasks[state.task.id]
 
     def _ignore(self, kind: str) -> None:
         self.ignored[kind] = self.ignored.get(kind, 0) + 1

@@ -1,44 +1,29 @@
-"""How a scheduler stands, as plain data for APIs and metrics."""
+"""How one model's scheduling stands, as plain data for APIs and metrics."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from parrot_scheduler.queue.model_queue import ModelQueue
-
-if TYPE_CHECKING:
-    from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.model_scheduler import ModelScheduler
 
 
-def snapshot_of(scheduler: Scheduler) -> dict[str, Any]:
+def snapshot_of(model: ModelScheduler, now: float) -> dict[str, Any]:
     """Dicts, lists, numbers and words; costs a pass over held applications and engines."""
+    oldest = model.waiting.oldest()
+    held_applications = model.admission_queue.held.values()
     return {
-        "now": scheduler.now,
-        "policies": {
-            name: getattr(scheduler.config, name)
-            for name in ("admission", "order", "place", "keep")
-        },
-        "actions": dict(scheduler.counts),
-        "ignored": dict(scheduler.ignored),
-        "models": {name: _model(queue, scheduler.now) for name, queue in scheduler.models.items()},
-    }
-
-
-def _model(queue: ModelQueue, now: float) -> dict[str, Any]:
-    oldest = next(iter(queue.waiting.values()), None)
-    num_held = sum(len(held.entries) for held in queue.door.held.values())
-    return {
-        "queued": len(queue.order),
-        "queued_fills": len(queue.fills),
-        "held": num_held,
+        "queued": len(model.order),
+        "queued_fills": len(model.fills),
+        "held": sum(len(held.tasks) for held in held_applications),
         "oldest_wait_s": now - oldest.submitted_at if oldest is not None else 0.0,
         "reserved": None
-        if queue.reserved is None
+        if model.reserved is None
         else {
-            "task_id": queue.reserved[0].task.id,
-            "engine_id": queue.pool.table.ids[queue.reserved[1]],
+            "task_id": model.reserved[0].task.id,
+            "engine_id": model.pool.table.ids[model.reserved[1]],
         },
-        "applications": len(queue.applications),
+        "applications": len(model.applications),
         "held_applications": [
             {
                 "application": held.application.id,
@@ -46,29 +31,29 @@ def _model(queue: ModelQueue, now: float) -> dict[str, Any]:
                 "since": held.since,
                 "reason": held.reason,
                 "returning": held.returning,
-                "tasks": len(held.entries),
+                "tasks": len(held.tasks),
             }
-            for held in queue.door.held.values()
+            for held in held_applications
         ],
-        "tenants": queue.order.shares(),
-        "engines": [_engine(queue, row) for row in queue.pool.placed],
+        "tenants": model.order.service_by_tenant(),
+        "engines": [_engine(model.pool, row) for row in model.pool.placed],
     }
 
 
-def _engine(queue: ModelQueue, row: int) -> dict[str, Any]:
-    table, report = queue.pool.table, queue.pool.reports.get(row)
+def _engine(pool: EnginePool, row: int) -> dict[str, Any]:
+    table, report = pool.table, pool.reports.get(row)
     limit_s = float(table.step_limit_s[row])
     return {
         "engine_id": table.ids[row],
-        "takes_work": queue.pool.takes_work(row),
-        "tasks": len(queue.pool.placed[row]),
+        "takes_work": pool.takes_work(row),
+        "tasks": len(pool.placed[row]),
         "capacity_tokens": int(table.capacity[row]),
         "max_batch": int(table.max_batch[row]),
         "batch": int(table.batch[row]),
         "latency_batch": int(table.latency_batch[row]),
         "pending_prefill_tokens": int(table.pending_prefill[row]),
         "working_set_tokens": int(table.working_set[row]),
-        "kept_tokens": int(table.kept[row]),
+        "kept_tokens": int(table.retained[row]),
         "step_limit_s": None if limit_s == float("inf") else limit_s,
         "reported": None
         if report is None

@@ -1,7 +1,7 @@
-"""The words that the scheduler and its shells share: tasks, engines, objectives.
+"""Tasks, engines and objectives, as the scheduler's caller describes them.
 
 Plain frozen values. Times are seconds on the clock of whoever calls `Scheduler.step`; sizes are
-tokens. Ids come from the caller, and are never reused while they live.
+tokens. Ids come from the caller, and are not reused while they live.
 """
 
 from __future__ import annotations

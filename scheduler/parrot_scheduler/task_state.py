@@ -1,37 +1,38 @@
-"""A task in the scheduler's hands, from its submission to its end."""
+"""What the scheduler remembers of a task, from its submission to its end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from parrot_scheduler.engines.prefix_index import Claim
+from parrot_scheduler.prefix_index.index import PrefixClaim
 from parrot_scheduler.task import EngineId, GroupRef, Objective, Task
 
-#: `new`: it has just come; `held`: its application is at the door; `queued`: it waits for a place;
-#: `placed`: it has one; `ended`: the scheduler has forgotten it.
-State: TypeAlias = Literal["new", "held", "queued", "placed", "ended"]
+#: `new`: just submitted; `held`: its application waits for admission; `queued`: it waits for an
+#: engine; `placed`: it has one; `ended`: the scheduler has forgotten it.
+TaskStatus: TypeAlias = Literal["new", "held", "queued", "placed", "ended"]
 
 
 @dataclass(slots=True)
-class Account:
-    """What a placed task adds to the columns of its engine's row, to be taken away again."""
+class EngineLoad:
+    """What a placed task adds to the columns of its engine's row, to be taken away at its end."""
 
     sequences: int
     latency_sequences: int
+    #: Prompt tokens that are neither computed nor expected in the engine's cache.
     pending_prefill: float
-    #: Working set besides the blocks of its claim: the prompt's rest and the output.
+    #: Tokens of KV besides the blocks of `claim`: the rest of the prompt, and the output.
     private_tokens: float
-    #: Seconds a token that are promised to it; inf: nothing is.
+    #: Seconds per token promised to the task; inf without a promise.
     step_limit_s: float
-    claim: Claim
+    claim: PrefixClaim
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """What the scheduler remembers of one task. Compared by identity.
+class TaskState:
+    """A submitted task. Compared by identity.
 
-    `objective`, `groups`, `priority` and `successors` begin as the task's own, and change with
+    `objective`, `groups`, `priority` and `successors` start as the task's own, and change with
     `TaskUpdated`.
     """
 
@@ -39,14 +40,14 @@ class Entry:
     #: Order of submission, over all tasks: breaks every tie.
     sequence: int
     submitted_at: float
-    #: Output tokens that are counted with, over all its sequences.
+    #: Output tokens to reckon with, over all its sequences.
     expected_output: int
     objective: Objective
     groups: tuple[GroupRef, ...]
     priority: int
     successors: int
-    state: State = "new"
-    #: Seconds spent held, up to now.
+    status: TaskStatus = "new"
+    #: Seconds that its application was held while it waited.
     held_s: float = 0.0
     #: Absolute time by which it should be done; None without such an objective.
     deadline: float | None = None
@@ -54,19 +55,20 @@ class Entry:
     # Once placed
     engine_id: EngineId | None = None
     placed_at: float = 0.0
-    #: Row of the engine in its pool's table; only valid while placed.
+    #: Row of the engine in its pool's table; -1 while not placed.
     engine_row: int = -1
+    #: Tokens, as expected at placement and as reported since.
     expected_cached: int = 0
     filled_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    account: Account | None = None
-    #: The caller has been told to stop it.
+    load: EngineLoad | None = None
+    #: Whether a `Cancel` has been sent.
     is_cancelled: bool = False
 
     @property
     def is_fill(self) -> bool:
-        """Whether it is a Fill alone, done ahead of its call."""
+        """Whether it only computes a prompt, ahead of the call that will need it."""
         return self.task.max_tokens == 0
 
     @property

@@ -6,12 +6,13 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.engines.pool import Pool
+from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.placement import POLICIES
-from parrot_scheduler.policy import Application, Choice, PlacePolicy, Wait
+from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy
 from parrot_scheduler.task import THROUGHPUT, EngineDescription, GroupRef, Objective, Task
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
 BLOCK = 16
 CONFIG = SchedulerConfig()
@@ -27,7 +28,7 @@ class Engines:
 
     def __init__(
         self,
-        policy: str | PlacePolicy,
+        policy: str | PlacementPolicy,
         num: int,
         *,
         capacity: int = 100_000,
@@ -35,7 +36,7 @@ class Engines:
         block_tokens: int = BLOCK,
         reports: bool = True,
     ) -> None:
-        self.pool = Pool("m")
+        self.pool = EnginePool("m")
         self.rows = [
             self.pool.join(
                 EngineDescription(
@@ -50,7 +51,7 @@ class Engines:
         self.applications: dict[str, Application] = {}
         self._ids = count()
 
-    def entry(
+    def state(
         self,
         prompt: int,
         output: int,
@@ -64,7 +65,7 @@ class Engines:
         at: float = 0.0,
         template: str = "",
         template_tokens: int = 0,
-    ) -> Entry:
+    ) -> TaskState:
         """A submitted task."""
         number = next(self._ids)
         task = Task(
@@ -83,7 +84,7 @@ class Engines:
             prefers=prefers,
         )
         deadline = at + (objective.seconds or 0.0) if objective.kind == "deadline" else None
-        return Entry(
+        return TaskState(
             task=task,
             sequence=number,
             submitted_at=at,
@@ -95,53 +96,53 @@ class Engines:
             deadline=deadline,
         )
 
-    def application(self, entry: Entry) -> Application:
+    def application(self, state: TaskState) -> Application:
         """The task's application."""
-        name = entry.task.application
-        return self.applications.setdefault(name, Application(name, "t", entry.submitted_at))
+        name = state.task.application
+        return self.applications.setdefault(name, Application(name, "t", state.submitted_at))
 
-    def ask(self, entry: Entry, now: float = 0.0) -> Choice | Wait | None:
+    def ask(self, state: TaskState, now: float = 0.0) -> EngineChoice | EngineWait | None:
         """What the policy says."""
-        return self.policy.place(entry, self.application(entry), self.pool, now)
+        return self.policy.place(state, self.application(state), self.pool, now)
 
-    def choose(self, entry: Entry, now: float = 0.0) -> Choice | None:
+    def choose(self, state: TaskState, now: float = 0.0) -> EngineChoice | None:
         """Where the policy would put it."""
-        choice = self.ask(entry, now)
-        return choice if isinstance(choice, Choice) else None
+        choice = self.ask(state, now)
+        return choice if isinstance(choice, EngineChoice) else None
 
-    def place(self, entry: Entry, now: float = 0.0) -> Choice | None:
+    def place(self, state: TaskState, now: float = 0.0) -> EngineChoice | None:
         """Put it there, if anywhere."""
-        choice = self.choose(entry, now)
+        choice = self.choose(state, now)
         if choice is not None:
-            self.put(entry, choice, now)
+            self.put(state, choice, now)
         return choice
 
-    def put(self, entry: Entry, choice: Choice, now: float = 0.0) -> None:
+    def put(self, state: TaskState, choice: EngineChoice, now: float = 0.0) -> None:
         """Put it where a choice says."""
-        self.pool.place(entry, choice.row, choice.expected_cached_tokens, now)
-        self.policy.placed(entry, choice, self.pool, now)
-        self.application(entry).last_engine = entry.engine_id
+        self.pool.place(state, choice.row, choice.expected_cached_tokens, now)
+        self.policy.placed(state, choice, self.pool, now)
+        self.application(state).last_engine = state.engine_id
 
-    def put_on(self, row: int, entry: Entry) -> Entry:
+    def put_on(self, row: int, state: TaskState) -> TaskState:
         """Put it on a row, whatever the policy thinks."""
-        self.put(entry, Choice(row, "test", 0, 1, 0.0))
-        return entry
+        self.put(state, EngineChoice(row, "test", 0, 1, 0.0))
+        return state
 
-    def fill(self, entry: Entry) -> None:
+    def fill(self, state: TaskState) -> None:
         """Its prompt has been computed, and an engine that reports has told so."""
-        self.pool.progress(entry, entry.task.prompt_tokens, entry.expected_cached, 0)
-        if entry.task.prefix:
-            self.pool.prefixes.stored(entry.engine_row, entry.task.prefix)
+        self.pool.progress(state, state.task.prompt_tokens, state.expected_cached, 0)
+        if state.task.prefix:
+            self.pool.prefixes.stored(state.engine_row, state.task.prefix)
 
-    def end(self, entry: Entry) -> None:
+    def end(self, state: TaskState) -> None:
         """It has ended."""
-        self.pool.computed(entry)
-        self.pool.release(entry)
-        self.policy.ended(entry, self.pool, 0.0)
+        self.pool.computed(state)
+        self.pool.release(state)
+        self.policy.ended(state, self.pool, 0.0)
 
-    def load(self, row: int, num: int, *, prompt: int = 500, output: int = 200) -> list[Entry]:
+    def load(self, row: int, num: int, *, prompt: int = 500, output: int = 200) -> list[TaskState]:
         """Unrelated tasks that decode on a row."""
-        entries = [self.put_on(row, self.entry(prompt, output)) for _ in range(num)]
-        for entry in entries:
-            self.fill(entry)
-        return entries
+        states = [self.put_on(row, self.state(prompt, output)) for _ in range(num)]
+        for state in states:
+            self.fill(state)
+        return states

@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parrot_scheduler.lengths import Lengths, Sketch
+from parrot_scheduler.lengths import FadingHistogram, LengthPredictor
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=200), st.floats(0.01, 1.0))
 def test_a_quantile_is_right_within_a_bin(values: list[int], share: float) -> None:
-    sketch = Sketch()
+    sketch = FadingHistogram()
     for value in values:
         sketch.add(value)
     estimate = sketch.quantile(share)
@@ -24,7 +24,7 @@ def test_a_quantile_is_right_within_a_bin(values: list[int], share: float) -> No
 
 
 def test_a_template_is_believed_once_enough_of_it_is_known() -> None:
-    lengths = Lengths(10)
+    lengths = LengthPredictor(10)
     for _ in range(7):
         lengths.observe("t", "summary", 50, 1000)
     assert lengths.predict("t", "summary", 1000) == 1000
@@ -34,7 +34,7 @@ def test_a_template_is_believed_once_enough_of_it_is_known() -> None:
 
 
 def test_templates_of_other_tenants_say_nothing() -> None:
-    lengths = Lengths(10)
+    lengths = LengthPredictor(10)
     for _ in range(10):
         lengths.observe("t", "summary", 50, 1000)
     assert lengths.predict("other", "summary", 1000) == 1000
@@ -42,7 +42,7 @@ def test_templates_of_other_tenants_say_nothing() -> None:
 
 def test_quantiles_of_a_spread_template() -> None:
     rng = random.Random(0)
-    lengths = Lengths(10)
+    lengths = LengthPredictor(10)
     for _ in range(250):
         lengths.observe("t", "x", rng.uniform(0, 1000), 4000)
     assert 420 <= lengths.predict("t", "x", 4000, 0.5) <= 620
@@ -50,14 +50,14 @@ def test_quantiles_of_a_spread_template() -> None:
 
 
 def test_it_follows_a_template_that_changes() -> None:
-    lengths = Lengths(10)
+    lengths = LengthPredictor(10)
     for length in [10] * 300 + [400] * 600:
         lengths.observe("t", "x", length, 4000)
     assert lengths.predict("t", "x", 4000, 0.5) >= 400
 
 
 def test_without_a_template_the_used_share_of_max_tokens_counts() -> None:
-    lengths = Lengths(10)
+    lengths = LengthPredictor(10)
     for _ in range(40):
         lengths.observe("t", "", 95, 1000)
     assert lengths.predict("t", "", 2000) == 200
@@ -66,7 +66,7 @@ def test_without_a_template_the_used_share_of_max_tokens_counts() -> None:
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_templates_are_bounded(limit: int) -> None:
-    lengths = Lengths(limit)
+    lengths = LengthPredictor(limit)
     for number in range(20):
         for _ in range(9):
             lengths.observe("t", f"x{number}", 5, 1000)

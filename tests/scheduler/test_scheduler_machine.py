@@ -231,8 +231,8 @@ class Machine(RuleBasedStateMachine):
     def progress(self, data: st.DataObject, counts: tuple[int, int, int]) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.placed)))
         placed = self.scheduler.models[self.tasks[task_id].model].pool.placed
-        entry = next(row[task_id] for row in placed.values() if task_id in row)
-        self.grown = self.grown or counts[2] > entry.expected_output
+        state = next(row[task_id] for row in placed.values() if task_id in row)
+        self.grown = self.grown or counts[2] > state.expected_output
         self.step(TaskProgress(task_id, *counts))
 
     @precondition(lambda self: self.placed)
@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
         queues = self.scheduler.models
         assert sum(len(queue.waiting) for queue in queues.values()) == len(self.waiting)
         for queue in queues.values():
-            held = sum(len(held.entries) for held in queue.door.held.values())
+            held = sum(len(held.tasks) for held in queue.admission_queue.held.values())
             assert len(queue.waiting) == len(queue.order) + len(queue.fills) + held
 
     @invariant()
@@ -371,7 +371,7 @@ class Machine(RuleBasedStateMachine):
                     assert pool.table.working_set[row] == 0
                     assert pool.table.latency_batch[row] == 0
                     assert pool.table.step_limit_s[row] == math.inf
-                assert pool.table.kept[row] >= 0
+                assert pool.table.retained[row] >= 0
             assert len(queue.applications) <= 3 + len(self.waiting) + len(self.placed)
 
     def teardown(self) -> None:
@@ -388,12 +388,12 @@ class Machine(RuleBasedStateMachine):
         assert not self.waiting
         assert not self.held
         for queue in self.scheduler.models.values():
-            assert not queue.groups
+            assert queue.waiting.num_groups == 0
             assert queue.reserved is None
-            for application in queue.applications.kept():
+            for application in queue.applications.retained():
                 self.step(ApplicationFinished(application.id))
             table = queue.pool.table
-            for name in ("batch", "latency_batch", "pending_prefill", "working_set", "kept"):
+            for name in ("batch", "latency_batch", "pending_prefill", "working_set", "retained"):
                 assert not getattr(table, name).any(), name
         assert list(replay(self.log)) == self.decisions
 

@@ -1,4 +1,4 @@
-"""Admission: may an application run now, or does it wait at the door? One file for each policy."""
+"""Admission: may an application run now, or is it held? One small file for each policy."""
 
 from __future__ import annotations
 

@@ -1,32 +1,20 @@
-"""Everybody enters at once."""
+"""Everything is admitted at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from parrot_scheduler.application import Application
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.policy import AdmissionPolicy
+from parrot_scheduler.task_state import TaskState
 
-from parrot_scheduler.engines.pool import Pool
-from parrot_scheduler.policy import Application, Waiting
-from parrot_scheduler.task_state import Entry
 
-
-class Open:
+class Open(AdmissionPolicy):
     """No application is ever held."""
 
     name = "open"
 
-    def may_enter(self, application: Application, first: Entry, pool: Pool, now: float) -> bool:
+    def may_enter(
+        self, application: Application, first: TaskState, pool: EnginePool, now: float
+    ) -> bool:
         """Always."""
         return True
-
-    def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
-        """The first one."""
-        return next((waiting.application for waiting in held), None)
-
-    def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
-        """Nothing is remembered of tasks."""
-
-    def placed(self, entry: Entry, application: Application, pool: Pool) -> None:
-        """Nothing is remembered of tasks."""
-
-    def ended(self, entry: Entry, application: Application, pool: Pool) -> None:
-        """Nothing is remembered of tasks."""

@@ -1,9 +1,9 @@
-"""No more applications than engines can hold the contexts of.
+"""Admits no more applications than engines can hold the contexts of.
 
 Once the contexts of running applications outgrow the engines' memory, each turn finds that the
 others have pushed its context out, and nearly all work is done again: hit rates fall from 0.7 to
 near nothing between 0.75 and 1.2 times the capacity, and throughput with them. So whole
-applications wait at the door, and those inside run on.
+applications are held, and those admitted run on.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from functools import lru_cache
 
 import numpy as np
 
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.engines.pool import Pool
-from parrot_scheduler.policy import Application, Waiting
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.policy import AdmissionCandidate, AdmissionPolicy
 from parrot_scheduler.task import ApplicationId, TaskId
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
-#: Applications whose contexts are there already may fill this share of the capacity.
+#: Applications that return to retained KV may fill this share of the engines' tokens of KV.
 _RETURNING_TARGET = 1.0
-#: Paused applications' contexts count only while engines have this much prefill before them.
+#: KV of paused applications counts only while engines have this many seconds of prefill queued,
+#: for a mean engine.
 _BUSY_S = 1.0
 
 
-class SharedTokens:
-    """Tokens of distinct prompts: what several have in common counts once.
+class DistinctBlocks:
+    """Number of blocks in the union of prompts: what several have in common counts once.
 
     Compares prompts at a few blocks each, every one at the beginning and fewer further on, so that
     a prompt of n blocks costs some `4 x log2(n)` look-ups at most. What two prompts share is thus
-    taken too small by a quarter at most.
+    underestimated by a quarter at most.
 
-    Prompts that agree up to a block are compared at the same blocks before it. So what one shares
-    with others ends somewhere, and a prompt is counted only where that is. Keys that are no chain
-    are counted wrongly, until all prompts are gone.
+    Prompts that agree up to a block are compared at the same blocks before it, so a prompt is
+    counted only where what it shares with others ends. Keys that are no chain are counted wrongly,
+    until all prompts are gone.
     """
 
     def __init__(self) -> None:
@@ -49,13 +51,13 @@ class SharedTokens:
         return self._blocks
 
     def new_blocks(self, prefix: Sequence[Hashable]) -> int:
-        """Blocks that nobody else has."""
+        """Blocks of a prompt that no added prompt has."""
         anchors = _anchors(len(prefix))
         known = self._known(prefix, anchors)
         return len(prefix) - (anchors[known - 1][0] + 1 if known else 0)
 
     def add(self, prefix: Sequence[Hashable]) -> None:
-        """One more prompt."""
+        """Add a prompt."""
         anchors, counts = _anchors(len(prefix)), self._counts
         known = self._known(prefix, anchors)
         if known:
@@ -66,7 +68,7 @@ class SharedTokens:
             self._blocks += width
 
     def remove(self, prefix: Sequence[Hashable]) -> None:
-        """A prompt that was added is gone."""
+        """Remove a prompt that was added."""
         counts = self._counts
         for end, width in reversed(_anchors(len(prefix))):
             key = (prefix[end], width)
@@ -79,7 +81,7 @@ class SharedTokens:
                 self._blocks -= width
 
     def _known(self, prefix: Sequence[Hashable], anchors: tuple[tuple[int, int], ...]) -> int:
-        """At how many blocks, from the first one on, it agrees with a prompt that is there."""
+        """At how many of its anchors, from the first one on, a prompt agrees with an added one."""
         counts, low, high = self._counts, 0, len(anchors)
         while low < high:
             middle = (low + high) // 2
@@ -91,8 +93,8 @@ class SharedTokens:
         return low
 
 
-def _is_busy(pool: Pool) -> bool:
-    """Whether prefill piles up before the engines."""
+def _is_busy(pool: EnginePool) -> bool:
+    """Whether engines have more than `_BUSY_S` of prefill queued, for a mean engine."""
     table = pool.table
     backlog_s = float(table.pending_prefill @ table.prefill_token_s)
     return backlog_s > _BUSY_S * max(1, int(np.count_nonzero(table.accepts)))
@@ -100,7 +102,7 @@ def _is_busy(pool: Pool) -> bool:
 
 @lru_cache(maxsize=4096)
 def _anchors(length: int) -> tuple[tuple[int, int], ...]:
-    """At which blocks prompts of this length are compared, and for how many blocks each stands."""
+    """Blocks at which prompts of this length are compared, and how many blocks each stands for."""
     found: list[tuple[int, int]] = []
     end, stride = 0, 1
     while end < length:
@@ -115,123 +117,134 @@ def _anchors(length: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Entering:
-    """An application inside that has no task placed yet."""
+    """The first task of an admitted application that has none placed yet."""
 
     task_id: TaskId
     prefix: tuple[Hashable, ...]
-    #: What it needs besides the blocks of `prefix`.
+    #: Tokens of KV besides the blocks of `prefix`.
     private_tokens: float
 
 
-class WorkingSet:
-    """Holds applications while the contexts inside would outgrow a share of all engines' memory.
+class WorkingSet(AdmissionPolicy):
+    """Holds applications while the admitted contexts would outgrow a share of all engines' KV.
 
-    Counted inside: what placed tasks need; what paused applications keep; and of applications that
-    have nothing placed yet, the first task that entered, common beginnings once. Further queued
-    tasks of an application do not count: they wait for a place, and nothing of theirs is lost. A
-    single short call finds room where a long one does not, so chats enter while agents wait.
+    Counted as admitted: what placed tasks need; KV retained for paused applications; and for
+    applications with nothing placed yet, the first task that entered, common prefixes once. Further
+    queued tasks of an application do not count: they wait for an engine, and nothing of theirs is
+    lost. A short task finds room where a long one does not, so chats enter while agents wait.
 
-    What paused applications keep yields while engines have little to compute: to push a context out
-    costs computing it anew, and that costs nobody anything where engines would idle otherwise. Only
-    once prefill piles up (`_BUSY_S` a mean engine) do pauses hold others at the door. Without this,
-    agents that pause for minutes kept idle engines closed: in the simulator, 200 agents on one
-    engine of 300,000 tokens, a call took 104 s on average; 11 s with it, 9 s with admission open.
+    Retained KV yields while engines have little to compute: to push a context out costs computing
+    it anew, and that costs nobody anything where engines would idle otherwise. Only once prefill
+    piles up (`_BUSY_S`) do pauses keep others out. Without this, agents that pause for minutes kept
+    others off idle engines: in the simulator, 200 agents on one engine of 300,000 tokens, a call
+    took 104 s on average; 11 s with it, 9 s with admission open.
 
-    Applications whose context is gone when they return have no more right to memory than new ones.
+    Applications whose KV is gone when they return have no more right to memory than new ones.
+
+    Args:
+        config: `working_set_target` (share of all engines' tokens of KV), `starvation_s` (seconds
+            after which a held application that does not fit is passed by no more).
     """
 
     name = "working-set"
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._target = config.working_set_target
-        self._patience_s = config.starvation_s
+        self._starvation_s = config.starvation_s
         self._entering: dict[ApplicationId, _Entering] = {}
-        self._shared = SharedTokens()
+        self._distinct = DistinctBlocks()
         self._private_tokens = 0.0
         self._block_tokens = 0
 
-    def inside(self, pool: Pool) -> float:
-        """Tokens of KV that everything inside needs."""
-        here = pool.total_working_set + pool.total_kept
-        return here + self._private_tokens + self._shared.blocks * self._block_tokens
+    def admitted_tokens(self, pool: EnginePool) -> float:
+        """Tokens of KV that everything admitted needs."""
+        here = pool.total_working_set + pool.total_retained
+        return here + self._private_tokens + self._distinct.blocks * self._block_tokens
 
-    def may_enter(self, application: Application, first: Entry, pool: Pool, now: float) -> bool:
-        """Whether its first waiting task fits besides everything inside."""
-        return self._fits(application, first, self.inside(pool), pool)
+    def may_enter(
+        self, application: Application, first: TaskState, pool: EnginePool, now: float
+    ) -> bool:
+        """Whether its first waiting task fits besides everything admitted."""
+        return self._fits(application, first, self.admitted_tokens(pool), pool)
 
-    def _fits(self, application: Application, first: Entry, inside: float, pool: Pool) -> bool:
-        if inside <= 0:
+    def _fits(
+        self, application: Application, first: TaskState, admitted: float, pool: EnginePool
+    ) -> bool:
+        if admitted <= 0:
             return True
-        target = _RETURNING_TARGET if application.kept_tokens else self._target
-        room = target * pool.capacity - inside + application.kept_tokens
+        target = _RETURNING_TARGET if application.retained_tokens else self._target
+        room = target * pool.capacity - admitted + application.retained_tokens
         if first.working_set <= room:
             return True
-        if first.working_set <= room + pool.total_kept and not _is_busy(pool):
+        if first.working_set <= room + pool.total_retained and not _is_busy(pool):
             return True
         # However much of its prompt is shared, the rest has to fit: quick, and the usual end.
         if first.working_set - first.task.prompt_tokens > room:
             return False
-        return first.working_set - self._tokens_inside(first, pool) <= room
+        return first.working_set - self._shared_tokens(first, pool) <= room
 
-    def next_of(self, held: Iterable[Waiting], pool: Pool, now: float) -> Application | None:
-        """The first one that fits: those with a context on an engine before others.
+    def choose(
+        self, candidates: Iterable[AdmissionCandidate], pool: EnginePool, now: float
+    ) -> Application | None:
+        """The first one that fits: those with retained KV before others.
 
-        One that does not fit is passed by, but only for `starvation_s`: then nobody enters before
-        it, so that what ends makes room for it, and it does not have to wait for `max_hold_s`.
+        One that does not fit is passed by, but only for `starvation_s`: then nobody is admitted
+        before it, so that what ends makes room for it, and it does not have to wait for
+        `max_hold_s`.
         """
-        inside = self.inside(pool)
-        for waiting in held:
-            if self._fits(waiting.application, waiting.first, inside, pool):
-                return waiting.application
-            if now - waiting.since >= self._patience_s:
+        admitted = self.admitted_tokens(pool)
+        for candidate in candidates:
+            if self._fits(candidate.application, candidate.first, admitted, pool):
+                return candidate.application
+            if now - candidate.since >= self._starvation_s:
                 return None
         return None
 
-    def entered(self, entry: Entry, application: Application, pool: Pool) -> None:
-        """Its application counts from now on, if nothing of it does yet."""
+    def entered(self, state: TaskState, application: Application, pool: EnginePool) -> None:
+        """Count its application from now on, if nothing of it counts yet."""
         if application.num_placed or application.id in self._entering:
             return
         if not self._entering:
             # NOTE: constant while anything is entering, so that what is added can be taken away.
             self._block_tokens = pool.largest_block
-        prefix = self._prefix(entry)
-        private = entry.working_set - len(prefix) * self._block_tokens - application.kept_tokens
-        entering = _Entering(entry.task.id, prefix, private)
+        prefix = self._prefix(state)
+        private = state.working_set - len(prefix) * self._block_tokens - application.retained_tokens
+        entering = _Entering(state.task.id, prefix, private)
         self._entering[application.id] = entering
-        self._shared.add(prefix)
+        self._distinct.add(prefix)
         self._private_tokens += private
 
-    def placed(self, entry: Entry, application: Application, pool: Pool) -> None:
-        """Its engine's columns count it from now on."""
-        self._inside(application.id)
+    def placed(self, state: TaskState, application: Application, pool: EnginePool) -> None:
+        """Its engine's columns count its application from now on."""
+        self._stop_entering(application.id)
 
-    def ended(self, entry: Entry, application: Application, pool: Pool) -> None:
-        """It counts no more, if it did."""
+    def ended(self, state: TaskState, application: Application, pool: EnginePool) -> None:
+        """Count its application no more, if this task stood for it."""
         entering = self._entering.get(application.id)
-        if entering is not None and entering.task_id == entry.task.id:
-            self._inside(application.id)
+        if entering is not None and entering.task_id == state.task.id:
+            self._stop_entering(application.id)
 
-    def _inside(self, application: ApplicationId) -> None:
+    def _stop_entering(self, application: ApplicationId) -> None:
         entering = self._entering.pop(application, None)
         if entering is not None:
             if self._entering:
-                self._shared.remove(entering.prefix)
+                self._distinct.remove(entering.prefix)
                 self._private_tokens -= entering.private_tokens
             else:
-                self._shared = SharedTokens()
+                self._distinct = DistinctBlocks()
                 self._private_tokens = 0.0
 
-    def _tokens_inside(self, entry: Entry, pool: Pool) -> float:
-        """Tokens of its prompt that something inside needs as well."""
-        prefix = self._prefix(entry)
+    def _shared_tokens(self, state: TaskState, pool: EnginePool) -> float:
+        """Tokens of its prompt that something admitted needs as well."""
+        prefix = self._prefix(state)
         if not prefix:
             return 0.0
-        entering = len(prefix) - self._shared.new_blocks(prefix)
-        claimed = pool.prefixes.claimed_reach(prefix)
+        entering = len(prefix) - self._distinct.new_blocks(prefix)
+        claimed = pool.prefixes.claimed_holders(prefix)
         placed = claimed[-1][1] if claimed else 0
         return float(max(entering, placed) * self._block_tokens)
 
-    def _prefix(self, entry: Entry) -> tuple[Hashable, ...]:
-        """Its blocks; none where engines' blocks have no size that is known."""
-        block, task = self._block_tokens, entry.task
+    def _prefix(self, state: TaskState) -> tuple[Hashable, ...]:
+        """Its full blocks; none where engines' blocks have no known size."""
+        block, task = self._block_tokens, state.task
         return task.prefix[: task.prompt_tokens // block] if block else ()

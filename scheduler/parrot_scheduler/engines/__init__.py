@@ -1,1 +1,1 @@
-"""What is known of the engines of one model, of their caches, and of what is placed on them."""
+"""The engines of one model as the scheduler accounts for them."""

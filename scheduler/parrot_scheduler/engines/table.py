@@ -1,7 +1,7 @@
-"""What is known of the engines of one model, one numpy column a fact, one row an engine.
+"""The engines of one model as a table: a row for each engine, a numpy column for each fact.
 
 Rows are reused: a row without an engine has `accepts` False and an empty id. Policies read the
-columns; only `Pool` writes them.
+columns; only `EnginePool` writes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COLUMNS = (
     "latency_batch",
     "pending_prefill",
     "working_set",
-    "kept",
+    "retained",
     "step_limit_s",
     "weights_s",
     "context_token_s",
@@ -34,9 +34,10 @@ _COLUMNS = (
 )
 
 
-class Cells:
-    """The same columns for one value at a time: reading and writing plain floats takes a third of
-    the time that it takes through numpy. Both see the same memory.
+class TableScalars:
+    """The columns of an `EngineTable`, for access to single values: the same memory.
+
+    Reading and writing plain floats takes a third of the time that it takes through numpy.
     """
 
     __slots__ = _COLUMNS
@@ -49,7 +50,7 @@ class Cells:
     latency_batch: array[float]
     pending_prefill: array[float]
     working_set: array[float]
-    kept: array[float]
+    retained: array[float]
     step_limit_s: array[float]
     weights_s: array[float]
     context_token_s: array[float]
@@ -68,7 +69,7 @@ class EngineTable:
     - `pending_prefill`: prompt tokens placed there that are neither filled nor expected in cache.
     - `working_set`: tokens of KV that the tasks placed there will need, expected output included;
       blocks that several of them share count once as far as the scheduler knows.
-    - `kept`: tokens of KV that paused applications left there and will want again.
+    - `retained`: tokens of KV that paused applications left there and will want again.
     - `step_limit_s`: the tightest time per token promised to a task there; inf without one.
     - `weights_s`, `context_token_s`, `prefill_token_s`, `overhead_s`: its step model.
     - `accepts` (bool): takes new work.
@@ -82,7 +83,7 @@ class EngineTable:
     latency_batch: Column
     pending_prefill: Column
     working_set: Column
-    kept: Column
+    retained: Column
     step_limit_s: Column
     weights_s: Column
     context_token_s: Column
@@ -96,7 +97,7 @@ class EngineTable:
         self._rows: dict[EngineId, int] = {}
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
         #: One value at a time, by the columns' names.
-        self.cells = Cells()
+        self.scalars = TableScalars()
         for name in _COLUMNS:
             self._set_column(name, array("d", bytes(8 * _FIRST_ROWS)))
 
@@ -117,7 +118,7 @@ class EngineTable:
         self.ids[row] = engine.id
         self.descriptions[row] = engine
         for name in _COLUMNS:
-            getattr(self.cells, name)[row] = 0.0
+            getattr(self.scalars, name)[row] = 0.0
         self.capacity[row] = engine.capacity_tokens
         self.max_batch[row] = engine.max_batch
         self.max_batch_tokens[row] = engine.max_batch_tokens
@@ -149,9 +150,9 @@ class EngineTable:
         self.descriptions += [None] * old
         self.accepts = np.concatenate([self.accepts, np.zeros(old, dtype=np.bool_)])
         for name in _COLUMNS:
-            self._set_column(name, getattr(self.cells, name) + array("d", bytes(8 * old)))
+            self._set_column(name, getattr(self.scalars, name) + array("d", bytes(8 * old)))
         self._free = list(range(2 * old - 1, old - 1, -1))
 
-    def _set_column(self, name: str, cells: array[float]) -> None:
-        setattr(self.cells, name, cells)
-        setattr(self, name, np.frombuffer(cells))
+    def _set_column(self, name: str, scalars: array[float]) -> None:
+        setattr(self.scalars, name, scalars)
+        setattr(self, name, np.frombuffer(scalars))

@@ -1,26 +1,26 @@
-"""What applications of one kind need in all, learned from those that have ended."""
+"""Predictions of applications' total work and of tasks' times, learned from those that ended."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from parrot_scheduler.policy import Application
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.application import Application
+from parrot_scheduler.task_state import TaskState
 
 #: Ended applications of a kind before a prediction is made.
 _ENOUGH = 3
-#: Weight of the newest one in the running means.
+#: Weight of the newest application in the running means of work.
 _GAIN = 0.2
-#: How the speed of calls is followed.
+#: Weight of the newest task in the running mean of seconds per output token.
 _SPEED_GAIN = 0.05
-#: Seconds for a token, until some calls have ended.
+#: Seconds per output token, until some tasks have ended.
 _FIRST_TOKEN_S = 0.02
 
 
-class Demand:
-    """Running means of applications' total work, by tenant and template of the first call.
+class DemandPredictor:
+    """Running means of applications' total work, by tenant and template of the first task.
 
-    Work is in KV-token-steps, `p x d + d^2 / 2` for a call with p prompt and d output tokens: what
+    Work is in KV-token-steps, `p x d + d^2 / 2` for a task with p prompt and d output tokens: what
     it takes of an engine's memory over time (Justitia, arXiv 2510.17015).
     """
 
@@ -47,28 +47,28 @@ class Demand:
         known = self._kinds.get(key) if key is not None else None
         return known[0] if known is not None and known[1] >= _ENOUGH else None
 
-    def observe(self, entry: Entry, now: float) -> None:
-        """A call has ended: how fast are tokens at the moment?"""
-        output = entry.generated_tokens / max(1, entry.task.num_sequences)
-        took = now - entry.placed_at
+    def observe(self, state: TaskState, now: float) -> None:
+        """A task has ended: follow the seconds per output token."""
+        output = state.generated_tokens / max(1, state.task.num_sequences)
+        took = now - state.placed_at
         if output >= 1 and took > 0:
             self._token_s += _SPEED_GAIN * (took / output - self._token_s)
 
-    def path_s(self, entry: Entry) -> float:
-        """Seconds of the longest chain from this call on, itself included.
+    def path_s(self, state: TaskState) -> float:
+        """Seconds of the longest chain from this task on, itself included.
 
         Its successors are expected to be as long as it is.
         """
-        sequences = entry.task.num_sequences
-        output = entry.expected_output / sequences if sequences > 1 else entry.expected_output
-        return (1 + entry.successors) * (output if output > 1 else 1.0) * self._token_s
+        sequences = state.task.num_sequences
+        output = state.expected_output / sequences if sequences > 1 else state.expected_output
+        return (1 + state.successors) * (output if output > 1 else 1.0) * self._token_s
 
 
-def work_of(entry: Entry, output: float) -> float:
-    """KV-token-steps of a call that generates `output` tokens over all its sequences."""
-    sequences = max(1, entry.task.num_sequences)
+def work_of(state: TaskState, output: float) -> float:
+    """KV-token-steps of a task that generates `output` tokens over all its sequences."""
+    sequences = max(1, state.task.num_sequences)
     each = output / sequences
-    return sequences * (entry.task.prompt_tokens * each + each * each / 2)
+    return sequences * (state.task.prompt_tokens * each + each * each / 2)
 
 
 def _kind(application: Application) -> tuple[str, str] | None:

@@ -1,25 +1,25 @@
-"""Our order: fair between tenants, whole applications within one, the critical path within these.
+"""The default order: fair between tenants, whole applications within one, critical path first.
 
-1. Tenants by what they were served: uncached prompt tokens and twice the output tokens (VTC with
-   DLPM's charge, arXiv 2401.00588 and 2501.14312). Charged when a task is placed, put right when
-   it ends. A tenant that comes back starts no lower than whoever is served now.
-2. Within a tenant by the priority field.
-3. Within a priority, calls that somebody waits for or that have a deadline, by the latest moment
-   at which they have to start; and all others by application. Three of four placements go to the
-   first kind while both wait. Without a time of its own, a call that somebody waits for is due
-   together with its application: three times the length of its path after the last pause.
+1. Tenants by service: uncached prompt tokens and twice the output tokens (VTC with DLPM's charge,
+   arXiv 2401.00588 and 2501.14312). Charged when a task is placed, corrected when it ends. A tenant
+   that comes back starts no lower than the one that is served now.
+2. Within a tenant by the priority field, smaller first.
+3. Within a priority, latency tasks and those with a deadline by the latest moment at which they
+   have to start, and all others by application. Three of four placements go to the first kind while
+   both wait. A latency task without a time of its own is due together with its application: three
+   times the length of its path after the last pause.
 4. Applications by fair virtual finish time (Justitia, arXiv 2510.17015): the virtual time of their
    arrival plus their whole work, expected from what applications of the same kind needed. Of an
-   unknown kind: as much again as it had already, so that it falls behind as it goes on (least
-   attained service).
+   unknown kind: its first task's work and twice the work done so far, so that it falls behind as it
+   goes on (least attained service).
 5. Within an application the longest remaining path first. A task group counts as its longest
    member, and its members follow each other.
 
 And every fourth placement goes to a task that waited longer than `starvation_s`: see `Aging`.
 
 Bound: between two tenants with waiting tasks that always find room, charges since both began to
-wait differ by at most one task's largest charge, plus what predictions of tasks in flight are
-wrong by, plus what age-based turns gave.
+wait differ by at most one task's largest charge, plus the error of predictions for tasks in flight,
+plus what turns by age gave.
 """
 
 from __future__ import annotations
@@ -28,93 +28,96 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order.aging import Aging
-from parrot_scheduler.order.demand import Demand, work_of
-from parrot_scheduler.policy import Application, HeldRank
+from parrot_scheduler.order.demand import DemandPredictor, work_of
+from parrot_scheduler.policy import AdmissionRank, OrderPolicy
 from parrot_scheduler.task import TenantId
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
-#: What an output token costs, in uncached prompt tokens.
+#: Charge of an output token, in uncached prompt tokens.
 OUTPUT_WEIGHT = 2.0
-#: While both kinds wait, one placement in so many goes to calls that nobody waits for.
+#: While both kinds wait, one placement in so many goes to throughput tasks.
 BATCH_SHARE = 4
-#: Calls that somebody waits for should end within so many times their own length.
+#: A latency task without a time of its own should end within so many times its path's length.
 _STRETCH = 3.0
-#: An application without calls for longer than this has paused: somebody thinks, a tool runs.
+#: An application without tasks for more seconds than this has paused: somebody thinks, a tool runs.
 _PAUSE_S = 1.0
-#: Tenants looked at in search of one to forget; those that wait are kept beyond the limit.
+#: Tenants looked at in search of one to forget; waiting ones are kept beyond the limit.
 _LOOKS = 8
-#: Priorities beyond this count as this.
+#: Priorities beyond this, in either direction, count as this.
 _MAX_PRIORITY = 100
 
 
-def charge_of(entry: Entry, cached: float, output: float) -> float:
-    """What a task costs its tenant."""
-    return max(0.0, entry.task.prompt_tokens - cached) + OUTPUT_WEIGHT * output
+def charge_of(state: TaskState, cached: float, output: float) -> float:
+    """What a task costs its tenant, in uncached prompt tokens."""
+    return max(0.0, state.task.prompt_tokens - cached) + OUTPUT_WEIGHT * output
 
 
-def _priority_of(entry: Entry) -> int:
-    return max(-_MAX_PRIORITY, min(entry.priority, _MAX_PRIORITY))
+def _priority_of(state: TaskState) -> int:
+    return max(-_MAX_PRIORITY, min(state.priority, _MAX_PRIORITY))
 
 
 @dataclass(slots=True, eq=False)
-class _Bundle:
-    """A task group's queued members, or a single call."""
+class _GroupQueue:
+    """A task group's queued members, the longest path first; or a single task."""
 
-    key: str | Entry
-    members: LazyHeap[Entry] = field(default_factory=LazyHeap)
+    key: str | TaskState
+    members: LazyHeap[TaskState] = field(default_factory=LazyHeap)
+    #: Seconds of the longest member's path.
     longest_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
-class _Calls:
-    """The queued calls of an application, of one priority, that nobody waits for."""
+class _ApplicationQueue:
+    """An application's queued throughput tasks of one priority."""
 
-    bundles: LazyHeap[_Bundle] = field(default_factory=LazyHeap)
-    by_key: dict[str | Entry, _Bundle] = field(default_factory=dict)
+    groups: LazyHeap[_GroupQueue] = field(default_factory=LazyHeap)
+    by_key: dict[str | TaskState, _GroupQueue] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Level:
-    """A tenant's queued calls of one priority."""
+class _PriorityQueue:
+    """A tenant's queued tasks of one priority."""
 
     priority: int
-    urgent: LazyHeap[Entry] = field(default_factory=LazyHeap)
+    #: Latency tasks and those with a deadline, by their latest start.
+    urgent: LazyHeap[TaskState] = field(default_factory=LazyHeap)
     applications: LazyHeap[Application] = field(default_factory=LazyHeap)
-    calls: dict[Application, _Calls] = field(default_factory=dict)
+    by_application: dict[Application, _ApplicationQueue] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
     id: TenantId
     sequence: int
+    #: Charges so far, lifted when it comes back.
     served: float = 0.0
-    #: Queued tasks, those set aside included, and what they will be charged at most.
+    #: Queued tasks, blocked ones included, and what they will be charged at most.
     num_queued: int = 0
     queued_charge: float = 0.0
-    #: Applications at the door.
+    #: Held applications.
     num_held: int = 0
+    priorities: LazyHeap[_PriorityQueue] = field(default_factory=LazyHeap)
+    by_priority: dict[int, _PriorityQueue] = field(default_factory=dict)
+    #: Placements of urgent tasks since the last one of another task.
+    num_urgent: int = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything of it waits, here or at the door."""
+        """Whether anything of it is queued or held."""
         return self.num_queued + self.num_held > 0
-
-    levels: LazyHeap[_Level] = field(default_factory=LazyHeap)
-    by_priority: dict[int, _Level] = field(default_factory=dict)
-    #: Urgent placements since the last one that was not.
-    num_urgent: int = 0
 
 
 @dataclass(slots=True)
-class _Program:
-    """What is remembered of an application between its calls."""
+class _ApplicationRecord:
+    """What is remembered of an application between its tasks; work is in KV-token-steps."""
 
     virtual_start: float
     first_work: float
-    #: When its calls since its last pause should all have ended.
+    #: When its tasks since its last pause should all have ended.
     due: float
     done_work: float = 0.0
     num_unfinished: int = 0
@@ -122,18 +125,23 @@ class _Program:
 
 
 @dataclass(slots=True)
-class _Spot:
-    """Where a queued task is."""
+class _QueuePosition:
+    """Where a queued task is; `group` None: among the urgent ones."""
 
     tenant: _Tenant
     application: Application
-    level: _Level
-    bundle: _Bundle | None
-    is_aside: bool = False
+    queue: _PriorityQueue
+    group: _GroupQueue | None
+    is_blocked: bool = False
 
 
-class Fair:
-    """See the module's text."""
+class Fair(OrderPolicy):
+    """The default order: see the module's text.
+
+    Args:
+        config: `starvation_s` (seconds after which a task gets turns by age), `max_tenants` and
+            `max_templates` (bounds of what is remembered).
+    """
 
     name = "fair"
 
@@ -142,244 +150,250 @@ class Fair:
         self._known: OrderedDict[TenantId, _Tenant] = OrderedDict()
         self._max_tenants = config.max_tenants
         self._count = 0
-        #: What the tenant that is served now has been served.
+        #: Service of the tenant that is served now: nobody who comes back starts below it.
         self._floor = 0.0
-        self._spots: dict[Entry, _Spot] = {}
-        self._aside: dict[Entry, None] = {}
-        self._charged: dict[Entry, float] = {}
+        self._positions: dict[TaskState, _QueuePosition] = {}
+        self._blocked: dict[TaskState, None] = {}
+        self._charged: dict[TaskState, float] = {}
         #: What each queued task would be charged with nothing cached.
-        self._most: dict[Entry, float] = {}
-        self._programs: dict[Application, _Program] = {}
+        self._most: dict[TaskState, float] = {}
+        self._records: dict[Application, _ApplicationRecord] = {}
         self._num_active = 0
         # Work done, shared equally between the applications active meanwhile.
         self._virtual = 0.0
         self._aging = Aging(config.starvation_s)
-        self._demand = Demand(config.max_templates)
+        self._demand = DemandPredictor(config.max_templates)
 
-    # The door
+    # Held applications
 
-    def held(self, entry: Entry, application: Application, now: float) -> HeldRank:
-        """By priority, then by virtual finish time: the one with the least work ahead goes first.
+    def admission_rank(
+        self, state: TaskState, application: Application, now: float
+    ) -> AdmissionRank:
+        """By priority, then by virtual finish time: the least work ahead goes first.
 
-        Calls that somebody waits for are no exception here, or a tenant's chats would shut out its
-        other work: a call is short beside an application.
+        Latency tasks are no exception here, or a tenant's chats would shut out its other work: a
+        task is short beside an application.
         """
         tenant = self._waiting_tenant(application.tenant)
         tenant.num_held += 1
-        program = self._programs.get(application)
-        if program is None:
-            work = self._demand.work(application) or work_of(entry, entry.expected_output)
+        record = self._records.get(application)
+        if record is None:
+            work = self._demand.work(application) or work_of(state, state.expected_output)
             finish = self._virtual + work
         else:
             finish = self._finish_tag(application)[0]
-        return HeldRank(tenant.id, (_priority_of(entry), finish, application.sequence))
+        return AdmissionRank(tenant.id, (_priority_of(state), finish, application.sequence))
 
-    def let_in(self, application: Application) -> None:
-        """Its tenant waits here from now on."""
+    def admitted(self, application: Application) -> None:
+        """One application of its tenant fewer is held."""
         self._known[application.tenant].num_held -= 1
 
-    def share_of(self, tenant: TenantId) -> float:
-        """Charges, those of queued tasks included: what is let in counts at once."""
+    def service_of(self, tenant: TenantId) -> float:
+        """Charges, those of queued tasks included: an admitted application counts at once."""
         known = self._known[tenant]
         return known.served + known.queued_charge
 
     # Queue
 
-    def push(self, entry: Entry, application: Application, now: float) -> None:
-        """Into its tenant's queue."""
-        program = self._programs.get(application)
-        path_s = self._demand.path_s(entry)
-        if program is None:
-            first_work = work_of(entry, entry.expected_output)
-            program = _Program(self._virtual, first_work, now + _STRETCH * path_s)
-            self._programs[application] = program
-        if program.num_unfinished == 0:
+    def push(self, state: TaskState, application: Application, now: float) -> None:
+        """Queue a task with its tenant."""
+        record = self._records.get(application)
+        path_s = self._demand.path_s(state)
+        if record is None:
+            first_work = work_of(state, state.expected_output)
+            record = _ApplicationRecord(self._virtual, first_work, now + _STRETCH * path_s)
+            self._records[application] = record
+        if record.num_unfinished == 0:
             self._num_active += 1
-            if now - program.paused_at > _PAUSE_S:
-                program.due = now + _STRETCH * path_s
-        program.due = max(program.due, now + path_s)
-        program.num_unfinished += 1
+            if now - record.paused_at > _PAUSE_S:
+                record.due = now + _STRETCH * path_s
+        record.due = max(record.due, now + path_s)
+        record.num_unfinished += 1
         tenant = self._waiting_tenant(application.tenant)
         tenant.num_queued += 1
-        most = charge_of(entry, 0.0, entry.expected_output)
-        self._most[entry] = most
+        most = charge_of(state, 0.0, state.expected_output)
+        self._most[state] = most
         tenant.queued_charge += most
-        self._insert(entry, tenant, application)
+        self._insert(state, tenant, application)
 
-    def _insert(self, entry: Entry, tenant: _Tenant, application: Application) -> None:
-        priority = _priority_of(entry)
-        level = tenant.by_priority.get(priority)
-        if level is None:
-            level = tenant.by_priority[priority] = _Level(priority)
-            tenant.levels.push(level, priority)
-        bundle = None
-        start = self._latest_start(entry, application)
+    def _insert(self, state: TaskState, tenant: _Tenant, application: Application) -> None:
+        priority = _priority_of(state)
+        queue = tenant.by_priority.get(priority)
+        if queue is None:
+            queue = tenant.by_priority[priority] = _PriorityQueue(priority)
+            tenant.priorities.push(queue, priority)
+        group = None
+        start = self._latest_start(state, application)
         if start is not None:
-            level.urgent.push(entry, (start, entry.sequence))
+            queue.urgent.push(state, (start, state.sequence))
         else:
-            bundle = self._insert_batch(entry, application, level)
-        self._spots[entry] = _Spot(tenant, application, level, bundle)
+            group = self._insert_by_application(state, application, queue)
+        self._positions[state] = _QueuePosition(tenant, application, queue, group)
         self._tenants.push(tenant, (tenant.served, tenant.sequence))
-        self._aging.add(entry)
+        self._aging.add(state)
 
-    def _insert_batch(self, entry: Entry, application: Application, level: _Level) -> _Bundle:
-        calls = level.calls.get(application)
-        if calls is None:
-            calls = level.calls[application] = _Calls()
-            level.applications.push(application, self._finish_tag(application))
-        key: str | Entry = entry.groups[0].id if entry.groups else entry
-        bundle = calls.by_key.get(key)
-        if bundle is None:
-            bundle = calls.by_key[key] = _Bundle(key)
-        path_s = self._demand.path_s(entry)
-        if path_s > bundle.longest_s or not bundle.members:
-            bundle.longest_s = max(path_s, bundle.longest_s)
-            calls.bundles.push(bundle, (-bundle.longest_s, entry.sequence))
-        bundle.members.push(entry, (-path_s, entry.sequence))
-        return bundle
+    def _insert_by_application(
+        self, state: TaskState, application: Application, queue: _PriorityQueue
+    ) -> _GroupQueue:
+        tasks = queue.by_application.get(application)
+        if tasks is None:
+            tasks = queue.by_application[application] = _ApplicationQueue()
+            queue.applications.push(application, self._finish_tag(application))
+        key: str | TaskState = state.groups[0].id if state.groups else state
+        group = tasks.by_key.get(key)
+        if group is None:
+            group = tasks.by_key[key] = _GroupQueue(key)
+        path_s = self._demand.path_s(state)
+        if path_s > group.longest_s or not group.members:
+            group.longest_s = max(path_s, group.longest_s)
+            tasks.groups.push(group, (-group.longest_s, state.sequence))
+        group.members.push(state, (-path_s, state.sequence))
+        return group
 
-    def _take_out(self, entry: Entry) -> None:
-        spot = self._spots[entry]
-        level, application, tenant = spot.level, spot.application, spot.tenant
-        self._aging.remove(entry)
-        if spot.bundle is None:
-            level.urgent.remove(entry)
+    def _take_out(self, state: TaskState) -> None:
+        position = self._positions[state]
+        queue, application, tenant = position.queue, position.application, position.tenant
+        self._aging.remove(state)
+        if position.group is None:
+            queue.urgent.remove(state)
         else:
-            calls = level.calls[application]
-            spot.bundle.members.remove(entry)
-            if not spot.bundle.members:
-                calls.bundles.remove(spot.bundle)
-                del calls.by_key[spot.bundle.key]
-            if not calls.by_key:
-                level.applications.remove(application)
-                del level.calls[application]
-        if not level.urgent and not level.calls:
-            tenant.levels.remove(level)
-            del tenant.by_priority[level.priority]
-        if not tenant.levels:
+            tasks = queue.by_application[application]
+            position.group.members.remove(state)
+            if not position.group.members:
+                tasks.groups.remove(position.group)
+                del tasks.by_key[position.group.key]
+            if not tasks.by_key:
+                queue.applications.remove(application)
+                del queue.by_application[application]
+        if not queue.urgent and not queue.by_application:
+            tenant.priorities.remove(queue)
+            del tenant.by_priority[queue.priority]
+        if not tenant.priorities:
             self._tenants.remove(tenant)
 
-    def remove(self, entry: Entry) -> None:
-        """It leaves the queue unplaced."""
-        spot = self._leave(entry)
-        if spot is not None:
-            self._unfinished(spot.application, self._programs[spot.application].paused_at)
+    def remove(self, state: TaskState) -> None:
+        """A task leaves the queue unplaced; unknown ones do nothing."""
+        position = self._leave(state)
+        if position is not None:
+            self._unfinished(position.application, self._records[position.application].paused_at)
 
-    def _leave(self, entry: Entry) -> _Spot | None:
-        spot = self._spots.get(entry)
-        if spot is None:
+    def _leave(self, state: TaskState) -> _QueuePosition | None:
+        position = self._positions.get(state)
+        if position is None:
             return None
-        if spot.is_aside:
-            del self._aside[entry]
+        if position.is_blocked:
+            del self._blocked[state]
         else:
-            self._take_out(entry)
-        del self._spots[entry]
-        tenant = spot.tenant
+            self._take_out(state)
+        del self._positions[state]
+        tenant = position.tenant
         tenant.num_queued -= 1
-        most = self._most.pop(entry)
+        most = self._most.pop(state)
         tenant.queued_charge = tenant.queued_charge - most if tenant.num_queued else 0.0
-        return spot
+        return position
 
-    def update(self, entry: Entry, application: Application, now: float) -> None:
-        """Where it belongs now."""
-        spot = self._spots.get(entry)
-        if spot is not None and not spot.is_aside:
-            self._take_out(entry)
-            self._insert(entry, spot.tenant, application)
+    def update(self, state: TaskState, application: Application, now: float) -> None:
+        """Queue a task where it belongs now."""
+        position = self._positions.get(state)
+        if position is not None and not position.is_blocked:
+            self._take_out(state)
+            self._insert(state, position.tenant, application)
 
-    def set_aside(self, entry: Entry) -> None:
-        """Pass it over until `bring_back`."""
-        self._take_out(entry)
-        self._spots[entry].is_aside = True
-        self._aside[entry] = None
+    def block(self, state: TaskState) -> None:
+        """Pass a task over until `unblock`."""
+        self._take_out(state)
+        self._positions[state].is_blocked = True
+        self._blocked[state] = None
 
-    def bring_back(self, now: float, entries: Iterable[Entry] | None = None) -> None:
-        """These are passed over no more; None: nothing is."""
-        for entry in list(self._aside) if entries is None else entries:
-            del self._aside[entry]
-            spot = self._spots[entry]
-            self._insert(entry, spot.tenant, spot.application)
+    def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
+        """These blocked tasks are passed over no more; None: all."""
+        for state in list(self._blocked) if states is None else states:
+            del self._blocked[state]
+            position = self._positions[state]
+            self._insert(state, position.tenant, position.application)
 
-    def first(self, now: float) -> Entry | None:
+    def first(self, now: float) -> TaskState | None:
         """The task to place next."""
         due = self._aging.due(now)
         if due is not None:
             return due
         tenant = self._tenants.first()
-        level = tenant.levels.first() if tenant is not None else None
-        if tenant is None or level is None:
+        queue = tenant.priorities.first() if tenant is not None else None
+        if tenant is None or queue is None:
             return None
-        if level.urgent and (not level.calls or tenant.num_urgent < BATCH_SHARE - 1):
-            return level.urgent.first()
-        application = level.applications.first()
-        bundle = level.calls[application].bundles.first() if application is not None else None
-        return bundle.members.first() if bundle is not None else None
+        if queue.urgent and (not queue.by_application or tenant.num_urgent < BATCH_SHARE - 1):
+            return queue.urgent.first()
+        application = queue.applications.first()
+        group = (
+            queue.by_application[application].groups.first() if application is not None else None
+        )
+        return group.members.first() if group is not None else None
 
-    def pop(self, entry: Entry, application: Application, now: float) -> None:
-        """It has been placed: its tenant is charged."""
-        self._aging.placed(entry, now)
-        spot = self._leave(entry)
-        if spot is None:
+    def pop(self, state: TaskState, application: Application, now: float) -> None:
+        """A task has been placed: charge its tenant."""
+        self._aging.placed(state, now)
+        position = self._leave(state)
+        if position is None:
             return
-        tenant = spot.tenant
+        tenant = position.tenant
         self._floor = max(self._floor, tenant.served)
-        tenant.num_urgent = tenant.num_urgent + 1 if spot.bundle is None else 0
-        charge = charge_of(entry, entry.expected_cached, entry.expected_output)
-        self._charged[entry] = charge
+        tenant.num_urgent = tenant.num_urgent + 1 if position.group is None else 0
+        charge = charge_of(state, state.expected_cached, state.expected_output)
+        self._charged[state] = charge
         self._charge(tenant, charge)
 
     # Ends
 
-    def finished(self, entry: Entry, application: Application, now: float) -> None:
-        """What it really took is known."""
-        self._demand.observe(entry, now)
-        charged = self._charged.pop(entry, 0.0)
-        real = charge_of(entry, entry.cached_tokens, entry.generated_tokens)
+    def finished(self, state: TaskState, application: Application, now: float) -> None:
+        """A placed task has ended: correct its charge by what it really took."""
+        self._demand.observe(state, now)
+        charged = self._charged.pop(state, 0.0)
+        real = charge_of(state, state.cached_tokens, state.generated_tokens)
         tenant = self._tenant(application.tenant)
         self._charge(tenant, real - charged)
-        work = work_of(entry, entry.generated_tokens)
+        work = work_of(state, state.generated_tokens)
         self._virtual += work / max(1, self._num_active)
-        self._programs[application].done_work += work
+        self._records[application].done_work += work
         self._unfinished(application, now)
-        for level in tenant.by_priority.values():
-            if application in level.calls:
-                level.applications.push(application, self._finish_tag(application))
+        for queue in tenant.by_priority.values():
+            if application in queue.by_application:
+                queue.applications.push(application, self._finish_tag(application))
 
     def application_finished(self, application: Application, now: float) -> None:
-        """Its whole work teaches what its kind needs."""
-        program = self._programs.pop(application, None)
-        if program is not None:
-            self._demand.ended(application, program.done_work)
+        """Learn from its whole work what applications of its kind need."""
+        record = self._records.pop(application, None)
+        if record is not None:
+            self._demand.ended(application, record.done_work)
 
     def _unfinished(self, application: Application, now: float) -> None:
-        program = self._programs[application]
-        program.num_unfinished -= 1
-        if program.num_unfinished == 0:
+        record = self._records[application]
+        record.num_unfinished -= 1
+        if record.num_unfinished == 0:
             self._num_active -= 1
-            program.paused_at = now
+            record.paused_at = now
 
     # Ranks
 
     def _finish_tag(self, application: Application) -> tuple[float, int]:
         """Virtual time at which the application would end if all shared the engines equally."""
-        program = self._programs[application]
+        record = self._records[application]
         expected = self._demand.work(application)
         if expected is None:
-            expected = program.first_work + 2 * program.done_work
-        work = max(expected, program.done_work)
-        return (program.virtual_start + work, application.sequence)
+            expected = record.first_work + 2 * record.done_work
+        work = max(expected, record.done_work)
+        return (record.virtual_start + work, application.sequence)
 
-    def _latest_start(self, entry: Entry, application: Application) -> float | None:
-        """When a call has to start to be in time; None: nobody waits for it."""
-        kind, seconds = entry.objective
+    def _latest_start(self, state: TaskState, application: Application) -> float | None:
+        """When a task has to start to be in time; None: it is a throughput task."""
+        kind, seconds = state.objective
         if kind == "throughput":
             return None
-        path_s = self._demand.path_s(entry)
-        if kind == "deadline" and entry.deadline is not None:
-            return entry.deadline - path_s
+        path_s = self._demand.path_s(state)
+        if kind == "deadline" and state.deadline is not None:
+            return state.deadline - path_s
         if kind == "ttft" and seconds is not None:
-            return entry.submitted_at + seconds
-        return self._programs[application].due - path_s
+            return state.submitted_at + seconds
+        return self._records[application].due - path_s
 
     def _tenant(self, tenant_id: TenantId) -> _Tenant:
         tenant = self._known.get(tenant_id)
@@ -398,7 +412,7 @@ class Fair:
         return tenant
 
     def _waiting_tenant(self, tenant_id: TenantId) -> _Tenant:
-        """A tenant of which something more waits: one that comes back starts from the floor."""
+        """A tenant with one more that waits; one that comes back starts from the floor."""
         tenant = self._tenant(tenant_id)
         if not tenant.is_waiting:
             tenant.served = max(tenant.served, self._floor)
@@ -410,8 +424,8 @@ class Fair:
             self._tenants.push(tenant, (tenant.served, tenant.sequence))
 
     def __len__(self) -> int:
-        return len(self._spots)
+        return len(self._positions)
 
-    def shares(self) -> dict[TenantId, float]:
-        """Tokens charged to each tenant; one that comes back is lifted to those that wait."""
+    def service_by_tenant(self) -> dict[TenantId, float]:
+        """Charges of each tenant; one that comes back is lifted to those that wait."""
         return {tenant.id: tenant.served for tenant in self._known.values()}

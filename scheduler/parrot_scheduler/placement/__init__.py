@@ -9,9 +9,9 @@ from parrot_scheduler.placement.parrot import Parrot
 from parrot_scheduler.placement.prefix_linear import PrefixLinear
 from parrot_scheduler.placement.round_robin import RoundRobin
 from parrot_scheduler.placement.session_affinity import SessionAffinity
-from parrot_scheduler.policy import PlaceFactory
+from parrot_scheduler.policy import PlacementFactory
 
-POLICIES: dict[str, PlaceFactory] = {
+POLICIES: dict[str, PlacementFactory] = {
     "parrot": lambda config, rng: Parrot(config),
     "paper": lambda config, rng: Paper(config),
     "round-robin": lambda config, rng: RoundRobin(),

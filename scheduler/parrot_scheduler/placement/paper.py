@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.engines.pool import Pool
-from parrot_scheduler.placement.common import Mask, cached_tokens, candidates
-from parrot_scheduler.placement.group_placements import GroupHomes, group_size
-from parrot_scheduler.policy import Application, Choice
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.placement.common import Mask, cached_tokens, eligible_rows
+from parrot_scheduler.placement.group_placements import GroupPlacements, group_size
+from parrot_scheduler.policy import EngineChoice, PlacementPolicy
+from parrot_scheduler.task_state import TaskState
 
 #: Tokens that an engine may hold while a latency task runs there: 40 ms a token for a 13B model
 #: on an A100 (figure 10 of the paper).
 LATENCY_TOKENS = 6144
 
 
-class Paper:
+class Paper(PlacementPolicy):
     """A group on one engine; else where the prompt's beginning is; else anywhere.
 
     Engines have a capacity in tokens, which a latency task cuts down to `latency_tokens` for as
@@ -34,32 +35,32 @@ class Paper:
     def __init__(self, config: SchedulerConfig, latency_tokens: int = LATENCY_TOKENS) -> None:
         self._group_tasks = config.group_tasks
         self._latency_tokens = latency_tokens
-        self._homes = GroupHomes()
+        self._group_placements = GroupPlacements()
 
     def place(
-        self, entry: Entry, application: Application, pool: Pool, now: float
-    ) -> Choice | None:
+        self, state: TaskState, application: Application, pool: EnginePool, now: float
+    ) -> EngineChoice | None:
         """The first of group, holders and all that has room; None where it has to wait."""
-        table, task = pool.table, entry.task
-        size = group_size(entry) if self._group_tasks else 1
+        table, task = pool.table, state.task
+        size = group_size(state) if self._group_tasks else 1
         # What counts of a group is its last member: it is batched as large as it gets.
-        is_latency = entry.objective.is_latency and size == 1
-        cached = cached_tokens(entry, application, pool)
+        is_latency = state.objective.is_latency and size == 1
+        cached = cached_tokens(state, application, pool)
         now_capacity = np.where(
             table.latency_batch > 0,
             np.minimum(table.capacity, self._latency_tokens),
             table.capacity,
         )
         capacity = np.minimum(table.capacity, self._latency_tokens) if is_latency else now_capacity
-        need = task.prompt_tokens + entry.expected_output - cached
+        need = task.prompt_tokens + state.expected_output - cached
         idle = table.batch == 0
         fits = (table.batch + task.num_sequences <= table.max_batch) & (
             table.working_set + need <= capacity
         )
-        fits = candidates(entry, pool) & (fits | idle)
+        fits = eligible_rows(state, pool) & (fits | idle)
 
         decided_by = "load"
-        homes = self._homes.rows(entry, pool) if size > 1 else []
+        homes = self._group_placements.rows(state, pool) if size > 1 else []
         homes = [row for row in homes if table.accepts[row]]
         if homes:
             some, decided_by = _only(fits, homes[:1]), "group"
@@ -78,7 +79,7 @@ class Paper:
         harm = np.where(some, lost, np.inf)
         tied = harm == harm.min()
         row = int(np.argmin(np.where(tied, table.working_set, np.inf)))
-        return Choice(
+        return EngineChoice(
             row=row,
             decided_by=decided_by,
             expected_cached_tokens=int(cached[row]),
@@ -87,12 +88,12 @@ class Paper:
             details={"capacity": float(capacity[row])},
         )
 
-    def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
+    def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
         """The group's home is there."""
-        if self._group_tasks and group_size(entry) > 1:
-            self._homes.add(entry, choice.row, pool)
+        if self._group_tasks and group_size(state) > 1:
+            self._group_placements.add(state, choice.row, pool)
 
-    def ended(self, entry: Entry, pool: Pool, now: float) -> None:
+    def ended(self, state: TaskState, pool: EnginePool, now: float) -> None:
         """Homes stay: more members may come."""
 
 

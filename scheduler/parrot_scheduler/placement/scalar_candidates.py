@@ -1,73 +1,77 @@
-"""Options on a handful of engines, one by one in plain floats."""
+"""Few candidate engines, scored one by one in plain floats."""
 
 from __future__ import annotations
 
 import math
 
-from parrot_scheduler.engines.pool import Pool
-from parrot_scheduler.engines.prefix_claims import Reach
-from parrot_scheduler.engines.prefix_index import depth_of
-from parrot_scheduler.placement.candidates import HOLDER_SHARE, Classes, Limit, Options
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.placement.candidates import (
+    HOLDER_SHARE,
+    CheapestRows,
+    EngineCandidates,
+    Limit,
+)
+from parrot_scheduler.prefix_index.holders import PrefixHolders, depth_of
+from parrot_scheduler.task_state import TaskState
 
 
-class Few(Options):
-    """For pools whose engines all have blocks of one size; `rows` take work.
+class ScalarCandidates(EngineCandidates):
+    """Candidates among `rows`: all engines that take work and may have room.
 
-    `rows` are all engines that may have room. What is left of them, in order, is `self.rows`: empty
-    where none has any.
+    `self.rows` are those left, in order; empty where none has room. All engines of the pool must
+    have blocks of one size.
     """
 
-    def __init__(self, entry: Entry, pool: Pool, target: float, rows: list[int]) -> None:
-        super().__init__(entry, pool, target)
-        # What was asked for once is asked for again.
+    def __init__(self, state: TaskState, pool: EnginePool, target: float, rows: list[int]) -> None:
+        super().__init__(state, pool, target)
         self._new: dict[int, float] = {}
-        self._reach: Reach = []
+        self._prefix_holders: PrefixHolders = []
+        # Rows with a good part of the best hit, bit r for row r.
         self._holders = 0
-        prefix = entry.task.prefix
-        claimed = pool.prefixes.claimed_reach(prefix)
+        prefix = state.task.prefix
+        claimed = pool.prefixes.claimed_holders(prefix)
         self.rows = self._with_room(rows, claimed)
         if not self.rows:
             return
-        self._reach = pool.prefixes.reach(prefix, claimed)
+        self._prefix_holders = pool.prefixes.holders(prefix, claimed)
         accepting = pool.accepting
-        for bits, depth in reversed(self._reach):
+        for bits, depth in reversed(self._prefix_holders):
             if bits & accepting:
                 self.best_cached = self._tokens(depth)
                 break
         least = self.best_cached * HOLDER_SHARE
-        for bits, depth in self._reach:
+        for bits, depth in self._prefix_holders:
             if depth * pool.common_block >= least:
                 self._holders = bits & accepting
                 break
 
     def _tokens(self, depth: int) -> float:
-        """What so many cached blocks spare; at least one token stays to be computed."""
-        return float(max(min(depth * self.pool.common_block, self.entry.task.prompt_tokens - 1), 0))
+        """Prompt tokens that so many cached blocks save; at least one stays to be computed."""
+        return float(max(min(depth * self.pool.common_block, self.state.task.prompt_tokens - 1), 0))
 
-    def _with_room(self, rows: list[int], claimed: Reach) -> list[int]:
-        """Those with room for its working set; blocks that tasks there need already are free."""
-        task, pool, cells = self.entry.task, self.pool, self.pool.table.cells
-        need = float(task.prompt_tokens + self.entry.expected_output)
+    def _with_room(self, rows: list[int], claimed: PrefixHolders) -> list[int]:
+        """Rows with room for its working set; blocks that tasks there need already cost nothing."""
+        task, pool, scalars = self.state.task, self.pool, self.pool.table.scalars
+        need = float(task.prompt_tokens + self.state.expected_output)
         tight: list[int] = []
         roomy: list[int] = []
         for row in rows:
-            if cells.batch[row] + task.num_sequences > cells.max_batch[row]:
+            if scalars.batch[row] + task.num_sequences > scalars.max_batch[row]:
                 continue
-            used = cells.working_set[row] + need
-            limit = cells.capacity[row] * self.target
+            used = scalars.working_set[row] + need
+            limit = scalars.capacity[row] * self.target
             if claimed:
                 used -= depth_of(claimed, row) * pool.common_block
             if used <= limit:
                 tight.append(row)
-                if used + cells.kept[row] <= limit:
+                if used + scalars.retained[row] <= limit:
                     roomy.append(row)
         if tight:
-            # What paused applications left yields to running work, but only where it must.
+            # KV retained for paused applications yields to running work, but only where it must.
             return roomy or tight
-        idle = [row for row in rows if cells.batch[row] == 0]
+        idle = [row for row in rows if scalars.batch[row] == 0]
         if pool.largest_accepting >= need:
-            return [row for row in idle if cells.capacity[row] >= need]
+            return [row for row in idle if scalars.capacity[row] >= need]
         return idle
 
     @property
@@ -75,42 +79,42 @@ class Few(Options):
         """Engines that are left."""
         return len(self.rows)
 
-    def may(self, row: int) -> bool:
-        """Whether this one is left."""
+    def has(self, row: int) -> bool:
+        """Whether this engine is left."""
         return row in self.rows
 
-    def cached(self, row: int) -> float:
-        """Prompt tokens that it holds or is about to hold."""
-        return self._tokens(depth_of(self._reach, row))
+    def cached_tokens(self, row: int) -> float:
+        """Prompt tokens that an engine caches or is about to cache."""
+        return self._tokens(depth_of(self._prefix_holders, row))
 
-    def new(self, row: int) -> float:
-        """Prompt tokens that would have to be computed there, one block at least."""
+    def new_tokens(self, row: int) -> float:
+        """Prompt tokens that would have to be computed there, at least one block."""
         new = self._new.get(row)
         if new is None:
-            new = self._new[row] = super().new(row)
+            new = self._new[row] = super().new_tokens(row)
         return new
 
-    def keep_promises(self) -> bool:
-        """See `Options`. A promise that even an idle engine would break binds nobody."""
-        cells = self.pool.table.cells
-        added = float(self.entry.task.prompt_tokens + self.entry.expected_output)
+    def filter_by_step_limits(self) -> bool:
+        """See `EngineCandidates`."""
+        scalars = self.pool.table.scalars
+        added = float(self.state.task.prompt_tokens + self.state.expected_output)
         keeping: list[int] = []
         for row in self.rows:
-            fixed_s = cells.weights_s[row] + cells.overhead_s[row]
-            step_s = fixed_s + (cells.working_set[row] + added) * cells.context_token_s[row]
-            if step_s <= cells.step_limit_s[row] or fixed_s > cells.step_limit_s[row]:
+            fixed_s = scalars.weights_s[row] + scalars.overhead_s[row]
+            step_s = fixed_s + (scalars.working_set[row] + added) * scalars.context_token_s[row]
+            if step_s <= scalars.step_limit_s[row] or fixed_s > scalars.step_limit_s[row]:
                 keeping.append(row)
         self.rows = keeping or self.rows
         return bool(keeping)
 
-    def keep_within(self, limit: Limit) -> None:
-        """See `Options`."""
+    def filter_by_objective(self, limit: Limit) -> None:
+        """See `EngineCandidates`."""
         field, seconds = limit
         meeting = [row for row in self.rows if getattr(self.predict(row), field) <= seconds]
         self.rows = meeting or self.rows
 
-    def keep_soon(self, slack: float) -> None:
-        """See `Options`."""
+    def filter_by_finish(self, slack: float) -> None:
+        """See `EngineCandidates`."""
         if len(self.rows) > 1:
             finish_s = [self.predict(row).finish_s for row in self.rows]
             latest_s = min(finish_s) * slack
@@ -119,10 +123,10 @@ class Few(Options):
             ]
 
     def is_holder(self, row: int) -> bool:
-        """Whether it has a good part of the best hit."""
+        """See `EngineCandidates`."""
         return bool(self._holders >> row & 1)
 
-    def cheapest(self) -> Classes:
+    def cheapest(self) -> CheapestRows:
         """By cost, ties to the first row."""
         holder = other = -1
         least_held = least = math.inf
@@ -133,30 +137,30 @@ class Few(Options):
                     holder, least_held = row, cost
             elif cost < least:
                 other, least = row, cost
-        return Classes(holder, other)
+        return CheapestRows(holder, other)
 
-    def full_holders(self) -> int:
-        """See `Options`."""
+    def holders_without_room(self) -> int:
+        """See `EngineCandidates`."""
         full = self._holders
         for row in self.rows:
             full &= ~(1 << row)
         return full
 
-    def roomiest(self, members: int, rather: int) -> int:
-        """See `Options`."""
+    def best_for_group(self, members: int, default: int) -> int:
+        """See `EngineCandidates`."""
         if len(self.rows) == 1:
-            return rather
-        entry, cells = self.entry, self.pool.table.cells
+            return default
+        state, scalars = self.state, self.pool.table.scalars
         fitting = {
             row: min(
-                (cells.max_batch[row] - cells.batch[row]) // max(entry.task.num_sequences, 1),
-                (cells.capacity[row] * self.target - cells.working_set[row])
-                // (self.new(row) + entry.expected_output),
+                (scalars.max_batch[row] - scalars.batch[row]) // max(state.task.num_sequences, 1),
+                (scalars.capacity[row] * self.target - scalars.working_set[row])
+                // (self.new_tokens(row) + state.expected_output),
                 members,
             )
             for row in self.rows
         }
         most = max(fitting.values())
-        if fitting[rather] == most:
-            return rather
+        if fitting[default] == most:
+            return default
         return min((row for row in self.rows if fitting[row] == most), key=self.cost)

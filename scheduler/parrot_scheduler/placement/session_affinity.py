@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from parrot_scheduler.engines.pool import Pool
-from parrot_scheduler.placement.common import candidates, choice
+from parrot_scheduler.application import Application
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.placement.common import choice, eligible_rows
 from parrot_scheduler.placement.least_loaded import least_loaded_row
-from parrot_scheduler.policy import Application, Choice
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.policy import EngineChoice, PlacementPolicy
+from parrot_scheduler.task_state import TaskState
 
 
-class SessionAffinity:
+class SessionAffinity(PlacementPolicy):
     """The engine of the application's last task, however loaded; else the least loaded one."""
 
     name = "session-affinity"
-    late_binding = False
 
     def place(
-        self, entry: Entry, application: Application, pool: Pool, now: float
-    ) -> Choice | None:
+        self, state: TaskState, application: Application, pool: EnginePool, now: float
+    ) -> EngineChoice | None:
         """Its last engine while that takes work; None without engines."""
-        mask = candidates(entry, pool)
+        mask = eligible_rows(state, pool)
         row, decided_by = pool.row_of(application.last_engine), "session"
         if row < 0 or not mask[row]:
             row, decided_by = least_loaded_row(mask, pool), "load"
         if row < 0:
             return None
         load = float(pool.table.batch[row])
-        return choice(entry, application, pool, row, decided_by, candidates=mask, cost=load)
+        return choice(state, application, pool, row, decided_by, candidates=mask, cost=load)
 
-    def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
+    def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
         """The application itself remembers its engine."""
-
-    def ended(self, entry: Entry, pool: Pool, now: float) -> None:
-        """Nothing is remembered of a task."""

@@ -1,1 +1,1 @@
-"""Tasks of one model on their way to an engine: held, queued, blocked, placed."""
+"""What waits: held applications, waiting and blocked tasks, and the applications of both."""

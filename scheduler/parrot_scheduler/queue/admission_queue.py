@@ -1,4 +1,4 @@
-"""The door: applications of one pool that are held, and whose turn it is to enter."""
+"""Applications of one model that are held, and whose turn it is to be admitted."""
 
 from __future__ import annotations
 
@@ -7,187 +7,193 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from parrot_scheduler.application import Application
 from parrot_scheduler.lazy_heap import LazyHeap
-from parrot_scheduler.policy import Application, OrderPolicy, Waiting
+from parrot_scheduler.policy import AdmissionCandidate, OrderPolicy
 from parrot_scheduler.task import ApplicationId, TaskId, TenantId
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
 #: Tenants of each kind that an admission policy chooses from, and their applications in all.
-_SHOWN = 16
-#: Tenants whose share has grown since they were sorted in; so many are put right for one look.
+_MAX_CANDIDATES = 16
+#: Tenants behind the first ones whose service has grown; so many are re-sorted in one look.
 _MAX_RESORTED = 64
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """An application at the door."""
+class HeldApplication:
+    """An application in the admission queue."""
 
     application: Application
     since: float
     reason: str
+    #: Whether KV of it is retained on an engine.
     returning: bool
     #: What admission policies see of it.
-    waiting: Waiting
+    candidate: AdmissionCandidate
     tenant: TenantId = ""
-    entries: dict[TaskId, Entry] = field(default_factory=dict)
+    tasks: dict[TaskId, TaskState] = field(default_factory=dict)
 
-    def withdraw(self, entry: Entry) -> None:
+    def withdraw(self, state: TaskState) -> None:
         """One of its tasks waits no more."""
-        del self.entries[entry.task.id]
-        if entry is self.waiting.first and self.entries:
-            first = next(iter(self.entries.values()))
-            self.waiting = Waiting(self.application, first, self.since)
+        del self.tasks[state.task.id]
+        if state is self.candidate.first and self.tasks:
+            first = next(iter(self.tasks.values()))
+            self.candidate = AdmissionCandidate(self.application, first, self.since)
 
 
-class _Line:
-    """Tenants by what they have had, and the applications of each by rank."""
+class _TenantQueues:
+    """Tenants by their service so far, and the held applications of each by rank."""
 
     def __init__(self, order: OrderPolicy) -> None:
         self._order = order
-        self._of: dict[TenantId, LazyHeap[Held]] = {}
-        self._ranks: dict[Held, tuple[float, ...]] = {}
-        # The tenants that had least, with what they had, in this order; and all others.
+        self._by_tenant: dict[TenantId, LazyHeap[HeldApplication]] = {}
+        self._ranks: dict[HeldApplication, tuple[float, ...]] = {}
+        # The tenants with the least service, with that service, in this order; and all others.
         self._front: list[tuple[float, TenantId]] = []
         self._behind: LazyHeap[TenantId] = LazyHeap()
-        # What `first` found last; None once something is different.
-        self._shown: list[Held] | None = []
+        # The last answer of `first`; None once it is out of date.
+        self._candidates: list[HeldApplication] | None = []
 
-    def add(self, held: Held, rank: tuple[float, ...]) -> None:
-        """One more."""
-        self._shown = None
+    def add(self, held: HeldApplication, rank: tuple[float, ...]) -> None:
+        """Queue an application with its tenant."""
+        self._candidates = None
         self._ranks[held] = rank
         tenant = held.tenant
-        line = self._of.get(tenant)
-        if line is None:
-            line = self._of[tenant] = LazyHeap()
-            self._behind.push(tenant, self._order.share_of(tenant))
+        queue = self._by_tenant.get(tenant)
+        if queue is None:
+            queue = self._by_tenant[tenant] = LazyHeap()
+            self._behind.push(tenant, self._order.service_of(tenant))
         elif tenant in self._behind:
-            self._behind.push(tenant, self._order.share_of(tenant))
-        line.push(held, rank)
+            self._behind.push(tenant, self._order.service_of(tenant))
+        queue.push(held, rank)
 
-    def remove(self, held: Held) -> None:
-        """One of them is gone."""
-        self._shown = None
+    def remove(self, held: HeldApplication) -> None:
+        """Take an application out."""
+        self._candidates = None
         del self._ranks[held]
-        line = self._of[held.tenant]
-        line.remove(held)
-        if not line:
-            del self._of[held.tenant]
+        queue = self._by_tenant[held.tenant]
+        queue.remove(held)
+        if not queue:
+            del self._by_tenant[held.tenant]
             if not self._behind.remove(held.tenant):
-                self._front = [stood for stood in self._front if stood[1] != held.tenant]
+                self._front = [place for place in self._front if place[1] != held.tenant]
 
-    def first(self) -> list[Held]:
-        """A few: of the tenants that had least, those whose turn it is."""
-        moved = self._sort_in()
-        if moved or self._shown is None:
-            each = max(1, _SHOWN // max(len(self._front), 1))
-            self._shown = [held for _, tenant in self._front for held in self._some(tenant, each)]
-        return self._shown
+    def first(self) -> list[HeldApplication]:
+        """The first applications of the tenants with the least service."""
+        moved = self._sort_front()
+        if moved or self._candidates is None:
+            each = max(1, _MAX_CANDIDATES // max(len(self._front), 1))
+            self._candidates = [
+                held for _, tenant in self._front for held in self._first_of(tenant, each)
+            ]
+        return self._candidates
 
-    def _sort_in(self) -> bool:
+    def _sort_front(self) -> bool:
         """Put the front right; False: it is as it was.
 
-        A tenant further behind is put right when it comes up, as shares mostly grow.
+        A tenant further behind is put right when it comes up, as service mostly grows.
         """
         order, behind, front = self._order, self._behind, self._front
-        moved = [stood for stood in front if order.share_of(stood[1]) != stood[0]]
+        moved = [place for place in front if order.service_of(place[1]) != place[0]]
         if moved:
-            self._front = front = [stood for stood in front if stood not in moved]
+            self._front = front = [place for place in front if place not in moved]
             for _, mover in moved:
-                behind.push(mover, order.share_of(mover))
+                behind.push(mover, order.service_of(mover))
         resorted, has_moved = 0, bool(moved)
         while (tenant := behind.first()) is not None:
-            had = behind.first_key()
-            is_full = len(front) >= _SHOWN
-            if is_full and had >= front[-1][0]:
+            known = behind.first_key()
+            is_full = len(front) >= _MAX_CANDIDATES
+            if is_full and known >= front[-1][0]:
                 break
-            share = order.share_of(tenant)
-            if share > had and resorted < _MAX_RESORTED:
+            service = order.service_of(tenant)
+            if service > known and resorted < _MAX_RESORTED:
                 resorted += 1
-                behind.push(tenant, share)
+                behind.push(tenant, service)
                 continue
             if is_full:
-                if share >= front[-1][0]:
+                if service >= front[-1][0]:
                     break
-                share_of_last, last = front.pop()
-                behind.push(last, share_of_last)
+                last_service, last = front.pop()
+                behind.push(last, last_service)
             behind.remove(tenant)
-            insort_right(front, (share, tenant), key=_share)
+            insort_right(front, (service, tenant), key=_service)
             has_moved = True
         return has_moved
 
-    def _some(self, tenant: TenantId, count: int) -> list[Held]:
+    def _first_of(self, tenant: TenantId, count: int) -> list[HeldApplication]:
         """The first applications of a tenant."""
-        line = self._of[tenant]
-        some: list[Held] = []
-        while len(some) < count and (held := line.first()) is not None:
-            some.append(held)
-            if len(some) < count:
-                line.remove(held)
-        for held in some:
-            line.push(held, self._ranks[held])
-        return some
+        queue = self._by_tenant[tenant]
+        first: list[HeldApplication] = []
+        while len(first) < count and (held := queue.first()) is not None:
+            first.append(held)
+            if len(first) < count:
+                queue.remove(held)
+        for held in first:
+            queue.push(held, self._ranks[held])
+        return first
 
 
-def _share(stood: tuple[float, TenantId]) -> float:
-    return stood[0]
+def _service(place: tuple[float, TenantId]) -> float:
+    return place[0]
 
 
-class Door:
-    """Applications that are held, in two lines: those whose context waits for them, and all others.
+class AdmissionQueue:
+    """Held applications in two queues: those with KV retained on an engine, and all others.
 
-    The first go before the second. One whose context is gone stands beside new ones: it came
-    earlier, so it goes first among those with as much work, but a long chain of calls that share
-    nothing does not shut out short applications by returning after each call.
+    The first kind goes before the second. An application whose KV is gone waits with the new ones:
+    it came earlier, so it goes first among those with as much work, but a long chain of calls that
+    share nothing does not shut out short applications by returning after each call.
 
-    Who is next is the order policy's business, as for queued tasks: the tenant that had least, and
-    of a tenant's applications the one of the lowest rank. Looking at the longest held ones instead
-    would let a tenant that floods fill the door, with nothing left to choose from behind it.
+    Who is next is the order policy's decision, as for queued tasks: the tenant with the least
+    service, and of its applications the one with the lowest rank. With the longest held ones first
+    instead, a tenant that floods would fill what an admission policy chooses from.
     """
 
     def __init__(self, order: OrderPolicy) -> None:
         self._order = order
         #: In order of arrival.
-        self.held: OrderedDict[ApplicationId, Held] = OrderedDict()
-        self._returning = _Line(order)
-        self._new = _Line(order)
+        self.held: OrderedDict[ApplicationId, HeldApplication] = OrderedDict()
+        self._returning = _TenantQueues(order)
+        self._others = _TenantQueues(order)
 
     def __len__(self) -> int:
-        """Applications that are held."""
+        """Held applications."""
         return len(self.held)
 
-    def get(self, application: ApplicationId) -> Held | None:
-        """An application that is held."""
+    def get(self, application: ApplicationId) -> HeldApplication | None:
+        """The entry of an application; None: it is not held."""
         return self.held.get(application)
 
-    def oldest(self) -> Held | None:
-        """The one that is held for longest."""
+    def oldest(self) -> HeldApplication | None:
+        """The application that has been held for longest."""
         return next(iter(self.held.values()), None)
 
-    def stop(self, application: Application, first: Entry, reason: str, now: float) -> Held:
-        """An application is held from now on; `first` is its first task."""
-        waiting = Waiting(application, first, now)
-        held = Held(application, now, reason, application.kept_tokens > 0, waiting)
-        held.tenant, rank = self._order.held(first, application, now)
-        held.entries[first.task.id] = first
+    def hold(
+        self, application: Application, first: TaskState, reason: str, now: float
+    ) -> HeldApplication:
+        """Hold an application from now on; `first` is its first task."""
+        candidate = AdmissionCandidate(application, first, now)
+        held = HeldApplication(application, now, reason, application.retained_tokens > 0, candidate)
+        held.tenant, rank = self._order.admission_rank(first, application, now)
+        held.tasks[first.task.id] = first
         self.held[application.id] = held
-        self._line(held).add(held, rank)
+        self._queue_of(held).add(held, rank)
         return held
 
-    def leave(self, held: Held) -> None:
-        """An application is held no more."""
+    def remove(self, held: HeldApplication) -> None:
+        """An application is held no more: it is admitted, or its last held task has ended."""
         del self.held[held.application.id]
-        self._line(held).remove(held)
-        self._order.let_in(held.application)
+        self._queue_of(held).remove(held)
+        self._order.admitted(held.application)
 
-    def shown(self) -> Iterator[Waiting]:
-        """A few to choose from, those with a context on an engine first, each kind in its order.
+    def candidates(self) -> Iterator[AdmissionCandidate]:
+        """A few to choose from, those with retained KV first, each kind in its order.
 
         Up to 16 tenants of each kind; of fewer tenants more applications, 16 in all.
         """
-        for line in (self._returning, self._new):
-            for held in line.first():
-                yield held.waiting
+        for queue in (self._returning, self._others):
+            for held in queue.first():
+                yield held.candidate
 
-    def _line(self, held: Held) -> _Line:
-        return self._returning if held.returning else self._new
+    def _queue_of(self, held: HeldApplication) -> _TenantQueues:
+        return self._returning if held.returning else self._others

@@ -1,35 +1,40 @@
-"""Applications of one pool: from their first task until they end or are too many."""
+"""Applications of one model: from their first task until they finish or are too many."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
 
-from parrot_scheduler.engines.pool import Pool
-from parrot_scheduler.policy import Application
-from parrot_scheduler.task import ApplicationId, Task
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.application import Application
+from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.task import ApplicationId, EngineId, Task
+from parrot_scheduler.task_state import TaskState
 
 #: Templates remembered of one application.
 _MAX_TEMPLATES = 8
 
 
-class Applications:
-    """What is known of each application, and what paused ones keep on engines.
+class ApplicationRegistry:
+    """What is known of each application, and the KV retained for paused ones.
 
-    At most `max_applications` are remembered besides those with unfinished tasks, which are
-    bounded by these: longest idle first out.
+    At most `max_paused` paused applications are remembered, longest idle first out; those with
+    unfinished tasks are bounded by these.
+
+    Args:
+        pool: the engines.
+        max_paused: bound on paused applications.
+        on_forgotten: called with each application that is forgotten.
     """
 
     def __init__(
-        self, pool: Pool, max_applications: int, forgotten: Callable[[Application], None]
+        self, pool: EnginePool, max_paused: int, on_forgotten: Callable[[Application], None]
     ) -> None:
         self._pool = pool
-        self._max = max_applications
-        self._forgotten = forgotten
+        self._max_paused = max_paused
+        self._on_forgotten = on_forgotten
         self._all: dict[ApplicationId, Application] = {}
-        self._idle: OrderedDict[ApplicationId, Application] = OrderedDict()
-        self._kept: OrderedDict[ApplicationId, Application] = OrderedDict()
+        self._paused: OrderedDict[ApplicationId, Application] = OrderedDict()
+        self._retained: OrderedDict[ApplicationId, Application] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
@@ -40,8 +45,8 @@ class Applications:
         """An application that is remembered."""
         return self._all.get(application)
 
-    def of(self, task: Task, now: float) -> Application:
-        """A task's application, new if need be."""
+    def register(self, task: Task, now: float) -> Application:
+        """The application of a new task, itself new if need be."""
         known = self._all.get(task.application)
         if known is None:
             self._count += 1
@@ -50,65 +55,66 @@ class Applications:
         known.num_tasks += 1
         known.has_finished = False
         known.idle_since = None
-        self._idle.pop(known.id, None)
+        self._paused.pop(known.id, None)
         template = task.template
         if template and len(known.templates) < _MAX_TEMPLATES and template not in known.templates:
             known.templates.append(template)
         return known
 
-    def kept(self) -> list[Application]:
-        """Those with KV kept on an engine, longest idle first."""
-        return list(self._kept.values())
+    def retained(self) -> list[Application]:
+        """Paused applications with KV retained on an engine, longest idle first."""
+        return list(self._retained.values())
 
     @property
-    def num_kept(self) -> int:
-        """How many have KV kept on an engine."""
-        return len(self._kept)
+    def num_retained(self) -> int:
+        """How many have KV retained on an engine."""
+        return len(self._retained)
 
-    def served(self, entry: Entry, application: Application) -> None:
-        """A placed task has ended with these counts."""
-        task = entry.task
+    def add_service(self, state: TaskState, application: Application) -> None:
+        """A placed task has ended; its counts are final."""
+        task = state.task
         sequences = max(1, task.num_sequences)
-        output = entry.generated_tokens / sequences
-        uncached = max(0, task.prompt_tokens - entry.cached_tokens)
-        application.served_tokens += uncached + entry.generated_tokens
+        output = state.generated_tokens / sequences
+        uncached = max(0, task.prompt_tokens - state.cached_tokens)
+        application.served_tokens += uncached + state.generated_tokens
         application.served_kv_steps += sequences * (task.prompt_tokens * output + output**2 / 2)
         application.context_tokens = max(
             application.context_tokens, task.prompt_tokens + int(output)
         )
-        application.last_engine = entry.engine_id
+        application.last_engine = state.engine_id
 
-    def rest(self, application: Application, now: float, *, keep: bool) -> None:
-        """It has no unfinished task; `keep`: its KV should stay where its last task ran."""
+    def pause(self, application: Application, now: float) -> None:
+        """It has no unfinished task; its KV stays where the last one ran if `retain_on_pause`."""
+        retain, application.retain_on_pause = application.retain_on_pause, False
         application.idle_since = now
-        self._idle[application.id] = application
+        self._paused[application.id] = application
         row = self._pool.row_of(application.last_engine)
-        if keep and row >= 0:
-            capacity = self._pool.table.cells.capacity[row]
-            application.kept_tokens = min(float(application.context_tokens), capacity)
-            self._pool.keep(row, application.kept_tokens)
-            self._kept[application.id] = application
-        if len(self._idle) > self._max:
-            self.forget(next(iter(self._idle.values())))
+        if retain and row >= 0:
+            capacity = self._pool.table.scalars.capacity[row]
+            application.retained_tokens = min(float(application.context_tokens), capacity)
+            self._pool.retain(row, application.retained_tokens)
+            self._retained[application.id] = application
+        if len(self._paused) > self._max_paused:
+            self.forget(next(iter(self._paused.values())))
 
-    def let_go(self, application: Application) -> None:
-        """What it left on an engine does not count as kept any more."""
-        if application.kept_tokens:
+    def release_retained(self, application: Application) -> None:
+        """What it left on an engine does not count as retained any more."""
+        if application.retained_tokens:
             row = self._pool.row_of(application.last_engine)
             if row >= 0:
-                self._pool.keep(row, -application.kept_tokens)
-            application.kept_tokens = 0.0
-            self._kept.pop(application.id, None)
+                self._pool.retain(row, -application.retained_tokens)
+            application.retained_tokens = 0.0
+            self._retained.pop(application.id, None)
 
-    def engine_left(self, engine_id: str) -> None:
-        """Nothing is kept there any more. Called while the engine has its row."""
-        for application in self.kept():
+    def engine_left(self, engine_id: EngineId) -> None:
+        """Nothing is retained there any more. To be called while the engine has its row."""
+        for application in self.retained():
             if application.last_engine == engine_id:
-                self.let_go(application)
+                self.release_retained(application)
 
     def forget(self, application: Application) -> None:
-        """An application without unfinished tasks is remembered no longer."""
-        self.let_go(application)
-        self._idle.pop(application.id, None)
+        """Forget an application without unfinished tasks."""
+        self.release_retained(application)
+        self._paused.pop(application.id, None)
         del self._all[application.id]
-        self._forgotten(application)
+        self._on_forgotten(application)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from parrot_scheduler.policy import KeepFactory
-from parrot_scheduler.retention.hazard import KeepHazard
-from parrot_scheduler.retention.none import KeepNone
+from parrot_scheduler.policy import RetentionFactory
+from parrot_scheduler.retention.hazard import HazardRetention
+from parrot_scheduler.retention.none import NoRetention
 
-POLICIES: dict[str, KeepFactory] = {
-    "hazard": lambda config, rng: KeepHazard(config),
-    "none": lambda config, rng: KeepNone(),
+POLICIES: dict[str, RetentionFactory] = {
+    "hazard": lambda config, rng: HazardRetention(config),
+    "none": lambda config, rng: NoRetention(),
 }

@@ -1,4 +1,4 @@
-"""Admission: whole applications wait at the door while the engines' memory is full."""
+"""Admission: whole applications are held while the engines' memory is full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_scheduler.actions import Action, Hold, Place, Release
-from parrot_scheduler.admission.working_set import SharedTokens
+from parrot_scheduler.admission.working_set import DistinctBlocks
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import (
     ApplicationFinished,
@@ -146,7 +146,7 @@ def test_a_held_application_without_calls_is_not_held_any_more() -> None:
     assert scheduler.snapshot()["models"]["m"]["held_applications"] == []
 
 
-def test_without_engines_nobody_is_at_the_door() -> None:
+def test_without_engines_nobody_is_held() -> None:
     scheduler = started()
     scheduler.step(0.0, [TaskSubmitted(task("a", 700))])
     held = task("b", 700)
@@ -162,7 +162,7 @@ prompts = st.lists(
 @given(prompts)
 def test_shared_tokens_are_those_of_distinct_blocks(parts: list[tuple[int, int, int]]) -> None:
     """Never fewer than there are, and at most a quarter of what is shared is missed."""
-    shared = SharedTokens()
+    shared = DistinctBlocks()
     chains = [
         tuple(("common", family, i) for i in range(common))
         + tuple(("own", number, i) for i in range(own))
@@ -179,7 +179,7 @@ def test_shared_tokens_are_those_of_distinct_blocks(parts: list[tuple[int, int, 
     assert distinct <= shared.blocks <= all_blocks
     for number, chain in enumerate(chains, 1):
         shared.remove(chain)
-        left = SharedTokens()
+        left = DistinctBlocks()
         for other in chains[number:]:
             left.add(other)
         assert shared.blocks == left.blocks
@@ -187,7 +187,7 @@ def test_shared_tokens_are_those_of_distinct_blocks(parts: list[tuple[int, int, 
 
 @pytest.mark.parametrize("blocks", [1, 7, 8, 30, 100, 1000])
 def test_equal_prompts_share_all(blocks: int) -> None:
-    shared = SharedTokens()
+    shared = DistinctBlocks()
     shared.add(range(blocks))
     assert shared.blocks == blocks
     assert shared.new_blocks(range(blocks)) == 0

@@ -56,7 +56,7 @@ def run(
 
 
 def test_a_tenant_with_little_work_does_not_wait_for_all_of_anothers() -> None:
-    """At the door and in the queue: ten jobs beside a hundred that came just before."""
+    """Held and queued: ten jobs beside a hundred that came just before."""
     plans = [job(f"many-{i}", 0.0, tenant="many", kind="many") for i in range(100)]
     plans += [job(f"few-{i}", 0.01, tenant="few", kind="few") for i in range(10)]
     for admission in ("working-set", "open"):

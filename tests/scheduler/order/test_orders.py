@@ -8,17 +8,18 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order import POLICIES
 from parrot_scheduler.order.aging import SHARE
 from parrot_scheduler.order.fair import BATCH_SHARE, Fair, charge_of
-from parrot_scheduler.policy import Application, OrderPolicy
+from parrot_scheduler.policy import OrderPolicy
 from parrot_scheduler.task import GroupRef, Objective, Task
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
 CONFIG = SchedulerConfig(starvation_s=60.0, max_tenants=4)
-WHAT = ["push", "push", "push", "pop", "remove", "aside", "back", "update", "end"]
+WHAT = ["push", "push", "push", "pop", "remove", "block", "unblock", "update", "end"]
 LATENCY = Objective("latency")
 BATCH = Objective()
 
@@ -52,7 +53,7 @@ class Queue:
         successors: int = 0,
         groups: tuple[GroupRef, ...] = (),
         template: str = "",
-    ) -> Entry:
+    ) -> TaskState:
         number = next(self._ids)
         task = Task(
             number,
@@ -66,7 +67,7 @@ class Queue:
             template=template,
         )
         timed = objective.kind == "deadline" and objective.seconds is not None
-        entry = Entry(
+        state = TaskState(
             task,
             number,
             self.now,
@@ -75,32 +76,32 @@ class Queue:
             groups,
             priority,
             successors,
-            state="queued",
+            status="queued",
             deadline=self.now + (objective.seconds or 0.0) if timed else None,
         )
-        self.order.push(entry, self.application(application, tenant, template), self.now)
-        return entry
+        self.order.push(state, self.application(application, tenant, template), self.now)
+        return state
 
-    def pop(self) -> Entry:
-        entry = self.order.first(self.now)
-        assert entry is not None
-        application = self.applications[entry.task.application]
-        entry.state = "placed"
-        entry.placed_at = self.now
-        self.order.pop(entry, application, self.now)
-        return entry
+    def pop(self) -> TaskState:
+        state = self.order.first(self.now)
+        assert state is not None
+        application = self.applications[state.task.application]
+        state.status = "placed"
+        state.placed_at = self.now
+        self.order.pop(state, application, self.now)
+        return state
 
-    def finish(self, entry: Entry, generated: int | None = None, cached: int = 0) -> None:
-        application = self.applications[entry.task.application]
-        entry.generated_tokens = entry.expected_output if generated is None else generated
-        entry.cached_tokens = cached
-        application.served_tokens += entry.task.prompt_tokens - cached + entry.generated_tokens
-        self.order.finished(entry, application, self.now)
+    def finish(self, state: TaskState, generated: int | None = None, cached: int = 0) -> None:
+        application = self.applications[state.task.application]
+        state.generated_tokens = state.expected_output if generated is None else generated
+        state.cached_tokens = cached
+        application.served_tokens += state.task.prompt_tokens - cached + state.generated_tokens
+        self.order.finished(state, application, self.now)
 
-    def run(self, entry: Entry) -> None:
-        self.finish(entry)
+    def run(self, state: TaskState) -> None:
+        self.finish(state)
 
-    def drain(self) -> list[Entry]:
+    def drain(self) -> list[TaskState]:
         return [self.pop() for _ in range(len(self.order))]
 
 
@@ -108,11 +109,11 @@ class Queue:
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_every_task_comes_out_once(name: str, data: st.DataObject) -> None:
-    """Whatever is pushed, set aside, updated and removed in between."""
+    """Whatever is pushed, blocked, updated and removed in between."""
     queue = Queue(name)
-    queued: dict[Entry, None] = {}
-    aside: dict[Entry, None] = {}
-    placed: list[Entry] = []
+    queued: dict[TaskState, None] = {}
+    blocked: dict[TaskState, None] = {}
+    placed: list[TaskState] = []
     for _ in range(data.draw(st.integers(1, 60))):
         queue.now += data.draw(st.sampled_from([0.0, 0.1, 40.0]))
         what = data.draw(st.sampled_from(WHAT))
@@ -121,7 +122,7 @@ def test_every_task_comes_out_once(name: str, data: st.DataObject) -> None:
             tenant = data.draw(st.sampled_from("abcdef"))
             groups = data.draw(st.sampled_from([(), (GroupRef("g", 3),)]))
             objective = data.draw(st.sampled_from([BATCH, LATENCY, Objective("deadline", 3.0)]))
-            entry = queue.push(
+            state = queue.push(
                 f"{tenant}{data.draw(st.integers(0, 2))}",
                 tenant,
                 groups=groups,
@@ -130,26 +131,26 @@ def test_every_task_comes_out_once(name: str, data: st.DataObject) -> None:
                 priority=data.draw(st.integers(-1, 1)),
                 template=tenant,
             )
-            queued[entry] = None
-        elif what == "pop" and len(queued) > len(aside):
-            entry = queue.pop()
-            assert entry in queued
-            assert entry not in aside
-            del queued[entry]
-            placed.append(entry)
+            queued[state] = None
+        elif what == "pop" and len(queued) > len(blocked):
+            state = queue.pop()
+            assert state in queued
+            assert state not in blocked
+            del queued[state]
+            placed.append(state)
         elif what == "remove" and some is not None:
             queue.order.remove(some)
             queue.order.remove(some)
             del queued[some]
-            aside.pop(some, None)
-        elif what == "aside" and len(queued) > len(aside):
+            blocked.pop(some, None)
+        elif what == "block" and len(queued) > len(blocked):
             first = queue.order.first(queue.now)
             assert first is not None
-            queue.order.set_aside(first)
-            aside[first] = None
-        elif what == "back":
-            queue.order.bring_back(queue.now)
-            aside.clear()
+            queue.order.block(first)
+            blocked[first] = None
+        elif what == "unblock":
+            queue.order.unblock(queue.now)
+            blocked.clear()
         elif what == "update" and some is not None:
             some.priority = data.draw(st.integers(-300, 300))
             some.objective = data.draw(st.sampled_from([BATCH, LATENCY]))
@@ -159,15 +160,15 @@ def test_every_task_comes_out_once(name: str, data: st.DataObject) -> None:
         elif what == "end" and placed:
             queue.finish(placed.pop(0), data.draw(st.integers(0, 300)))
         assert len(queue.order) == len(queued)
-    queue.order.bring_back(queue.now)
+    queue.order.unblock(queue.now)
     assert set(queue.drain()) == set(queued)
     assert queue.order.first(queue.now) is None
 
 
 def test_first_come_first_served() -> None:
     queue = Queue("fcfs")
-    entries = [queue.push(name, priority=-i) for i, name in enumerate("abab")]
-    assert queue.drain() == entries
+    states = [queue.push(name, priority=-i) for i, name in enumerate("abab")]
+    assert queue.drain() == states
 
 
 def test_application_fifo_serves_the_earliest_application_first() -> None:
@@ -193,10 +194,10 @@ def test_atlas_counts_the_longest_chain_where_plas_counts_all() -> None:
     for name in ("plas", "atlas"):
         queue = Queue(name)
         wide = [queue.push("wide") for _ in range(4)]
-        for entry in wide:
-            assert queue.pop() is entry
-        for entry in wide:
-            queue.finish(entry)
+        for state in wide:
+            assert queue.pop() is state
+        for state in wide:
+            queue.finish(state)
         queue.finish(_placed(queue, queue.push("chain", output=100)))
         ranks[name] = queue.push("wide"), queue.push("chain"), queue.drain()
     wide_call, chain_call, drained = ranks["atlas"]
@@ -205,9 +206,9 @@ def test_atlas_counts_the_longest_chain_where_plas_counts_all() -> None:
     assert drained == [chain_call, wide_call]
 
 
-def _placed(queue: Queue, entry: Entry) -> Entry:
-    assert queue.pop() is entry
-    return entry
+def _placed(queue: Queue, state: TaskState) -> TaskState:
+    assert queue.pop() is state
+    return state
 
 
 # Fair
@@ -233,20 +234,20 @@ def test_backlogged_tenants_are_served_the_same_up_to_one_task(
     served = {"a": 0.0, "b": 0.0}
     left = {"a": len(sizes), "b": len(sizes)}
     while all(left.values()):
-        entry = queue.pop()
-        queue.finish(entry)
-        served[entry.task.tenant] += charge_of(entry, 0, entry.expected_output)
-        left[entry.task.tenant] -= 1
+        state = queue.pop()
+        queue.finish(state)
+        served[state.task.tenant] += charge_of(state, 0, state.expected_output)
+        left[state.task.tenant] -= 1
         assert abs(served["a"] - served["b"]) <= bound
 
 
 def test_only_uncached_tokens_are_charged() -> None:
     queue = Queue("fair")
     for _ in range(2):
-        entry = queue.push("a", "a", prompt=1000, output=10)
-        entry.expected_cached = 900
-        queue.finish(_placed(queue, entry), cached=990)
-    assert queue.order.shares() == {"a": 2 * (10 + 2 * 10)}
+        state = queue.push("a", "a", prompt=1000, output=10)
+        state.expected_cached = 900
+        queue.finish(_placed(queue, state), cached=990)
+    assert queue.order.service_by_tenant() == {"a": 2 * (10 + 2 * 10)}
 
 
 def test_a_tenant_that_comes_back_does_not_make_up_for_its_absence() -> None:
@@ -257,7 +258,7 @@ def test_a_tenant_that_comes_back_does_not_make_up_for_its_absence() -> None:
     for _ in range(10):
         queue.push("a", "a")
         queue.push("b", "b")
-    first = [entry.task.tenant for entry in (queue.pop() for _ in range(10))]
+    first = [state.task.tenant for state in (queue.pop() for _ in range(10))]
     assert 4 <= first.count("b") <= 6
 
 
@@ -285,7 +286,7 @@ def test_batch_gets_its_share_beside_urgent_calls() -> None:
     for number in range(40):
         queue.push(f"batch{number}")
         queue.push(f"chat{number}", objective=LATENCY)
-    kinds = [entry.objective.kind for entry in (queue.pop() for _ in range(4 * BATCH_SHARE))]
+    kinds = [state.objective.kind for state in (queue.pop() for _ in range(4 * BATCH_SHARE))]
     assert kinds.count("throughput") == 4
 
 
@@ -319,11 +320,11 @@ def test_a_large_application_does_not_wait_for_all_that_come_after_it() -> None:
     large = queue.push("large", output=3000)
     for number in range(200):
         queue.push(f"small{number}", output=300)
-        entry = queue.pop()
-        if entry is large:
+        state = queue.pop()
+        if state is large:
             break
-        queue.finish(entry)
-    assert entry is large
+        queue.finish(state)
+    assert state is large
 
 
 def test_within_an_application_the_longest_path_first() -> None:
@@ -367,10 +368,10 @@ def test_tenants_are_forgotten_only_when_nothing_of_them_waits() -> None:
     queue = Queue("fair")
     waiting = [queue.push(f"w{number}", f"w{number}") for number in range(6)]
     for number in range(20):
-        entry = queue.push(f"x{number}", f"x{number}")
-        queue.order.remove(entry)
+        state = queue.push(f"x{number}", f"x{number}")
+        queue.order.remove(state)
     assert isinstance(queue.order, Fair)
-    assert len(queue.order.shares()) <= 8
+    assert len(queue.order.service_by_tenant()) <= 8
     assert set(queue.drain()) == set(waiting)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.placement import parrot
 from parrot_scheduler.task import GroupRef, Objective, StepModel
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
 OBJECTIVES = st.sampled_from(
     [
@@ -51,26 +51,26 @@ def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatc
     """What the policy says to each new task, and after each the columns."""
     patch.setattr(parrot, "FEW_ROWS", few_rows)
     engines = Engines("parrot", num, capacity=3_000, max_batch=4)
-    placed: list[Entry] = []
+    placed: list[TaskState] = []
     said: list[Any] = []
     now = 0.0
     for number, step in enumerate(steps):
         if isinstance(step, tuple):
             what, which = step
             if what in ("end", "fill") and placed:
-                entry = placed[which % len(placed)]
-                engines.fill(entry) if what == "fill" else engines.end(entry)
+                state = placed[which % len(placed)]
+                engines.fill(state) if what == "fill" else engines.end(state)
                 if what == "end":
-                    placed.remove(entry)
+                    placed.remove(state)
             elif what == "keep":
-                engines.pool.keep(which % num, 700.0)
+                engines.pool.retain(which % num, 700.0)
             elif what == "drain" and which and which < num:
                 engines.pool.drain(which)
             elif what == "slow" and which < num:
                 engines.pool.table.set_step_model(which, StepModel(0.02, 1e-6, 1e-4))
             continue
         now += step["seconds"]
-        entry = engines.entry(
+        state = engines.state(
             16 * (step["blocks"] + step["own"]) + 5,
             step["output"],
             chain(step["name"], step["blocks"]) + chain(100 + number, step["own"]),
@@ -80,11 +80,11 @@ def outcomes(few_rows: int, num: int, steps: list[Any], patch: pytest.MonkeyPatc
             prefers=step["prefers"],
             at=now,
         )
-        choice = engines.place(entry, now)
+        choice = engines.place(state, now)
         if choice is None:
-            choice = engines.choose(entry, now + 1000.0)
+            choice = engines.choose(state, now + 1000.0)
         else:
-            placed.append(entry)
+            placed.append(state)
         said.append(None if choice is None else asdict(choice))
     return said
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.placement import parrot
 from parrot_scheduler.placement.parrot import Parrot
-from parrot_scheduler.policy import Choice
+from parrot_scheduler.policy import EngineChoice
 from parrot_scheduler.task import (
     DEFAULT_STEP_MODEL,
     LATENCY,
@@ -19,13 +19,13 @@ from parrot_scheduler.task import (
     GroupRef,
     Objective,
 )
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
 LONG = 400  # blocks: 6400 tokens, 0.15 s to compute
 
 
-def placed(engines: Engines, entry: Entry, now: float = 0.0) -> Choice:
-    choice = engines.place(entry, now)
+def placed(engines: Engines, state: TaskState, now: float = 0.0) -> EngineChoice:
+    choice = engines.place(state, now)
     assert choice is not None
     return choice
 
@@ -51,7 +51,7 @@ def test_a_prefix_hit_sticks_under_unrelated_load(
     for row, num in enumerate(loads):
         engines.load(row, num)
     prompt = blocks * BLOCK + 50
-    choice = placed(engines, engines.entry(prompt, output, chain(1, blocks)))
+    choice = placed(engines, engines.state(prompt, output, chain(1, blocks)))
     if choice.row == holder:
         assert choice.decided_by == "prefix"
         assert choice.expected_cached_tokens == blocks * BLOCK
@@ -69,21 +69,21 @@ def test_load_elsewhere_never_draws_a_task_from_its_prefix() -> None:
         engines = Engines("parrot", 4)
         engines.pool.prefixes.stored(holder, chain(1, 20))
         engines.load(3, 10)
-        assert placed(engines, engines.entry(400, 50, chain(1, 20))).row == holder
+        assert placed(engines, engines.state(400, 50, chain(1, 20))).row == holder
 
 
 def test_the_deeper_of_two_holders_is_taken() -> None:
     engines = Engines("parrot", 3)
     engines.pool.prefixes.stored(0, chain(1, 60))
     engines.pool.prefixes.stored(2, chain(1, 100))
-    choice = placed(engines, engines.entry(1650, 50, chain(1, 100)))
+    choice = placed(engines, engines.state(1650, 50, chain(1, 100)))
     assert (choice.row, choice.expected_cached_tokens) == (2, 1600)
 
 
 def test_tasks_of_one_prefix_meet_where_the_first_one_computes_it() -> None:
     engines = Engines("parrot", 4)
     rows = {
-        placed(engines, engines.entry(6500, 50, chain(1, LONG) + chain(10 + i, 5))).row
+        placed(engines, engines.state(6500, 50, chain(1, LONG) + chain(10 + i, 5))).row
         for i in range(6)
     }
     assert len(rows) == 1
@@ -94,7 +94,7 @@ def test_what_a_draining_engine_holds_does_not_count() -> None:
     engines.pool.prefixes.stored(0, chain(1, LONG))
     engines.pool.prefixes.stored(1, chain(1, 100))
     engines.pool.drain(0)
-    choice = placed(engines, engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG)))
+    choice = placed(engines, engines.state(LONG * BLOCK + 50, 50, chain(1, LONG)))
     assert (choice.row, choice.decided_by) == (1, "prefix")
     assert choice.details["best_cached_tokens"] == 1600
 
@@ -111,7 +111,7 @@ def test_a_hot_engine_is_left_where_the_product_would_stay() -> None:
         engines.load(0, 90, prompt=5000, output=500)
         engines.load(1, 5)
         engines.load(2, 5)
-        choice = placed(engines, engines.entry(1610, 500, chain(1, 100)))
+        choice = placed(engines, engines.state(1610, 500, chain(1, 100)))
         rows[policy] = choice.row
         if policy == "parrot":
             assert choice.decided_by == "replicate"
@@ -124,9 +124,9 @@ def test_one_hot_prefix_ends_up_on_every_engine() -> None:
     for i in range(400):
         # Each has a prompt of its own behind the common beginning.
         prefix = chain(1, 200) + chain(100 + i, 40)
-        entry = engines.entry(3900, 300, prefix)
-        counts[placed(engines, entry).row] += 1
-        engines.fill(entry)
+        state = engines.state(3900, 300, prefix)
+        counts[placed(engines, state).row] += 1
+        engines.fill(state)
     assert sum(counts) == 400
     assert min(counts) >= 60
     assert max(counts) <= 140
@@ -138,7 +138,7 @@ def test_one_hot_prefix_ends_up_on_every_engine() -> None:
 def test_a_task_waits_until_an_engine_has_room() -> None:
     engines = Engines("parrot", 2, max_batch=4)
     tasks = engines.load(0, 4) + engines.load(1, 4)
-    late = engines.entry(100, 10)
+    late = engines.state(100, 10)
     assert engines.place(late) is None
     engines.end(tasks[5])
     assert placed(engines, late).row == 1
@@ -152,28 +152,28 @@ def test_no_engine_is_filled_beyond_the_target_unless_by_one_task(seed: int) -> 
     table, running = engines.pool.table, []
     for step in range(60):
         prefix = chain(rng.randrange(3), rng.randrange(60))
-        entry = engines.entry(
+        state = engines.state(
             len(prefix) * BLOCK + rng.randrange(1, 2000), rng.randrange(1, 500), prefix
         )
-        if engines.place(entry, float(step)) is not None:
-            running.append(entry)
+        if engines.place(state, float(step)) is not None:
+            running.append(state)
             if rng.random() < 0.7:
-                engines.fill(entry)
+                engines.fill(state)
         for row in engines.rows:
             alone = table.batch[row] <= 1
             assert alone or table.working_set[row] <= CONFIG.working_set_target * 8_000 + 1e-6
             assert table.batch[row] <= 6
         if running and rng.random() < 0.4:
             engines.end(running.pop(rng.randrange(len(running))))
-    for entry in running:
-        engines.end(entry)
+    for state in running:
+        engines.end(state)
     assert table.working_set.tolist() == [0.0] * len(table.working_set)
 
 
 def test_blocks_that_tasks_share_need_room_once() -> None:
     engines = Engines("parrot", 1, capacity=10_000)
-    tails = [engines.entry(6500, 50, chain(1, LONG)) for _ in range(20)]
-    fitting = [engines.place(entry) is not None for entry in tails]
+    tails = [engines.state(6500, 50, chain(1, LONG)) for _ in range(20)]
+    fitting = [engines.place(state) is not None for state in tails]
     # 0.85 x 10,000 tokens: 6,400 shared ones, and 150 for each task.
     assert fitting == [True] * 14 + [False] * 6
 
@@ -181,23 +181,23 @@ def test_blocks_that_tasks_share_need_room_once() -> None:
 def test_an_idle_engine_takes_a_task_of_any_size() -> None:
     engines = Engines("parrot", 2, capacity=1000)
     engines.load(0, 1, prompt=100, output=10)
-    assert placed(engines, engines.entry(950, 40)).row == 1
+    assert placed(engines, engines.state(950, 40)).row == 1
 
 
 def test_what_paused_applications_left_yields_only_where_it_must() -> None:
     engines = Engines("parrot", 2, capacity=10_000)
     engines.load(0, 3)
-    engines.pool.keep(1, 8_000)
-    assert placed(engines, engines.entry(1000, 100)).row == 0
+    engines.pool.retain(1, 8_000)
+    assert placed(engines, engines.state(1000, 100)).row == 0
     engines.load(0, 7)
     engines.load(1, 1)
-    assert placed(engines, engines.entry(1000, 100)).row == 1
+    assert placed(engines, engines.state(1000, 100)).row == 1
 
 
 # Waiting for a holder
 
 
-def full_holder() -> tuple[Engines, list[Entry]]:
+def full_holder() -> tuple[Engines, list[TaskState]]:
     engines = Engines("parrot", 2, max_batch=32)
     engines.pool.prefixes.stored(0, chain(1, LONG))
     tasks = engines.load(0, 32)
@@ -207,14 +207,14 @@ def full_holder() -> tuple[Engines, list[Entry]]:
 
 def test_a_full_holder_is_waited_for_no_longer_than_computing_anew_takes() -> None:
     engines, tasks = full_holder()
-    entry = engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG))
-    assert engines.place(entry, 10.0) is None
+    state = engines.state(LONG * BLOCK + 50, 50, chain(1, LONG))
+    assert engines.place(state, 10.0) is None
     anew_s = LONG * BLOCK * DEFAULT_STEP_MODEL.prefill_token_s
-    assert engines.place(entry, 10.0 + 0.9 * anew_s) is None
-    choice = placed(engines, entry, 10.0 + 1.05 * anew_s)
+    assert engines.place(state, 10.0 + 0.9 * anew_s) is None
+    choice = placed(engines, state, 10.0 + 1.05 * anew_s)
     assert (choice.row, choice.expected_cached_tokens) == (1, 0)
 
-    patient = engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG) + chain(2, 1))
+    patient = engines.state(LONG * BLOCK + 50, 50, chain(1, LONG) + chain(2, 1))
     engines.end(tasks[0])
     assert placed(engines, patient, 10.0 + 1.1 * anew_s).row == 0
 
@@ -224,13 +224,13 @@ def test_a_short_prefix_is_not_waited_for() -> None:
     engines.pool.prefixes.stored(0, chain(1, 4))
     engines.load(0, 4)
     engines.load(1, 3)
-    assert placed(engines, engines.entry(100, 200, chain(1, 4))).row == 1
+    assert placed(engines, engines.state(100, 200, chain(1, 4))).row == 1
 
 
 def test_nobody_waits_for_a_holder_while_an_engine_idles() -> None:
     engines, _ = full_holder()
     engines.pool.join(EngineDescription("e2", "m", 100_000, 32, 2048, BLOCK))
-    assert placed(engines, engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG))).row == 2
+    assert placed(engines, engines.state(LONG * BLOCK + 50, 50, chain(1, LONG))).row == 2
 
 
 # Groups
@@ -244,14 +244,14 @@ def with_groups(num: int, **sizes: int) -> Engines:
 def test_a_group_stays_on_one_engine_where_that_costs_little() -> None:
     engines = with_groups(4)
     group = (GroupRef("map", 12),)
-    rows = [placed(engines, engines.entry(100, 300, groups=group)).row for _ in range(12)]
+    rows = [placed(engines, engines.state(100, 300, groups=group)).row for _ in range(12)]
     assert len(set(rows)) == 1
 
 
 def test_a_group_spreads_over_idle_engines_where_that_ends_sooner() -> None:
     engines = Engines("parrot", 4)
     group = (GroupRef("map", 12),)
-    rows = [placed(engines, engines.entry(1000, 300, groups=group)).row for _ in range(12)]
+    rows = [placed(engines, engines.state(1000, 300, groups=group)).row for _ in range(12)]
     assert [rows.count(row) for row in range(4)] == [3, 3, 3, 3]
 
 
@@ -260,31 +260,31 @@ def test_a_member_goes_to_its_group_where_it_ends_no_later() -> None:
     engines.load(0, 6, prompt=100, output=10)
     engines.load(1, 3, prompt=200, output=140)
     engines.load(2, 3, prompt=200, output=140)
-    member = engines.put_on(0, engines.entry(10, 10, groups=(GroupRef("map", 4),)))
+    member = engines.put_on(0, engines.state(10, 10, groups=(GroupRef("map", 4),)))
     engines.fill(member)
-    choice = placed(engines, engines.entry(100, 300, groups=(GroupRef("map", 4),)))
+    choice = placed(engines, engines.state(100, 300, groups=(GroupRef("map", 4),)))
     assert (choice.row, choice.decided_by) == (0, "group")
-    assert placed(engines, engines.entry(100, 300)).row != 0
+    assert placed(engines, engines.state(100, 300)).row != 0
 
 
 def test_without_groups_the_same_tasks_spread() -> None:
     engines = Engines(Parrot(replace(CONFIG, group_tasks=False)), 4)
     group = (GroupRef("map", 12),)
-    rows = [placed(engines, engines.entry(100, 300, groups=group)).row for _ in range(12)]
+    rows = [placed(engines, engines.state(100, 300, groups=group)).row for _ in range(12)]
     assert len(set(rows)) == 4
 
 
 def test_a_group_that_prefills_spreads_rather_than_queue_up() -> None:
     engines = with_groups(4)
     group = (GroupRef("map", 16),)
-    rows = [placed(engines, engines.entry(5000, 10, groups=group)).row for _ in range(16)]
+    rows = [placed(engines, engines.state(5000, 10, groups=group)).row for _ in range(16)]
     assert len(set(rows)) == 4
 
 
 def test_a_group_too_large_for_an_engine_takes_as_few_as_it_needs() -> None:
     engines = with_groups(4, max_batch=8)
     group = (GroupRef("map", 15),)
-    rows = [placed(engines, engines.entry(100, 300, groups=group)).row for _ in range(15)]
+    rows = [placed(engines, engines.state(100, 300, groups=group)).row for _ in range(15)]
     assert sorted(rows.count(row) for row in set(rows)) == [7, 8]
 
 
@@ -292,18 +292,18 @@ def test_a_group_looks_for_room_for_all_of_it() -> None:
     engines = with_groups(2, capacity=20_000)
     engines.load(0, 2, prompt=7000, output=500)
     engines.load(1, 4, prompt=100, output=10)
-    assert placed(engines, engines.entry(300, 300)).row == 0  # fewer sequences, little room
+    assert placed(engines, engines.state(300, 300)).row == 0  # fewer sequences, little room
     group = (GroupRef("map", 12),)
-    rows = [placed(engines, engines.entry(300, 300, groups=group)).row for _ in range(12)]
+    rows = [placed(engines, engines.state(300, 300, groups=group)).row for _ in range(12)]
     assert set(rows) == {1}
 
 
 def test_groups_that_overlap_come_together() -> None:
     engines = with_groups(4)
     a, b = GroupRef("a", 6), GroupRef("b", 6)
-    first = placed(engines, engines.entry(100, 300, groups=(a,))).row
-    both = placed(engines, engines.entry(100, 300, groups=(b, a))).row
-    last = placed(engines, engines.entry(100, 300, groups=(b,))).row
+    first = placed(engines, engines.state(100, 300, groups=(a,))).row
+    both = placed(engines, engines.state(100, 300, groups=(b, a))).row
+    last = placed(engines, engines.state(100, 300, groups=(b,))).row
     assert first == both == last
 
 
@@ -314,19 +314,19 @@ def test_groups_are_never_starved(seed: int) -> None:
     rng = random.Random(seed)
     engines = Engines("parrot", rng.randrange(1, 4), capacity=4000, max_batch=4)
     waiting = [
-        engines.entry(
+        engines.state(
             rng.randrange(10, 3500),
             rng.randrange(1, 400),
             groups=tuple(GroupRef(f"g{rng.randrange(3)}", 12) for _ in range(rng.randrange(1, 3))),
         )
         for _ in range(24)
     ]
-    running: list[Entry] = []
+    running: list[TaskState] = []
     for step in range(200):
-        for entry in list(waiting):
-            if engines.place(entry, float(step)) is not None:
-                waiting.remove(entry)
-                running.append(entry)
+        for state in list(waiting):
+            if engines.place(state, float(step)) is not None:
+                waiting.remove(state)
+                running.append(state)
         if not running:
             break
         engines.end(running.pop(rng.randrange(len(running))))
@@ -336,11 +336,11 @@ def test_groups_are_never_starved(seed: int) -> None:
 def test_a_home_that_left_is_forgotten() -> None:
     engines = with_groups(2)
     group = (GroupRef("map", 4),)
-    first = engines.entry(100, 300, groups=group)
+    first = engines.state(100, 300, groups=group)
     home = placed(engines, first).row
     engines.end(first)
     engines.pool.leave(f"e{home}")
-    assert placed(engines, engines.entry(100, 300, groups=group)).row == 1 - home
+    assert placed(engines, engines.state(100, 300, groups=group)).row == 1 - home
 
 
 # Objectives
@@ -351,18 +351,18 @@ def test_batch_work_keeps_away_where_a_step_would_get_too_long() -> None:
     engines.load(0, 30)
     engines.load(1, 60)
     # 30 x 700 tokens decode in 5.4 ms there; 20,000 more would take 0.6 ms.
-    chat = engines.entry(100, 100, objective=Objective("tpot", 0.0055))
+    chat = engines.state(100, 100, objective=Objective("tpot", 0.0055))
     assert placed(engines, chat).row == 0
-    large = engines.entry(20_000, 100)
+    large = engines.state(20_000, 100)
     assert placed(engines, large).row == 1
-    assert placed(engines, engines.entry(20_000, 100, objective=Objective("latency"))).row in (0, 1)
+    assert placed(engines, engines.state(20_000, 100, objective=Objective("latency"))).row in (0, 1)
 
 
 def test_batch_work_waits_for_promises_but_not_for_ever() -> None:
     engines = Engines("parrot", 1, max_batch=256)
     engines.load(0, 20)
-    engines.put_on(0, engines.entry(100, 100, objective=Objective("tpot", 0.0052)))
-    large = engines.entry(20_000, 100)
+    engines.put_on(0, engines.state(100, 100, objective=Objective("tpot", 0.0052)))
+    large = engines.state(20_000, 100)
     assert engines.place(large, 1.0) is None
     assert engines.place(large, CONFIG.starvation_s - 1) is None
     assert placed(engines, large, CONFIG.starvation_s).row == 0
@@ -371,14 +371,14 @@ def test_batch_work_waits_for_promises_but_not_for_ever() -> None:
 def test_somebody_who_waits_does_not_wait_for_the_promises_of_others() -> None:
     engines = Engines("parrot", 1, max_batch=256)
     engines.load(0, 20)
-    engines.put_on(0, engines.entry(100, 100, objective=Objective("tpot", 0.0052)))
-    assert placed(engines, engines.entry(20_000, 100, objective=Objective("latency"))).row == 0
+    engines.put_on(0, engines.state(100, 100, objective=Objective("tpot", 0.0052)))
+    assert placed(engines, engines.state(20_000, 100, objective=Objective("latency"))).row == 0
 
 
 def test_a_promise_that_no_engine_could_keep_binds_nobody() -> None:
     engines = Engines("parrot", 1)
-    engines.put_on(0, engines.entry(100, 100, objective=Objective("tpot", 0.001)))
-    assert placed(engines, engines.entry(1000, 100)).row == 0
+    engines.put_on(0, engines.state(100, 100, objective=Objective("tpot", 0.001)))
+    assert placed(engines, engines.state(1000, 100)).row == 0
 
 
 @pytest.mark.parametrize(
@@ -388,11 +388,11 @@ def test_a_timed_objective_rules_engines_out_that_would_miss_it(objective: Objec
     engines = Engines("parrot", 2, max_batch=256)
     # By the product row 0 is cheaper: nothing cached elsewhere. But it is slow in every way.
     engines.load(0, 3, prompt=5000, output=1000)
-    engines.put_on(0, engines.entry(6500, 1000))
+    engines.put_on(0, engines.state(6500, 1000))
     engines.load(1, 28, prompt=10, output=10)
-    plain = engines.choose(engines.entry(600, 100))
+    plain = engines.choose(engines.state(600, 100))
     assert plain is not None
-    timed = engines.choose(engines.entry(600, 100, objective=objective))
+    timed = engines.choose(engines.state(600, 100, objective=objective))
     assert timed is not None
     assert timed.row == 1
 
@@ -402,17 +402,17 @@ def test_a_timed_objective_rules_engines_out_that_would_miss_it(objective: Objec
 
 def test_a_task_goes_where_its_producer_was_unless_that_costs_much_more() -> None:
     engines = Engines("parrot", 3)
-    choice = placed(engines, engines.entry(1000, 10, prefers="e2"))
+    choice = placed(engines, engines.state(1000, 10, prefers="e2"))
     assert (choice.row, choice.decided_by) == (2, "preferred")
-    assert placed(engines, engines.entry(1000, 10, prefers="e2")).row != 2
-    assert placed(engines, engines.entry(1000, 10, prefers="gone")).row >= 0
+    assert placed(engines, engines.state(1000, 10, prefers="e2")).row != 2
+    assert placed(engines, engines.state(1000, 10, prefers="gone")).row >= 0
 
 
 def test_a_choice_explains_itself() -> None:
     engines = Engines("parrot", 3)
     engines.load(1, 2)
     engines.pool.prefixes.stored(1, chain(1, 100))
-    choice = placed(engines, engines.entry(1700, 100, chain(1, 100)))
+    choice = placed(engines, engines.state(1700, 100, chain(1, 100)))
     assert choice.decided_by == "prefix"
     assert choice.candidates == 3
     assert choice.cost == 100 * 3
@@ -428,11 +428,11 @@ def test_members_that_share_most_of_their_prompt_stay_together_even_if_later() -
         group = (GroupRef("review", 4),)
         for row in (0, 1):
             engines.pool.prefixes.stored(row, chain(1, shared_blocks))
-        engines.put_on(0, engines.entry(shared_blocks * BLOCK + 50, 400, groups=group))
+        engines.put_on(0, engines.state(shared_blocks * BLOCK + 50, 400, groups=group))
         engines.load(0, 7, prompt=2000, output=400)
         prefix = chain(1, shared_blocks)
         prompt = 300 * BLOCK + 50
-        return placed(engines, engines.entry(prompt, 400, prefix, groups=group)).decided_by
+        return placed(engines, engines.state(prompt, 400, prefix, groups=group)).decided_by
 
     assert home_of_the_second(300) == "group"
     assert home_of_the_second(100) != "group"
@@ -441,20 +441,20 @@ def test_members_that_share_most_of_their_prompt_stay_together_even_if_later() -
 def test_a_member_whose_prompt_is_cached_elsewhere_does_not_follow_its_group() -> None:
     engines = Engines("parrot", 2)
     group = (GroupRef("map", 4),)
-    engines.put_on(0, engines.entry(5000, 50, groups=group))
+    engines.put_on(0, engines.state(5000, 50, groups=group))
     engines.pool.prefixes.stored(1, chain(1, 300))
-    choice = placed(engines, engines.entry(300 * BLOCK + 20, 50, chain(1, 300), groups=group))
+    choice = placed(engines, engines.state(300 * BLOCK + 20, 50, chain(1, 300), groups=group))
     assert (choice.row, choice.decided_by) == (1, "prefix")
 
 
 def test_what_nobody_waits_for_keeps_out_of_the_way_of_what_somebody_waits_for() -> None:
     """Queued prefill delays only the task itself; each call there would wait for the task."""
     engines = Engines("parrot", 2)
-    engines.put_on(0, engines.entry(6000, 100))
+    engines.put_on(0, engines.state(6000, 100))
     for _ in range(16):
-        engines.fill(engines.put_on(1, engines.entry(50, 100, objective=LATENCY)))
-    batch = engines.choose(engines.entry(400, 50))
-    chat = engines.choose(engines.entry(400, 50, objective=LATENCY))
+        engines.fill(engines.put_on(1, engines.state(50, 100, objective=LATENCY)))
+    batch = engines.choose(engines.state(400, 50))
+    chat = engines.choose(engines.state(400, 50, objective=LATENCY))
     assert batch is not None
     assert chat is not None
     assert (batch.row, chat.row) == (0, 1)
@@ -471,9 +471,9 @@ def test_what_nobody_waits_for_gives_way_up_to_a_bound(
     """It takes 0.25 s beside those whom somebody waits for; where it queues 0.45 or 0.55 s."""
     monkeypatch.setattr(parrot, "FEW_ROWS", few_rows)
     engines = Engines(Parrot(replace(CONFIG, yield_slack=slack)), 2)
-    engines.put_on(0, engines.entry(queued, 100))
+    engines.put_on(0, engines.state(queued, 100))
     for _ in range(40):
-        engines.fill(engines.put_on(1, engines.entry(50, 100, objective=LATENCY)))
-    batch = engines.choose(engines.entry(400, 50))
+        engines.fill(engines.put_on(1, engines.state(50, 100, objective=LATENCY)))
+    batch = engines.choose(engines.state(400, 50))
     assert batch is not None
     assert batch.row == row

@@ -29,7 +29,7 @@ def test_policies_know_their_names(policy: str) -> None:
 @every_policy
 def test_without_engines_a_task_waits(policy: str) -> None:
     engines = Engines(policy, 0)
-    assert engines.choose(engines.entry(100, 10)) is None
+    assert engines.choose(engines.state(100, 10)) is None
 
 
 @every_policy
@@ -38,7 +38,7 @@ def test_an_engine_that_drains_gets_nothing(policy: str) -> None:
     engines.pool.prefixes.stored(0, chain(1, 100))
     engines.pool.drain(0)
     for _ in range(4):
-        choice = engines.place(engines.entry(1600, 10, chain(1, 100)))
+        choice = engines.place(engines.state(1600, 10, chain(1, 100)))
         assert choice is not None
         assert choice.row == 1
         assert choice.expected_cached_tokens in (0, 1599)
@@ -48,7 +48,7 @@ def test_an_engine_that_drains_gets_nothing(policy: str) -> None:
 def test_an_engine_too_small_is_passed_over(policy: str) -> None:
     engines = Engines(policy, 1, capacity=500)
     row = engines.pool.join(EngineDescription("large", "m", 100_000, 64, 2048, BLOCK))
-    choice = engines.choose(engines.entry(1000, 100))
+    choice = engines.choose(engines.state(1000, 100))
     assert choice is not None
     assert choice.row == row
 
@@ -64,7 +64,7 @@ def test_the_same_history_leads_to_the_same_places(policy: str, seed: int) -> No
         log: list[tuple[int, str, int] | None] = []
         for step in range(40):
             groups = (GroupRef(f"g{step // 6}", 6),) if rng.random() < 0.5 else ()
-            entry = engines.entry(
+            state = engines.state(
                 rng.randrange(64, 3000),
                 rng.randrange(1, 200),
                 chain(rng.randrange(4), rng.randrange(4)),
@@ -72,11 +72,11 @@ def test_the_same_history_leads_to_the_same_places(policy: str, seed: int) -> No
                 objective=rng.choice([LATENCY, THROUGHPUT]),
                 application=f"a{rng.randrange(5)}",
             )
-            choice = engines.place(entry, float(step))
+            choice = engines.place(state, float(step))
             log.append(choice and (choice.row, choice.decided_by, choice.expected_cached_tokens))
             if choice is not None:
-                engines.fill(entry)
-                placed.append(entry)
+                engines.fill(state)
+                placed.append(state)
             if placed and rng.random() < 0.4:
                 engines.end(placed.pop(rng.randrange(len(placed))))
         return log
@@ -93,7 +93,7 @@ def test_a_decision_runs_as_many_lines_for_a_thousand_engines_as_for_ten(policy:
         for row in engines.rows[:3]:
             engines.pool.prefixes.stored(row, chain(1, 30))
             engines.load(row, 2)
-        entry = engines.entry(800, 100, chain(1, 40))
+        state = engines.state(800, 100, chain(1, 40))
         ran = 0
 
         def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_decision_runs_as_many_lines_for_a_thousand_engines_as_for_ten(policy:
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            assert engines.choose(entry) is not None
+            assert engines.choose(state) is not None
         finally:
             sys.settrace(before)
         return ran
@@ -114,22 +114,22 @@ def test_a_decision_runs_as_many_lines_for_a_thousand_engines_as_for_ten(policy:
 
 def test_round_robin_takes_turns_over_those_that_are_there() -> None:
     engines = Engines("round-robin", 3)
-    rows = [engines.place(engines.entry(10, 1)) for _ in range(4)]
+    rows = [engines.place(engines.state(10, 1)) for _ in range(4)]
     assert [choice and choice.row for choice in rows] == [0, 1, 2, 0]
     engines.pool.drain(1)
-    rows = [engines.place(engines.entry(10, 1)) for _ in range(2)]
+    rows = [engines.place(engines.state(10, 1)) for _ in range(2)]
     assert [choice and choice.row for choice in rows] == [2, 0]
 
 
 def test_least_loaded_counts_sequences_then_tokens_to_prefill() -> None:
     engines = Engines("least-loaded", 3)
     engines.load(0, 2)
-    engines.put_on(1, engines.entry(100, 10))
-    engines.put_on(2, engines.entry(50, 10))
-    choice = engines.place(engines.entry(10, 10))
+    engines.put_on(1, engines.state(100, 10))
+    engines.put_on(2, engines.state(50, 10))
+    choice = engines.place(engines.state(10, 10))
     assert choice is not None
     assert (choice.row, choice.cost) == (2, 1.0)
-    choice = engines.place(engines.entry(10, 10))
+    choice = engines.place(engines.state(10, 10))
     assert choice is not None
     assert choice.row == 1
 
@@ -137,17 +137,17 @@ def test_least_loaded_counts_sequences_then_tokens_to_prefill() -> None:
 def test_session_affinity_stays_until_the_engine_leaves() -> None:
     engines = Engines("session-affinity", 2)
     engines.load(0, 1)
-    first = engines.entry(100, 10, application="chat")
+    first = engines.state(100, 10, application="chat")
     assert (choice := engines.place(first)) is not None
     assert (choice.row, choice.decided_by) == (1, "load")
     others = engines.load(1, 30)
-    second = engines.entry(100, 10, application="chat")
+    second = engines.state(100, 10, application="chat")
     assert (choice := engines.place(second)) is not None
     assert (choice.row, choice.decided_by) == (1, "session")
-    for entry in (first, second, *others):
-        engines.end(entry)
+    for state in (first, second, *others):
+        engines.end(state)
     engines.pool.leave("e1")
-    assert (choice := engines.place(engines.entry(100, 10, application="chat"))) is not None
+    assert (choice := engines.place(engines.state(100, 10, application="chat"))) is not None
     assert (choice.row, choice.decided_by) == (0, "load")
 
 
@@ -156,10 +156,10 @@ def test_the_linear_cost_adds_prefill_and_decode() -> None:
     engines.pool.prefixes.stored(0, chain(1, 100))
     engines.load(0, 2, prompt=500, output=200)
     # 1400 tokens of decodes there against 1600 that are cached there.
-    assert (choice := engines.choose(engines.entry(1700, 10, chain(1, 100)))) is not None
+    assert (choice := engines.choose(engines.state(1700, 10, chain(1, 100)))) is not None
     assert (choice.row, choice.expected_cached_tokens) == (0, 1600)
     engines.load(0, 1)
-    assert (choice := engines.choose(engines.entry(1700, 10, chain(1, 100)))) is not None
+    assert (choice := engines.choose(engines.state(1700, 10, chain(1, 100)))) is not None
     assert choice.row == 1
 
 
@@ -167,35 +167,35 @@ def test_lmetric_multiplies_and_chases_a_hot_engine() -> None:
     engines = Engines("lmetric", 2, max_batch=512)
     engines.pool.prefixes.stored(0, chain(1, 100))
     engines.load(0, 9, prompt=100, output=10)
-    assert (choice := engines.choose(engines.entry(1700, 10, chain(1, 100)))) is not None
+    assert (choice := engines.choose(engines.state(1700, 10, chain(1, 100)))) is not None
     assert (choice.row, choice.cost) == (0, 100 * 10)
     engines.load(0, 10, prompt=100, output=10)
-    assert (choice := engines.choose(engines.entry(1700, 10, chain(1, 100)))) is not None
+    assert (choice := engines.choose(engines.state(1700, 10, chain(1, 100)))) is not None
     assert (choice.row, choice.cost) == (1, 1700)
     # Nearly all cached: the product all but vanishes, whatever runs there.
     engines.load(0, 300, prompt=100, output=10)
-    assert (choice := engines.choose(engines.entry(1601, 10, chain(1, 100)))) is not None
+    assert (choice := engines.choose(engines.state(1601, 10, chain(1, 100)))) is not None
     assert choice.row == 0
 
 
 def test_queued_tokens_of_the_same_prefix_count_as_cached() -> None:
     engines = Engines("round-robin", 2)
-    prompts = [engines.entry(3200, 10, chain(1, 200)) for _ in range(4)]
-    choices = [engines.place(entry) for entry in prompts]
+    prompts = [engines.state(3200, 10, chain(1, 200)) for _ in range(4)]
+    choices = [engines.place(state) for state in prompts]
     assert [c and c.expected_cached_tokens for c in choices] == [0, 0, 3199, 3199]
 
 
 @every_policy
 def test_silent_engines_are_believed_to_hold_what_ran_there(policy: str) -> None:
     engines = Engines(policy, 1, block_tokens=0, reports=False)
-    first = engines.entry(1000, 10, application="chat", template="t", template_tokens=300)
+    first = engines.state(1000, 10, application="chat", template="t", template_tokens=300)
     assert (choice := engines.place(first)) is not None
     assert choice.expected_cached_tokens == 0
     engines.end(first)
     engines.application(first).context_tokens = 1010
-    other = engines.entry(900, 10, template="t", template_tokens=300)
+    other = engines.state(900, 10, template="t", template_tokens=300)
     assert (choice := engines.choose(other)) is not None
     assert choice.expected_cached_tokens == 300
-    again = engines.entry(1200, 10, application="chat", template="t", template_tokens=300)
+    again = engines.state(1200, 10, application="chat", template="t", template_tokens=300)
     assert (choice := engines.choose(again)) is not None
     assert choice.expected_cached_tokens == 1010

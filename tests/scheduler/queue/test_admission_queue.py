@@ -1,4 +1,4 @@
-"""The door: of the applications that are held, who enters next."""
+"""The admission queue: of the applications that are held, who is admitted next."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def released(actions: list[Action]) -> list[str]:
     return [action.application for action in actions if isinstance(action, Release)]
 
 
-def test_a_flood_at_the_door_does_not_keep_others_out() -> None:
+def test_a_flood_in_the_queue_does_not_keep_others_out() -> None:
     scheduler = started()
     running = task("flood", "running", 700)
     scheduler.step(0.0, [TaskSubmitted(running)])
@@ -104,7 +104,7 @@ def test_one_that_does_not_fit_is_passed_by_but_not_for_long() -> None:
     assert large.id in {a.task_id for a in actions if isinstance(a, Place)}
 
 
-def test_many_tenants_at_the_door_take_turns() -> None:
+def test_many_held_tenants_take_turns() -> None:
     """More tenants than are looked at in one decision: all get in, one after the other."""
     scheduler = started()
     running = task("first", "running", 700)

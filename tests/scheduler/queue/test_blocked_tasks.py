@@ -8,59 +8,60 @@ import pytest
 from harness.engine_pools import BLOCK, CONFIG, Engines, chain
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.engines.pool import Pool
+from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import EngineJoined, TaskFinished, TaskProgress, TaskSubmitted
 from parrot_scheduler.placement.parrot import Parrot
 from parrot_scheduler.placement.prediction import predict_row
-from parrot_scheduler.policy import Application, Choice, Policies, Wait
-from parrot_scheduler.queue.blocked_tasks import Aside
+from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy, Policies
+from parrot_scheduler.queue.blocked_tasks import BlockedTasks
 from parrot_scheduler.scheduler import Scheduler, policies_of
 from parrot_scheduler.task import EngineDescription, StepModel, Task
-from parrot_scheduler.task_state import Entry
+from parrot_scheduler.task_state import TaskState
 
 LONG = 400
 
 
-def wait(rows: int, *, until: float = 1e9, toll_s: float = 0.0) -> Wait:
-    return Wait(rows, until, toll_s, new_tokens=1000.0, tokens=1100.0, steps=100.0)
+def wait(rows: int, *, until: float = 1e9, total_cost_s: float = 0.0) -> EngineWait:
+    return EngineWait(rows, until, total_cost_s, new_tokens=1000.0, tokens=1100.0, steps=100.0)
 
 
-def awaited(aside: Aside, *rows: int, now: float = 0.0) -> list[Entry]:
-    return list(aside.awaited(sum(1 << row for row in rows), now))
+def awaited(blocked: BlockedTasks, *rows: int, now: float = 0.0) -> list[TaskState]:
+    return list(blocked.awaited(sum(1 << row for row in rows), now))
 
 
 def test_a_task_is_woken_by_its_engines_and_by_its_time() -> None:
     engines = Engines("parrot", 8, max_batch=4)
     for row in engines.rows:
         engines.load(row, 2)
-    aside, entry = Aside(engines.pool), engines.entry(1000, 100)
-    aside.add(entry, wait(0b110, until=5.0))
-    assert awaited(aside, 3) == []
-    assert awaited(aside, 2) == [entry]
-    assert awaited(aside, 3, now=5.0) == [entry]
-    assert awaited(aside, now=5.0) == []
-    aside.discard(entry)
-    assert awaited(aside, 2) == []
-    assert len(aside) == 0
+    blocked, state = BlockedTasks(engines.pool), engines.state(1000, 100)
+    blocked.add(state, wait(0b110, until=5.0))
+    assert awaited(blocked, 3) == []
+    assert awaited(blocked, 2) == [state]
+    assert awaited(blocked, 3, now=5.0) == [state]
+    assert awaited(blocked, now=5.0) == []
+    blocked.discard(state)
+    assert awaited(blocked, 2) == []
+    assert len(blocked) == 0
 
 
 def test_a_task_without_room_is_woken_by_as_much_as_it_needs_at_least() -> None:
     engines = Engines("parrot", 2, capacity=2000, max_batch=4)
     running = engines.load(0, 2, prompt=600, output=200)
     engines.load(1, 1, prompt=100, output=100)
-    aside = Aside(engines.pool)
-    large, shared = engines.entry(1100, 100), engines.entry(1100, 100, chain(1, 60))
-    for entry in (large, shared):
-        aside.add(entry, None)
+    blocked = BlockedTasks(engines.pool)
+    large, shared = engines.state(1100, 100), engines.state(1100, 100, chain(1, 60))
+    for state in (large, shared):
+        blocked.add(state, None)
     # 400 tokens are free on the first engine, 1,200 at least are needed, or 240 with all shared.
-    assert aside.fitting(0b01, -1.0) == [shared]
+    assert blocked.fitting(0b01, -1.0) == [shared]
     engines.end(running[0])
-    assert aside.fitting(0b01, -1.0) == [large, shared]
-    assert aside.fitting(0, -1.0) == []
+    assert blocked.fitting(0b01, -1.0) == [large, shared]
+    assert blocked.fitting(0, -1.0) == []
     # Those that starve are always looked at, so that an engine is drained for them.
     engines.load(0, 1, prompt=900, output=200)
-    assert aside.fitting(0b01, 0.0) == [large, shared]
+    assert blocked.fitting(0b01, 0.0) == [large, shared]
 
 
 @given(
@@ -77,15 +78,17 @@ def test_room_elsewhere_is_good_enough_by_the_prediction_that_placement_makes(
     pool = engines.pool
     pool.table.set_step_model(1, StepModel(5e-3, 4e-8, 3e-5, 2e-3))
     engines.load(1, running + 1)
-    pool.table.cells.pending_prefill[1] = queued
-    entry = engines.entry(prompt, output)
-    toll_s = predict_row(entry, float(prompt), pool.table, 1).toll_s
-    aside = Aside(pool)
-    aside.add(
-        entry,
-        Wait(1, 1e9, toll_s * factor, float(prompt), float(prompt + output), float(output)),
+    pool.table.scalars.pending_prefill[1] = queued
+    state = engines.state(prompt, output)
+    total_cost_s = predict_row(state, float(prompt), pool.table, 1).total_cost_s
+    blocked = BlockedTasks(pool)
+    blocked.add(
+        state,
+        EngineWait(
+            1, 1e9, total_cost_s * factor, float(prompt), float(prompt + output), float(output)
+        ),
     )
-    assert bool(awaited(aside, 1)) == (factor > 1.0)
+    assert bool(awaited(blocked, 1)) == (factor > 1.0)
 
 
 def test_no_more_than_a_few_wait_for_holders_and_others_take_the_room() -> None:
@@ -94,16 +97,16 @@ def test_no_more_than_a_few_wait_for_holders_and_others_take_the_room() -> None:
     engines.load(0, 32)
     engines.load(1, 20)
     prompts = [
-        engines.entry(LONG * BLOCK + 50, 50, chain(1, LONG))
+        engines.state(LONG * BLOCK + 50, 50, chain(1, LONG))
         for _ in range(CONFIG.max_passed_over + 1)
     ]
-    answers = [engines.ask(entry) for entry in prompts]
-    assert all(isinstance(answer, Wait) for answer in answers[:-1])
-    assert isinstance(answers[-1], Choice)
+    answers = [engines.ask(state) for state in prompts]
+    assert all(isinstance(answer, EngineWait) for answer in answers[:-1])
+    assert isinstance(answers[-1], EngineChoice)
     assert answers[-1].row == 1
 
 
-class Counting:
+class Counting(PlacementPolicy):
     """Parrot's placement, which counts what it is asked."""
 
     name = "counting"
@@ -114,19 +117,19 @@ class Counting:
         self._parrot = Parrot(config)
 
     def place(
-        self, entry: Entry, application: Application, pool: Pool, now: float
-    ) -> Choice | Wait | None:
+        self, state: TaskState, application: Application, pool: EnginePool, now: float
+    ) -> EngineChoice | EngineWait | None:
         """See `Parrot`."""
         Counting.asked += 1
-        return self._parrot.place(entry, application, pool, now)
+        return self._parrot.place(state, application, pool, now)
 
-    def placed(self, entry: Entry, choice: Choice, pool: Pool, now: float) -> None:
+    def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
         """See `Parrot`."""
-        self._parrot.placed(entry, choice, pool, now)
+        self._parrot.placed(state, choice, pool, now)
 
-    def ended(self, entry: Entry, pool: Pool, now: float) -> None:
+    def ended(self, state: TaskState, pool: EnginePool, now: float) -> None:
         """See `Parrot`."""
-        self._parrot.ended(entry, pool, now)
+        self._parrot.ended(state, pool, now)
 
 
 def test_what_waits_for_one_engine_is_not_asked_for_by_others(
@@ -142,7 +145,7 @@ def test_what_waits_for_one_engine_is_not_asked_for_by_others(
             policies.admission,
             policies.order,
             lambda config, rng: Counting(config),
-            policies.keep,
+            policies.retention,
         ),
     )
     names = [f"e{i}" for i in range(3)]

@@ -9,14 +9,14 @@ import pytest
 from harness.engine_pools import CONFIG, Engines
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_scheduler.application import Application
 from parrot_scheduler.config import PRESETS
-from parrot_scheduler.policy import Application
 from parrot_scheduler.retention import POLICIES
 from parrot_scheduler.retention.hazard import (
     HAZARD,
     LEASE_S,
     MAX_LEASE_S,
-    KeepHazard,
+    HazardRetention,
     chance_of_return,
 )
 from parrot_scheduler.task import DEFAULT_STEP_MODEL
@@ -26,13 +26,13 @@ TARGET = CONFIG.working_set_target
 
 
 def lease(fill: float, prefill_s: float = PREFILL_S) -> float:
-    return float(KeepHazard(CONFIG).lease_s(np.array([fill]), np.array([prefill_s]))[0])
+    return float(HazardRetention(CONFIG).lease_s(np.array([fill]), np.array([prefill_s]))[0])
 
 
 def paused(engines: Engines, name: str, row: int, tokens: float, since: float) -> Application:
-    application = Application(name, "t", 0.0, idle_since=since, kept_tokens=tokens)
+    application = Application(name, "t", 0.0, idle_since=since, retained_tokens=tokens)
     application.last_engine = engines.pool.table.ids[row]
-    engines.pool.keep(row, tokens)
+    engines.pool.retain(row, tokens)
     return application
 
 
@@ -70,7 +70,7 @@ def test_less_memory_means_shorter_and_a_slow_engine_longer(
 
 def test_the_longest_idle_goes_first_and_makes_room_for_the_others() -> None:
     engines = Engines("parrot", 1, capacity=10_000)
-    keep = KeepHazard(CONFIG)
+    keep = HazardRetention(CONFIG)
     applications = [
         paused(engines, "oldest", 0, 4000, since=0.0),
         paused(engines, "older", 0, 3000, since=60.0),
@@ -81,7 +81,7 @@ def test_the_longest_idle_goes_first_and_makes_room_for_the_others() -> None:
 
 def test_a_full_engine_does_not_cost_others_what_they_keep() -> None:
     engines = Engines("parrot", 2, capacity=10_000)
-    keep = KeepHazard(CONFIG)
+    keep = HazardRetention(CONFIG)
     applications = [
         paused(engines, "roomy", 1, 1000, since=0.0),
         paused(engines, "tight", 0, 9500, since=50.0),
@@ -92,41 +92,43 @@ def test_a_full_engine_does_not_cost_others_what_they_keep() -> None:
 
 def test_nothing_is_kept_on_an_engine_that_left() -> None:
     engines = Engines("parrot", 1)
-    application = Application("a", "t", 0.0, idle_since=0.0, kept_tokens=10.0, last_engine="gone")
-    keep = KeepHazard(CONFIG)
+    application = Application(
+        "a", "t", 0.0, idle_since=0.0, retained_tokens=10.0, last_engine="gone"
+    )
+    keep = HazardRetention(CONFIG)
     assert names(keep.expired([application], engines.pool, MAX_LEASE_S + 1.0)) == ["a"]
 
 
 def test_a_clock_that_went_back_keeps() -> None:
     engines = Engines("parrot", 1, capacity=10_000)
     application = paused(engines, "a", 0, 9_900, since=100.0)
-    assert KeepHazard(CONFIG).expired([application], engines.pool, 50.0) == []
+    assert HazardRetention(CONFIG).expired([application], engines.pool, 50.0) == []
 
 
 def test_what_follows_decides_on_a_tasks_kv() -> None:
     engines = Engines("parrot", 1)
-    keep = KeepHazard(CONFIG)
+    keep = HazardRetention(CONFIG)
 
-    def retention(prompt: int, output: int = 10, **known: object) -> str:
+    def retention_of(prompt: int, output: int = 10, **known: object) -> str:
         application = Application("a", "t", 0.0, num_placed=1)
-        entry = engines.entry(prompt, output)
+        state = engines.state(prompt, output)
         for name, value in known.items():
-            setattr(entry if name == "successors" else application, name, value)
-        return keep.retention(entry, application, engines.pool, 0.0)
+            setattr(state if name == "successors" else application, name, value)
+        return keep.retention_of(state, application, engines.pool, 0.0)
 
-    assert retention(100) == "normal"
-    assert retention(100, successors=1) == "keep"
-    assert retention(100, output=0) == "keep"
-    assert retention(100, context_tokens=80) == "keep"
-    assert retention(100, context_tokens=800) == "normal"
-    assert retention(100, has_finished=True) == "drop"
-    assert retention(100, has_finished=True, num_queued=1) == "normal"
+    assert retention_of(100) == "normal"
+    assert retention_of(100, successors=1) == "keep"
+    assert retention_of(100, output=0) == "keep"
+    assert retention_of(100, context_tokens=80) == "keep"
+    assert retention_of(100, context_tokens=800) == "normal"
+    assert retention_of(100, has_finished=True) == "drop"
+    assert retention_of(100, has_finished=True, num_queued=1) == "normal"
 
 
 def test_without_retention_nothing_is_kept_or_dropped() -> None:
     engines = Engines("parrot", 1)
     keep = POLICIES["none"](CONFIG, random.Random(0))
-    entry = engines.entry(100, 10)
-    assert keep.retention(entry, Application("a", "t", 0.0), engines.pool, 0.0) == "normal"
+    state = engines.state(100, 10)
+    assert keep.retention_of(state, Application("a", "t", 0.0), engines.pool, 0.0) == "normal"
     old = paused(engines, "a", 0, 90_000, since=0.0)
     assert keep.expired([old], engines.pool, 1e6) == []

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from parrot_scheduler.engines.prefix_index import Claim, Match, PrefixIndex, chain_of, rows_of
+from parrot_scheduler.prefix_index.holders import PrefixHolders, levels_of, rows_of
+from parrot_scheduler.prefix_index.index import PrefixClaim, PrefixIndex, chain_of
 from parrot_scheduler.task import Task
 
 ROWS = 12
@@ -18,8 +19,8 @@ PATH = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 CHAIN = PATH.map(lambda path: [hash(tuple(path[: i + 1])) for i in range(len(path))])
 
 
-def as_dict(match: Match) -> dict[int, int]:
-    pairs = list(zip(match.rows.tolist(), match.blocks.tolist(), strict=True))
+def as_dict(holders: PrefixHolders) -> dict[int, int]:
+    pairs = [(row, depth) for rows, depth in levels_of(holders) for row in rows_of(rows)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
@@ -27,7 +28,7 @@ def as_dict(match: Match) -> dict[int, int]:
 def needed_blocks(index: PrefixIndex, chain: list[Any]) -> dict[int, int]:
     """By row, how many leading blocks its placed tasks need."""
     # Sets grow smaller with depth: the last one that a row is in says how far.
-    return {row: depth for rows, depth in index.claimed_reach(chain) for row in rows_of(rows)}
+    return {row: depth for rows, depth in index.claimed_holders(chain) for row in rows_of(rows)}
 
 
 def leading(chain: list[int], held: set[int]) -> int:
@@ -44,14 +45,14 @@ class AgainstSets(RuleBasedStateMachine):
         super().__init__()
         self.index = PrefixIndex()
         self.held: dict[int, set[int]] = {row: set() for row in range(ROWS)}
-        self.claims: list[tuple[Claim, list[int], int]] = []
-        self.tenure = dict.fromkeys(range(ROWS), 0)
+        self.claims: list[tuple[PrefixClaim, list[int], int]] = []
+        self.generation = dict.fromkeys(range(ROWS), 0)
 
     def claimed(self, row: int) -> set[int]:
         return {
             key
-            for claim, chain, tenure in self.claims
-            if claim.row == row and tenure == self.tenure[row]
+            for claim, chain, generation in self.claims
+            if claim.row == row and generation == self.generation[row]
             for key in chain
         }
 
@@ -79,14 +80,14 @@ class AgainstSets(RuleBasedStateMachine):
     def left(self, row: int) -> None:
         self.index.drop_row(row)
         self.held[row] = set()
-        self.tenure[row] += 1
+        self.generation[row] += 1
 
     @rule(row=st.integers(0, 2), chain=CHAIN)
     def claim(self, row: int, chain: list[int]) -> None:
         shared = leading(chain, self.claimed(row))
         claim = self.index.claim(row, chain)
         assert claim.shared_blocks == shared
-        self.claims.append((claim, chain, self.tenure[row]))
+        self.claims.append((claim, chain, self.generation[row]))
 
     @rule(data=st.data())
     def release(self, data: Any) -> None:
@@ -101,7 +102,7 @@ class AgainstSets(RuleBasedStateMachine):
     @rule(chain=CHAIN)
     def match(self, chain: list[int]) -> None:
         there = {row: leading(chain, self.held[row] | self.claimed(row)) for row in range(ROWS)}
-        assert as_dict(self.index.match(chain)) == {r: n for r, n in there.items() if n}
+        assert as_dict(self.index.holders(chain)) == {r: n for r, n in there.items() if n}
         needed = {row: leading(chain, self.claimed(row)) for row in range(ROWS)}
         assert needed_blocks(self.index, chain) == {r: n for r, n in needed.items() if n}
         for row, blocks in there.items():
@@ -137,7 +138,7 @@ def test_a_match_is_the_leading_run_of_every_row(
     for row, blocks in claimed.items():
         there[row] = there.get(row, set()) | set(range(blocks))
     expected = {row: n for row, keys in there.items() if (n := leading(prompt, keys))}
-    assert as_dict(index.match(prompt)) == expected
+    assert as_dict(index.holders(prompt)) == expected
     assert needed_blocks(index, prompt) == claimed
     column = index.depths(prompt, 64)
     found = {} if column is None else {int(row): int(column[row]) for row in column.nonzero()[0]}
@@ -154,7 +155,7 @@ def test_claimed_blocks_are_those_of_the_claims_that_are_left(
     steps: list[tuple[str, list[int]] | int],
 ) -> None:
     index = PrefixIndex()
-    claims: list[Claim] = []
+    claims: list[PrefixClaim] = []
     for step in steps:
         before = {key for claim in claims for key in claim.keys}
         if not isinstance(step, int):
@@ -172,7 +173,7 @@ def test_keys_that_are_no_chain_do_no_harm() -> None:
     index = PrefixIndex()
     index.stored(0, [1, 2, 1, 2])
     claims = [index.claim(0, keys) for keys in ([1, 2, 1], [3, 2], [2, 2], [])]
-    index.match([2, 3, 1, 2])
+    index.holders([2, 3, 1, 2])
     for claim in claims:
         index.release(claim)
     index.evicted(0, [2, 2, 1])
@@ -196,7 +197,7 @@ def test_a_release_after_the_engine_left_does_not_touch_its_successor() -> None:
     index.drop_row(3)
     index.claim(3, [1, 2])
     assert index.release(old) == 0
-    assert as_dict(index.match([1, 2, 3])) == {3: 2}
+    assert as_dict(index.holders([1, 2, 3])) == {3: 2}
 
 
 def test_the_bound_forgets_ends_of_old_chains_first() -> None:
@@ -204,20 +205,20 @@ def test_the_bound_forgets_ends_of_old_chains_first() -> None:
     index.stored(0, [1, 2, 3])
     index.stored(1, [11, 12, 13])
     assert len(index) == 5
-    assert as_dict(index.match([1, 2, 3])) == {0: 2}
+    assert as_dict(index.holders([1, 2, 3])) == {0: 2}
     index.release(index.claim(0, [1, 2]))  # used again: younger than row 1's
     index.stored(2, [21, 22])
     assert len(index) == 5
-    assert as_dict(index.match([1, 2])) == {0: 2}
-    assert as_dict(index.match([11, 12, 13])) == {1: 1}
+    assert as_dict(index.holders([1, 2])) == {0: 2}
+    assert as_dict(index.holders([11, 12, 13])) == {1: 1}
 
 
 def test_a_silent_engine_is_assumed_to_hold_what_was_placed_last() -> None:
     index = PrefixIndex()
     index.assume(0, [1, 2, 3], capacity=4)
     index.assume(0, [1, 12, 13], capacity=4)
-    assert as_dict(index.match([1, 12, 13])) == {0: 3}
-    assert as_dict(index.match([1, 2, 3])) == {0: 2}
+    assert as_dict(index.holders([1, 12, 13])) == {0: 3}
+    assert as_dict(index.holders([1, 2, 3])) == {0: 2}
     assert index.num_assumed == 4
     index.drop_row(0)
     assert index.num_assumed == 0
@@ -244,8 +245,8 @@ def test_what_cannot_be_seen_is_followed_by_template_and_application() -> None:
     assert chain_of(task, 16) == (5, 6)
     index = PrefixIndex()
     index.assume(0, chain_of(task, 0), capacity=10)
-    assert as_dict(index.match(chain_of(task, 0))) == {0: 2}
-    assert as_dict(index.match(chain_of(other, 0))) == {0: 1}
+    assert as_dict(index.holders(chain_of(task, 0))) == {0: 2}
+    assert as_dict(index.holders(chain_of(other, 0))) == {0: 1}
 
 
 class Counting(int):
@@ -259,17 +260,16 @@ class Counting(int):
 
 
 @pytest.mark.parametrize("engines", [1, 100, 1000])
-def test_a_match_looks_twice_at_each_block_however_many_engines_hold_it(engines: int) -> None:
+def test_a_look_up_looks_twice_at_each_block_however_many_engines_hold_it(engines: int) -> None:
     index = PrefixIndex()
     for row in range(engines):
         index.stored(row, list(range(50)))
         index.stored(row, [1000 + row])
     chain = [Counting(i) for i in range(50)]
     Counting.looks = 0
-    match = index.match(chain)
+    holders = index.holders(chain)
     assert Counting.looks <= 2 * len(chain) + 2
-    assert len(match.rows) == engines
-    assert set(match.blocks.tolist()) == {50}
+    assert as_dict(holders) == dict.fromkeys(range(engines), 50)
 
 
 def test_a_claim_does_not_look_at_every_block() -> None:
@@ -282,7 +282,7 @@ def test_a_claim_does_not_look_at_every_block() -> None:
         )
         for row in range(1, 11)
     ]
-    index.claimed_reach([Counting(block) for block in range(900)])
+    index.claimed_holders([Counting(block) for block in range(900)])
     assert needed_blocks(index, list(range(900))) == dict.fromkeys(range(1, 11), 500)
     for claim in claims:
         index.release(claim)
@@ -304,5 +304,5 @@ def test_a_match_of_a_prompt_that_nobody_holds_ends_at_its_first_block() -> None
     index = PrefixIndex()
     index.stored(0, list(range(1, 50)))
     Counting.looks = 0
-    assert as_dict(index.match([Counting(i) for i in range(50)])) == {}
+    assert as_dict(index.holders([Counting(i) for i in range(50)])) == {}
     assert Counting.looks <= 2

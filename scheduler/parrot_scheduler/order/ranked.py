@@ -1,0 +1,164 @@
+"""Base classes of orders by a key: of tasks, or of applications and then of their tasks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from parrot_scheduler.application import Application
+from parrot_scheduler.lazy_heap import LazyHeap
+from parrot_scheduler.order.aging import Aging
+from parrot_scheduler.policy import AdmissionRank, OrderPolicy
+from parrot_scheduler.task_state import TaskState
+
+
+class RankedOrder(OrderPolicy):
+    """What both kinds share: blocked tasks, and turns by age where `aging` is given."""
+
+    def __init__(self, aging: Aging | None = None) -> None:
+        self._aging = aging
+        self._application_of: dict[TaskState, Application] = {}
+        self._blocked: dict[TaskState, None] = {}
+
+    @abstractmethod
+    def _insert(self, state: TaskState, application: Application) -> None:
+        """Add a task to those that may be first, or move it to its new rank."""
+
+    @abstractmethod
+    def _take_out(self, state: TaskState, application: Application) -> None:
+        """Remove a task from those that may be first; unknown ones do nothing."""
+
+    @abstractmethod
+    def _lowest(self) -> TaskState | None:
+        """The task of the lowest rank."""
+
+    def push(self, state: TaskState, application: Application, now: float) -> None:
+        """A task enters the queue."""
+        self._application_of[state] = application
+        self._offer(state, application)
+
+    def _offer(self, state: TaskState, application: Application) -> None:
+        self._insert(state, application)
+        if self._aging is not None:
+            self._aging.add(state)
+
+    def remove(self, state: TaskState) -> None:
+        """A task leaves the queue; unknown ones do nothing."""
+        application = self._application_of.pop(state, None)
+        if application is None:
+            return
+        self._blocked.pop(state, None)
+        self._take_out(state, application)
+        if self._aging is not None:
+            self._aging.remove(state)
+
+    def update(self, state: TaskState, application: Application, now: float) -> None:
+        """Rank a task anew."""
+        if state in self._application_of and state not in self._blocked:
+            self._offer(state, application)
+
+    def first(self, now: float) -> TaskState | None:
+        """The task of the lowest rank, or one whose turn it is by age."""
+        if self._aging is not None:
+            due = self._aging.due(now)
+            if due is not None:
+                return due
+        return self._lowest()
+
+    def block(self, state: TaskState) -> None:
+        """Pass a task over until `unblock`."""
+        self._take_out(state, self._application_of[state])
+        if self._aging is not None:
+            self._aging.remove(state)
+        self._blocked[state] = None
+
+    def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
+        """These blocked tasks are passed over no more; None: all."""
+        for state in list(self._blocked) if states is None else states:
+            del self._blocked[state]
+            self._offer(state, self._application_of[state])
+
+    def pop(self, state: TaskState, application: Application, now: float) -> None:
+        """A task has been placed; counts for turns by age."""
+        if self._aging is not None:
+            self._aging.placed(state, now)
+        self.remove(state)
+
+    def __len__(self) -> int:
+        return len(self._application_of)
+
+
+class TaskOrder(RankedOrder):
+    """Tasks by `rank`, whoever's they are."""
+
+    def __init__(self, aging: Aging | None = None) -> None:
+        super().__init__(aging)
+        self._queue: LazyHeap[TaskState] = LazyHeap()
+
+    @abstractmethod
+    def rank(self, state: TaskState) -> tuple[float, ...]:
+        """Smaller is placed earlier; equal ranks in the order in which they came."""
+
+    def admission_rank(
+        self, state: TaskState, application: Application, now: float
+    ) -> AdmissionRank:
+        """By the rank of its first task; tenants are not told apart."""
+        return AdmissionRank("", self.rank(state))
+
+    def _insert(self, state: TaskState, application: Application) -> None:
+        self._queue.push(state, self.rank(state))
+
+    def _take_out(self, state: TaskState, application: Application) -> None:
+        self._queue.remove(state)
+
+    def _lowest(self) -> TaskState | None:
+        return self._queue.first()
+
+
+class ApplicationOrder(RankedOrder):
+    """Applications by `rank`; the tasks of one application by `rank_task`."""
+
+    def __init__(self, aging: Aging | None = None) -> None:
+        super().__init__(aging)
+        self._applications: LazyHeap[Application] = LazyHeap()
+        self._tasks: dict[Application, LazyHeap[TaskState]] = {}
+
+    @abstractmethod
+    def rank(self, application: Application) -> tuple[float, ...]:
+        """Smaller is served earlier. Asked again whenever a task of the application ends."""
+
+    def rank_task(self, state: TaskState) -> tuple[float, ...]:
+        """Smaller is placed earlier, within an application. Default: priority, then submission."""
+        return (state.priority, state.sequence)
+
+    def admission_rank(
+        self, state: TaskState, application: Application, now: float
+    ) -> AdmissionRank:
+        """By its rank now; tenants are not told apart."""
+        return AdmissionRank("", self.rank(application))
+
+    def finished(self, state: TaskState, application: Application, now: float) -> None:
+        """The application of a task that has ended may rank differently now."""
+        if application in self._tasks:
+            self._applications.push(application, self.rank(application))
+
+    def application_finished(self, application: Application, now: float) -> None:
+        """Without queued tasks there is nothing to forget."""
+        assert application not in self._tasks, f"{application.id} has queued tasks"
+
+    def _insert(self, state: TaskState, application: Application) -> None:
+        tasks = self._tasks.get(application)
+        if tasks is None:
+            tasks = self._tasks[application] = LazyHeap()
+            self._applications.push(application, self.rank(application))
+        tasks.push(state, self.rank_task(state))
+
+    def _take_out(self, state: TaskState, application: Application) -> None:
+        tasks = self._tasks.get(application)
+        if tasks is not None and tasks.remove(state) and not tasks:
+            del self._tasks[application]
+            self._applications.remove(application)
+
+    def _lowest(self) -> TaskState | None:
+        application = self._applications.first()
+        return None if application is None else self._tasks[application].first()

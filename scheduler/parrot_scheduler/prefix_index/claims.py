@@ -1,0 +1,186 @@
+"""Prefix claims: the prompts of placed tasks as a radix tree with references counted by engine.
+
+A prompt is a chain of block keys, and two chains agree up to where they part. A node of the tree
+is a stretch of blocks without a branch, however long: placing a task touches the few nodes on its
+path, not each of its blocks, and bisection finds where it parts from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from parrot_scheduler.prefix_index.holders import PrefixHolders
+
+
+class RadixNode:
+    """Blocks `start` to `end` of the chain `keys`, within which no claim parts from another.
+
+    A row refers to a node once for each of its claims that end there, and once for each child that
+    the row refers to. So a new claim is counted at the node where it ends, or where it meets what
+    its row refers to already, and nowhere above.
+    """
+
+    __slots__ = ("children", "end", "extra_references", "keys", "last", "parent", "rows", "start")
+
+    def __init__(
+        self, keys: tuple[Hashable, ...], start: int, end: int, parent: RadixNode | None
+    ) -> None:
+        self.keys = keys
+        self.start = start
+        self.end = end
+        #: Its last key: a chain that has it agrees with all of the node.
+        self.last = keys[end - 1] if end else None
+        self.parent = parent
+        #: By their first key.
+        self.children: dict[Hashable, RadixNode] = {}
+        #: Rows that refer to it, bit r for row r.
+        self.rows = 0
+        #: By row, references beyond the first; rows with one reference are left out.
+        self.extra_references: dict[int, int] = {}
+
+
+class ClaimTree:
+    """The radix tree of all claims. A row is an engine's place in its table."""
+
+    def __init__(self) -> None:
+        self._root = RadixNode((), 0, 0, None)
+        self._blocks: dict[int, int] = {}
+        # Where the last chain looked up leaves the tree, for `add`: a task is looked up just before
+        # it is placed. Reset by any change.
+        self._walked: Sequence[Hashable] | None = None
+        self._deepest = self._root
+        self._depth = 0
+
+    def blocks(self, row: int) -> int:
+        """Distinct blocks that the claims of a row need."""
+        return self._blocks.get(row, 0)
+
+    def holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
+        """Rows that need a prompt's leading blocks, and how many of them."""
+        found: PrefixHolders = []
+        deepest, depth, length = self._root, 0, len(prefix)
+        rows = 0
+        while depth < length:
+            node = deepest.children.get(prefix[depth])
+            if node is None:
+                break
+            # Nodes that the same rows refer to are one step.
+            if depth and node.rows != rows:
+                found.append((rows, depth))
+            rows, end = node.rows, node.end
+            deepest = node
+            # The usual end of a node first: all of it agrees.
+            if end > length or node.last != prefix[end - 1]:
+                depth = _agrees_up_to(node, prefix)
+                break
+            depth = end
+        if depth:
+            found.append((rows, depth))
+        self._walked, self._deepest, self._depth = prefix, deepest, depth
+        return found
+
+    def add(self, row: int, keys: tuple[Hashable, ...]) -> tuple[RadixNode, int]:
+        """Add a claim: the node where it ends, and how many of its blocks the row needed."""
+        if self._walked is not keys:
+            self.holders(keys)
+        last, depth, length = self._deepest, self._depth, len(keys)
+        self._walked = None
+        if depth < last.end:
+            last = _split(last, depth)
+        if depth < length:
+            parent, last = last, RadixNode(keys, depth, length, last)
+            parent.children[keys[depth]] = last
+        bit, node = 1 << row, last
+        # Up to what the row needs already.
+        while not node.rows & bit and node.parent is not None:
+            node.rows |= bit
+            node = node.parent
+        shared = node.end
+        if node.parent is not None:
+            node.extra_references[row] = node.extra_references.get(row, 0) + 1
+        if length > shared:
+            self._blocks[row] = self._blocks.get(row, 0) + length - shared
+        return last, shared
+
+    def remove(self, row: int, last: RadixNode) -> int:
+        """Remove a claim that ends at this node: how many blocks the row needs no more."""
+        self._walked = None
+        freed, bit, node = 0, 1 << row, last
+        while (parent := node.parent) is not None:
+            extra = node.extra_references.get(row, 0)
+            if extra:
+                if extra > 1:
+                    node.extra_references[row] = extra - 1
+                else:
+                    del node.extra_references[row]
+                _merge(node, parent)
+                break
+            freed += node.end - node.start
+            node.rows ^= bit
+            if node.rows:
+                _merge(node, parent)
+            else:
+                del parent.children[node.keys[node.start]]
+            node = parent
+        if freed:
+            left = self._blocks[row] - freed
+            if left:
+                self._blocks[row] = left
+            else:
+                del self._blocks[row]
+        return freed
+
+    def drop_row(self, row: int) -> None:
+        """Remove all claims of a row in one pass over its nodes; not to be removed again."""
+        self._walked = None
+        bit, nodes = 1 << row, [self._root]
+        while nodes:
+            node = nodes.pop()
+            nodes += [child for child in node.children.values() if child.rows & bit]
+            parent = node.parent
+            if parent is not None:
+                node.extra_references.pop(row, None)
+                node.rows ^= bit
+                if not node.rows:
+                    del parent.children[node.keys[node.start]]
+        self._blocks.pop(row, None)
+
+
+def _agrees_up_to(node: RadixNode, prefix: Sequence[Hashable]) -> int:
+    """Depth up to which a prompt agrees with a node whose first key it has."""
+    keys, high = node.keys, min(node.end, len(prefix))
+    if keys[high - 1] == prefix[high - 1]:
+        return high
+    low = node.start + 1
+    high -= 1
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] == prefix[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _split(node: RadixNode, at: int) -> RadixNode:
+    """A node of its own for what comes before a block; the rest keeps its identity."""
+    parent = node.parent
+    assert parent is not None
+    upper = RadixNode(node.keys, node.start, at, parent)
+    upper.rows = node.rows
+    upper.children[node.keys[at]] = node
+    parent.children[node.keys[node.start]] = upper
+    node.start = at
+    node.parent = upper
+    return upper
+
+
+def _merge(node: RadixNode, parent: RadixNode) -> None:
+    """Merge a node into its only child where the same rows refer to both."""
+    if len(node.children) != 1 or node.extra_references:
+        return
+    (child,) = node.children.values()
+    if child.rows == node.rows:
+        child.start = node.start
+        child.parent = parent
+        parent.children[node.keys[node.start]] = child
