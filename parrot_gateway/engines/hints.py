@@ -33,8 +33,8 @@ def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:
 
     That is so when the caller gives one himself, and when the body is no JSON object.
     """
-    objectives = urgency_of(metadata)
-    if style == "none" or (style == "vllm" and objectives == 0):
+    urgency = urgency_of(metadata)
+    if style == "none" or (style == "vllm" and urgency == 0):
         return body
     try:
         fields = _fields_decoder.decode(body)
@@ -42,6 +42,6 @@ def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:
         return body
     if "priority" in fields:
         return body
-    value = objectives if style == "vllm" else -objectives
+    value = urgency if style == "vllm" else -urgency
     fields["priority"] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(fields)

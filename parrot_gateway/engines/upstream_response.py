@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import aiohttp
 
 from parrot_gateway.engines.breaker import Permit
 from parrot_gateway.engines.proxy_headers import response_headers
+from parrot_gateway.engines.slots import Slots
 from parrot_gateway.engines.upstream_errors import explain
-
-if TYPE_CHECKING:
-    from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.settings.model import UpstreamSettings
 
 #: Answers up to this size are read whole before anything is passed on, so that a failure in their
 #: middle can still be retried or reported; the rest of a longer one is streamed.
 WHOLE_BODY_LIMIT = 4 * 1024 * 1024
+
+
+class ResponseOwner(Protocol):
+    """The upstream that a response came from, as far as the response reports to it."""
+
+    @property
+    def settings(self) -> UpstreamSettings:
+        """For the wording of errors."""
+        ...
+
+    @property
+    def slots(self) -> Slots:
+        """The response holds one of them until it is closed."""
+        ...
+
+    def note_success(self, permit: Permit) -> None:
+        """The answer came to its end."""
+        ...
+
+    def note_failure(self, permit: Permit | None) -> None:
+        """The answer broke off."""
+        ...
 
 
 class UpstreamResponse:
@@ -35,8 +56,8 @@ class UpstreamResponse:
     __slots__ = (
         "_closed",
         "_inner",
+        "_owner",
         "_permit",
-        "_upstream",
         "content_type",
         "encoded",
         "exhausted",
@@ -45,8 +66,8 @@ class UpstreamResponse:
         "status",
     )
 
-    def __init__(self, upstream: Upstream, inner: aiohttp.ClientResponse) -> None:
-        self._upstream = upstream
+    def __init__(self, owner: ResponseOwner, inner: aiohttp.ClientResponse) -> None:
+        self._owner = owner
         self._inner = inner
         self._permit: Permit | None = None
         self._closed = False
@@ -82,8 +103,8 @@ class UpstreamResponse:
         try:
             return await self._inner.content.readany()
         except (aiohttp.ClientError, OSError) as cause:
-            broken = explain(self._upstream.settings, cause, "broke off in the middle of an answer")
-            self._upstream.note_failure(self._permit)
+            broken = explain(self._owner.settings, cause, "broke off in the middle of an answer")
+            self._owner.note_failure(self._permit)
             self._permit = None
             raise broken.error from None
 
@@ -124,11 +145,11 @@ class UpstreamResponse:
         if self._closed:
             return
         self._closed = True
-        self._upstream.slots.release()
+        self._owner.slots.release()
         if not self._inner.content.at_eof():
             self._inner.close()
         elif self._permit is not None:
-            self._upstream.note_success(self._permit)
+            self._owner.note_success(self._permit)
 
     def expect_end(self, permit: Permit) -> None:
         """The end of the body decides whether this counts as a success."""
