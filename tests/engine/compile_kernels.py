@@ -17,6 +17,7 @@ import triton
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
+from parrot_engine.kernels import draw
 from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
@@ -58,7 +59,8 @@ _SCALARS = {
     **dict.fromkeys(
         ["key_scales", "value_scales", "key_scale_tiles", "value_scale_tiles"], "*fp32"
     ),
-    **dict.fromkeys(["parts", "tokens", "checked"], "*i64"),
+    **dict.fromkeys(["parts", "tokens", "checked", "rows", "top_k"], "*i64"),
+    **dict.fromkeys(["temperatures", "points", "floors", "top_p"], "*fp64"),
     **dict.fromkeys(
         [
             *(
@@ -227,6 +229,15 @@ def largest_variants(vocab_size: int) -> Iterator[Variant]:
     yield Variant("rows", largest_of_rows, constants, torch.float32, {"num_warps": 1})
 
 
+def draw_variants(vocab_size: int) -> Iterator[Variant]:
+    """Draws with and without top-k and top-p."""
+    for has in (False, True):
+        constants = {f"HAS_{name}": has for name in ("ROWS", "FLOORS", "TOP_K", "TOP_P")}
+        constants |= draw.tiles(vocab_size)
+        options: dict[str, int | None] = {"num_warps": draw.NUM_WARPS}
+        yield Variant("draw", draw.draw_tokens, constants, torch.float32, options)
+
+
 def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
     """Compile one variant for `capability`; what there is to know of the result."""
     names = variant.kernel.arg_names
@@ -301,7 +312,9 @@ def main() -> None:
         shapes += [(AttentionShape(8, 8, dim, 16), torch.float32, every) for dim in (64, 128, 256)]
     for capability in every:
         for variant in itertools.chain(
-            product_variants(torch.bfloat16, capability), largest_variants(128_256)
+            product_variants(torch.bfloat16, capability),
+            largest_variants(128_256),
+            draw_variants(151_936),
         ):
             print(json.dumps(compile_variant(variant, capability)), flush=True)
     for shape, dtype, capabilities in shapes:

@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 #: longer than it takes to launch them one by one (13 to 24 ms for 32 layers, by the host's CPU).
 _MAX_DECODE_TOKENS = 256
 _MAX_MIXED_TOKENS = 1024
-#: The output head is part of graphs of up to so many tokens; behind larger ones it is launched
-#: for the rows that need it.
-_MAX_HEAD_TOKENS = 64
+#: The output head is part of graphs without prefill of up to so many tokens; behind others it is
+#: launched for the rows that need it.
+_MAX_HEAD_TOKENS = 256
 #: What the driver keeps of one graph, roughly.
 _BYTES_PER_GRAPH = 4 << 20
 
@@ -337,8 +337,8 @@ def graph_bytes(max_tokens: int, *, vocab_size: int, step_bytes: int, slot_bytes
     `slot_bytes` one partial result of attention.
     """
     activations = int(step_bytes * min(1.0, _MAX_MIXED_TOKENS / max_tokens))
-    # In the model's dtype, in float32, and where all graphs leave them.
-    logits = 3 * _MAX_HEAD_TOKENS * vocab_size * 4
+    # Where all graphs leave them, and of some models in the model's dtype before.
+    logits = 2 * _MAX_HEAD_TOKENS * vocab_size * 4
     num_graphs = 3 * len(_decode_buckets()) + len(_mixed_buckets())
     return activations + logits + MAX_SLOTS * slot_bytes + num_graphs * _BYTES_PER_GRAPH
 

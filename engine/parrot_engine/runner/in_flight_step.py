@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from parrot_engine.batch import BatchRow, RowOutcome, SampledToken, ScoringRow, StepBatch
+from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.runner.sampler import (
     Scores,
@@ -83,7 +84,9 @@ class StepInputs:
 class LaunchedStep:
     """A step on its way; implements `parrot_engine.batch.Launch`."""
 
-    def __init__(self, inputs: StepInputs, computed: StepLogits, device: torch.device) -> None:
+    def __init__(
+        self, inputs: StepInputs, computed: StepLogits, device: torch.device, kernels: Kernels
+    ) -> None:
         """Sample and score on the device, and start the copies to the host.
 
         Masks of grammars are made here, while the device computes the logits.
@@ -99,9 +102,9 @@ class LaunchedStep:
         if inputs.sampled:
             masks = make_masks(inputs.sampling.rows, logits.shape[1], device)
             if inputs.at is None:
-                choice = choose(logits, inputs.sampling, masks, largest=largest)
+                choice = choose(logits, inputs.sampling, masks, largest=largest, kernels=kernels)
             else:
-                choice = choose(logits[inputs.at.tensor], inputs.sampling, masks)
+                choice = choose(logits[inputs.at.tensor], inputs.sampling, masks, kernels=kernels)
             tensors.append(choice.checked)
             if choice.scores is not None:
                 self._has_scores = True

@@ -86,6 +86,7 @@ class ModelRunner:
         config = model.config
         self._model = model
         self._device = device
+        self._kernels = kernels
         #: Tokens that the head knows: the width of the logits.
         self.vocab_size = config.vocab_size
         self.eos_token_ids = list(defaults.eos_token_ids)
@@ -143,7 +144,7 @@ class ModelRunner:
             upload = Upload()
             inputs = StepInputs(batch, self.vocab_size, upload)
             upload.send(self._device)
-            step = LaunchedStep(inputs, self._forward(batch), self._device)
+            step = LaunchedStep(inputs, self._forward(batch), self._device, self._kernels)
         self._sampled = step.sampled
         return step
 

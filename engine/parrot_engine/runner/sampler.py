@@ -9,7 +9,9 @@ logits.
 A draw is the inverse of the cumulative distribution, over the kept tokens in the order of their
 ids, at a number that depends on the row's seed and on how many tokens it has generated: nothing
 else in the batch, nor the order of draws, changes it. Tokens that tie with the last one kept by
-top-k or top-p are kept as well, so the outcome does not depend on a sort's order either.
+top-k or top-p are kept as well, so the outcome does not depend on a sort's order either. With
+Triton's kernels a row's weights are integers (`parrot_engine.kernels.draw`), with torch's operators
+float32: points within rounding of a token's interval may draw its neighbour with one of them.
 
 Three parts: `sampling_inputs.prepare` gathers on the host what is needed, `choose` and `score`
 compute on the device and ask it for nothing, `assemble_tokens` and `assemble_scores` make values
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 
 from parrot_engine.batch import SampledToken, SamplingRow
+from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.runner.sampling_inputs import Draws, Ranking, SamplingInputs, prepare
 from parrot_engine.runner.token_mask import TokenMasks, apply_masks, make_masks
@@ -70,7 +73,9 @@ class Choice(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+def sample(
+    logits: Tensor, rows: Sequence[SamplingRow], *, kernels: Kernels = "torch"
+) -> list[SampledToken]:
     """Draw one token for each row, and wait for it.
 
     `logits` is float32 `[len(rows), vocab_size]` and is left as it is. A row whose logits hold a
@@ -84,7 +89,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     upload = Upload()
     inputs = prepare(rows, logits.shape[1], upload)
     upload.send(logits.device)
-    choice = choose(logits, inputs, make_masks(rows, logits.shape[1], logits.device))
+    masks = make_masks(rows, logits.shape[1], logits.device)
+    choice = choose(logits, inputs, masks, kernels=kernels)
     return assemble_tokens(inputs, choice.checked, choice.scores)
 
 
@@ -111,6 +117,7 @@ def choose(
     masks: TokenMasks | None = None,
     *,
     largest: Largest | None = None,
+    kernels: Kernels = "torch",
 ) -> Choice:
     """One token for each row of `logits`, float32 `[n, vocab_size]`, which stay as they are.
 
@@ -123,12 +130,14 @@ def choose(
         processed = logits.clone() if processed is logits else processed
         apply_masks(processed, masks)
     if largest is None or processed is not logits:
-        values, tokens, checked = _find_largest(processed, logits)
+        values, tokens, checked = _find_largest(processed, logits, kernels)
     else:
         values, tokens, checked = largest.values, largest.tokens.clone(), largest.checked.clone()
     draws = inputs.draws
     if draws is not None:
-        if draws.at is None:
+        if kernels == "triton":
+            _draw_by_kernel(processed, values, tokens, draws)
+        elif draws.at is None:
             tokens = _draw(processed, values, draws)
         else:
             at = draws.at.tensor
@@ -143,14 +152,30 @@ def choose(
     return Choice(tokens, checked, scores)
 
 
-def _find_largest(processed: Tensor, logits: Tensor) -> Largest:
-    values, tokens = processed.max(dim=-1)
+def _find_largest(processed: Tensor, logits: Tensor, kernels: Kernels) -> Largest:
+    found = _largest_of(processed, kernels)
+    if processed is logits:
+        return found
+    # A bias or a penalty must not hide what is wrong with the logits themselves.
+    wrong = _largest_of(logits, kernels).checked < 0
+    return found._replace(checked=found.checked.masked_fill(wrong, -1))
+
+
+def _largest_of(logits: Tensor, kernels: Kernels) -> Largest:
+    if kernels == "triton":
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.kernels.largest import find_largest
+
+        count, device = len(logits), logits.device
+        found = Largest(
+            torch.empty(count, dtype=torch.float32, device=device),
+            *torch.empty((2, count), dtype=torch.int64, device=device),
+        )
+        find_largest(logits, *found)
+        return found
+    values, tokens = logits.max(dim=-1)
     # NaN wins every maximum, so one test of it finds NaN, +inf and nothing but -inf.
-    valid = torch.isfinite(values)
-    if processed is not logits:
-        # A bias or a penalty must not hide what is wrong with the logits themselves.
-        valid &= torch.isfinite(logits.amax(dim=-1))
-    return Largest(values, tokens, tokens.masked_fill(~valid, -1))
+    return Largest(values, tokens, tokens.masked_fill(~torch.isfinite(values), -1))
 
 
 def score(logits: Tensor, targets: Tensor, num_top: int) -> Scores:
@@ -176,6 +201,25 @@ def _process(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     if inputs.banned is not None:
         flat.index_fill_(0, inputs.banned.tensor, float("-inf"))
     return processed
+
+
+def _draw_by_kernel(processed: Tensor, largest: Tensor, tokens: Tensor, draws: Draws) -> None:
+    """Write the tokens of the rows that draw; those whose `largest` is not finite keep theirs."""
+    # Imports triton, as above.
+    from parrot_engine.kernels.draw import draw
+
+    ranking = draws.ranking
+    draw(
+        processed,
+        largest,
+        tokens,
+        rows=None if draws.at is None else draws.at.tensor,
+        temperatures=draws.temperatures.tensor,
+        points=draws.points.tensor,
+        floors=None if draws.floors is None else draws.floors.tensor,
+        top_k=None if ranking is None or ranking.top_k is None else ranking.top_k.tensor,
+        top_p=None if ranking is None or ranking.top_p is None else ranking.top_p.tensor,
+    )
 
 
 def _draw(processed: Tensor, largest: Tensor, draws: Draws) -> Tensor:
@@ -236,13 +280,15 @@ def _ranked_thresholds(scores: Tensor, ranking: Ranking) -> Tensor:
     """Thresholds of top-k, then top-p over what top-k kept; the likeliest token always stays."""
     vocab_size = scores.shape[1]
     floor = scores.new_full((len(scores), 1), -torch.inf)
-    if ranking.limited is not None:
-        at, last = (part.tensor for part in ranking.limited)
-        largest = scores[at].topk(ranking.largest_limit, dim=-1).values
-        floor[at] = largest.gather(1, last[:, None])
+    at = ranking.at.tensor
+    if ranking.top_k is not None:
+        k = ranking.top_k.tensor[at, None]
+        largest = scores.topk(ranking.largest_k, dim=-1).values
+        last = largest.gather(1, k.clamp(max=ranking.largest_k) - 1)
+        floor = torch.where(k < vocab_size, last, floor)
     if ranking.top_p is None:
         return floor[:, 0]
-    p = ranking.top_p.tensor[:, None]
+    p = ranking.top_p.tensor[at, None]
     total = scores.exp().masked_fill_(scores < floor, 0.0).sum(-1, True, dtype=torch.float64)
     # Tokens lighter than (1 - p) total / V together weigh less than what the nucleus leaves
     # out, so they are no part of it and need no sorting. The half is a margin for rounding.

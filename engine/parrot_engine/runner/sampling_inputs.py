@@ -26,14 +26,15 @@ class Edit(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Rows with top-k or top-p."""
+    """Top-k and top-p of the rows that draw, of all if any row has one."""
 
-    #: Which of the rows that draw.
+    #: Which of the rows that draw have either.
     at: Part
-    #: Which of *these* rows have a top-k, and k - 1 of each; None when none has.
-    limited: tuple[Part, Part] | None
-    largest_limit: int
-    #: Of each of these rows; None when all are 1.
+    #: The vocabulary's size where a row keeps all; None when all do.
+    top_k: Part | None
+    #: The largest that is less than the vocabulary.
+    largest_k: int
+    #: 1 where a row keeps all; None when all do.
     top_p: Part | None
 
 
@@ -184,12 +185,11 @@ def _gather_ranking(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload
     ]
     if not at:
         return None
-    limited = [place for place, index in enumerate(at) if top_k[index] < vocab_size]
-    limits = [top_k[at[place]] for place in limited]
-    top_p = [rows[index].params.top_p for index in at]
+    limits = [k for k in top_k if k < vocab_size]
+    top_p = [row.params.top_p for row in rows]
     return Ranking(
         upload.integers(at),
-        (upload.integers(limited), upload.integers([k - 1 for k in limits])) if limits else None,
+        upload.integers(top_k) if limits else None,
         max(limits, default=0),
         upload.reals(top_p) if min(top_p) < 1.0 else None,
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.batch import SamplingRow
+from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner import sampler, sampling_inputs
 from parrot_engine.runner.sampler import prompt_logprobs, sample
@@ -25,6 +28,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+#: Triton's in its interpreter; see `conftest.py`.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+both_kernels = pytest.mark.parametrize(
+    "kernels",
+    ["torch", pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason="a GPU"))],
+)
 VOCAB = 50
 ENDS = frozenset({7, 9})
 
@@ -95,18 +104,21 @@ def _distribution(logits: Tensor, row: SamplingRow) -> Tensor:
     return scores.double().softmax(dim=-1)
 
 
+@both_kernels
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(rows(), min_size=1, max_size=6),
-    st.integers(0, 10_000),
-    st.sampled_from([1, 8, 512]),
+    batch=st.lists(rows(), min_size=1, max_size=6),
+    seed=st.integers(0, 10_000),
+    span=st.sampled_from([1, 8, 512]),
 )
-def test_equals_the_reference(batch: list[SamplingRow], seed: int, span: int) -> None:
+def test_equals_the_reference(
+    kernels: Kernels, batch: list[SamplingRow], seed: int, span: int
+) -> None:
     logits = _logits(len(batch), seed)
     untouched = logits.clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "_DRAW_SPAN", span)
-        outcomes = sample(logits, batch)
+        outcomes = sample(logits, batch, kernels=kernels)
     assert torch.equal(logits, untouched)
     for raw, row, outcome in zip(logits, batch, outcomes, strict=True):
         token = outcome.token_id
@@ -134,14 +146,17 @@ def test_equals_the_reference(batch: list[SamplingRow], seed: int, span: int) ->
         )
 
 
+@both_kernels
 @settings(max_examples=100, deadline=None)
-@given(st.lists(rows(), min_size=2, max_size=6), st.integers(0, 10_000))
-def test_does_not_depend_on_the_batch(batch: list[SamplingRow], seed: int) -> None:
+@given(batch=st.lists(rows(), min_size=2, max_size=6), seed=st.integers(0, 10_000))
+def test_does_not_depend_on_the_batch(
+    kernels: Kernels, batch: list[SamplingRow], seed: int
+) -> None:
     logits = _logits(len(batch), seed)
-    together = sample(logits, batch)
-    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(batch)]
+    together = sample(logits, batch, kernels=kernels)
+    alone = [sample(logits[i : i + 1], [row], kernels=kernels)[0] for i, row in enumerate(batch)]
     assert [outcome.token_id for outcome in together] == [outcome.token_id for outcome in alone]
-    backwards = sample(logits.flip(0), batch[::-1])[::-1]
+    backwards = sample(logits.flip(0), batch[::-1], kernels=kernels)[::-1]
     assert [outcome.token_id for outcome in together] == [o.token_id for o in backwards]
 
 
@@ -244,37 +259,44 @@ def test_uniform_is_splitmix64() -> None:
 GREEDY = SamplingParams(temperature=0)
 
 
+@both_kernels
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bias", [None, {3: 100.0}])
-def test_bad_logits_fail_only_their_row(temperature: float, bias: dict[int, float] | None) -> None:
+def test_bad_logits_fail_only_their_row(
+    kernels: Kernels, temperature: float, bias: dict[int, float] | None
+) -> None:
     logits = _logits(5, seed=0)
     logits[0, 4] = math.nan
     logits[1] = -math.inf
     logits[2, 4] = math.inf
     logits[3, 4] = -math.inf
     params = SamplingParams(temperature=temperature, logit_bias=bias, top_p=0.9, logprobs=2)
-    outcomes = sample(logits, [_row(params)] * 5)
+    outcomes = sample(logits, [_row(params)] * 5, kernels=kernels)
     assert [outcome.token_id is None for outcome in outcomes] == [True, True, True, False, False]
     assert [outcome.logprobs is None for outcome in outcomes] == [True, True, True, False, False]
 
 
+@both_kernels
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_bad_logits_are_seen_behind_what_covers_them(temperature: float, bad: float) -> None:
+def test_bad_logits_are_seen_behind_what_covers_them(
+    kernels: Kernels, temperature: float, bad: float
+) -> None:
     """A banned token's logit is overwritten: what comes out is finite, its logits were not."""
     logits = _logits(2, seed=0)
     end = 7  # Of `_row`: banned while `min_tokens` asks for more.
     params = SamplingParams(temperature=temperature, min_tokens=2, logit_bias={end: -100.0})
     assert end in _row(params).end_token_ids
     logits[1, end] = bad
-    sound, covered = sample(logits, [_row(params)] * 2)
+    sound, covered = sample(logits, [_row(params)] * 2, kernels=kernels)
     assert sound.token_id is not None
     assert covered.token_id is None
 
 
-def test_nothing_left_to_draw() -> None:
+@both_kernels
+def test_nothing_left_to_draw(kernels: Kernels) -> None:
     params = SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
-    assert sample(_logits(1, seed=0), [_row(params)])[0].token_id is None
+    assert sample(_logits(1, seed=0), [_row(params)], kernels=kernels)[0].token_id is None
 
 
 def test_min_tokens_bans_the_ends_until_then() -> None:
@@ -308,6 +330,7 @@ def test_ids_outside_the_vocabulary_are_ignored() -> None:
     assert [outcome.token_id for outcome in sample(logits, [row, row])] == expected
 
 
+@both_kernels
 @pytest.mark.parametrize(
     "params",
     [
@@ -317,18 +340,18 @@ def test_ids_outside_the_vocabulary_are_ignored() -> None:
         SamplingParams(temperature=2.0, min_p=1.0),
     ],
 )
-def test_extremes_leave_the_likeliest_token(params: SamplingParams) -> None:
+def test_extremes_leave_the_likeliest_token(kernels: Kernels, params: SamplingParams) -> None:
     logits = 30 * _logits(20, seed=8)
     batch = [_row(params, seed=seed) for seed in range(20)]
-    assert [o.token_id for o in sample(logits, batch)] == logits.argmax(dim=-1).tolist()
+    found = [outcome.token_id for outcome in sample(logits, batch, kernels=kernels)]
+    assert found == logits.argmax(dim=-1).tolist()
 
 
-def test_ties_at_the_border_are_kept() -> None:
-    logits = torch.zeros(1, VOCAB)
-    drawn = {
-        sample(logits, [_row(SamplingParams(top_k=1, top_p=0.1), seed=seed)])[0].token_id
-        for seed in range(500)
-    }
+@both_kernels
+def test_ties_at_the_border_are_kept(kernels: Kernels) -> None:
+    logits = torch.zeros(500, VOCAB)
+    batch = [_row(SamplingParams(top_k=1, top_p=0.1), seed=seed) for seed in range(500)]
+    drawn = {outcome.token_id for outcome in sample(logits, batch, kernels=kernels)}
     assert drawn == set(range(VOCAB))
 
 
