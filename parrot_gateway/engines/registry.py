@@ -1,6 +1,6 @@
-"""Which engines have joined, and which models they serve.
+"""The engines that have joined, and the models that they serve.
 
-Changes are told to listeners. Lives in the event loop's thread; no I/O.
+Notifies listeners of changes. Lives in the event loop's thread; no I/O.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.link.wire import Register
-from parrot_engine.protocol import EngineInfo
+from parrot_engine.protocol import BlockChanges, EngineInfo
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.engines.remote import EngineObserver, RemoteEngine
 
 Change: TypeAlias = Literal["joined", "draining", "left"]
 Listener: TypeAlias = Callable[[Change, RemoteEngine], None]
@@ -49,6 +49,7 @@ class EngineRegistry:
         self._max_engines = max_engines
         self._engines: dict[str, RemoteEngine] = {}
         self._listeners: list[Listener] = []
+        self._observers: list[EngineObserver] = []
 
     def check(self, registration: Register) -> None:
         """Whether an engine may join.
@@ -86,9 +87,11 @@ class EngineRegistry:
             RegistrationRefused: see `check`.
         """
         self.check(registration)
-        engine = RemoteEngine("eng_" + secrets.token_hex(8), registration, tokenizer=tokenizer)
+        engine = RemoteEngine(
+            "eng_" + secrets.token_hex(8), registration, tokenizer=tokenizer, observer=self
+        )
         self._engines[engine.id] = engine
-        self._tell("joined", engine)
+        self._notify("joined", engine)
         return engine
 
     def remove(self, engine_id: str, reason: str) -> None:
@@ -96,14 +99,14 @@ class EngineRegistry:
         engine = self._engines.pop(engine_id, None)
         if engine is not None:
             engine.lose(reason)
-            self._tell("left", engine)
+            self._notify("left", engine)
 
     def drain(self, engine_id: str) -> None:
         """An engine said goodbye: it finishes what it has and gets nothing new."""
         engine = self._engines.get(engine_id)
         if engine is not None and not engine.draining:
             engine.draining = True
-            self._tell("draining", engine)
+            self._notify("draining", engine)
 
     def get(self, engine_id: str) -> RemoteEngine | None:
         """The engine of this id, if it is still here."""
@@ -136,6 +139,20 @@ class EngineRegistry:
 
         return unsubscribe
 
+    def observe(self, observer: EngineObserver) -> None:
+        """Notify `observer` of the reports of all engines, from now on."""
+        self._observers.append(observer)
+
+    def stats_changed(self, engine: RemoteEngine) -> None:
+        """See `EngineObserver`: passes it on."""
+        for observer in self._observers:
+            observer.stats_changed(engine)
+
+    def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
+        """See `EngineObserver`: passes it on."""
+        for observer in self._observers:
+            observer.blocks_changed(engine, changes)
+
     async def wait_for_model(self, model: str, timeout_s: float) -> bool:
         """Whether some engine serves the model, waiting up to `timeout_s` for one to join."""
         joined = asyncio.Event()
@@ -154,6 +171,6 @@ class EngineRegistry:
     def _of_model(self, model: str) -> list[RemoteEngine]:
         return [engine for engine in self._engines.values() if engine.info.model == model]
 
-    def _tell(self, change: Change, engine: RemoteEngine) -> None:
+    def _notify(self, change: Change, engine: RemoteEngine) -> None:
         for listener in list(self._listeners):
             listener(change, engine)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parrot_engine.link.wire import Register, Submit, WireError, encode
 from parrot_engine.protocol import (
@@ -33,7 +33,7 @@ from parrot_engine.text import TextAssets, Tokenizer
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 #: Bytes that may wait for the socket before new work is refused.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -56,6 +56,18 @@ class _Load:
         return self.fills > 0 or self.generates > 0
 
 
+class EngineObserver(Protocol):
+    """Is notified of what joined engines report."""
+
+    def stats_changed(self, engine: RemoteEngine) -> None:
+        """A heartbeat came; `engine.stats` is new."""
+        ...
+
+    def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
+        """Blocks were stored in the engine's cache, or evicted from it."""
+        ...
+
+
 class RemoteEngine:
     """One joined engine. Used in the event loop's thread only.
 
@@ -63,6 +75,7 @@ class RemoteEngine:
         engine_id: unique within this gateway.
         registration: what the engine said of itself.
         tokenizer: that of another engine with equal text assets, to be shared.
+        observer: notified of heartbeats and of changes in the engine's cache.
         max_unsent_bytes: bound of the outgoing buffer.
     """
 
@@ -72,6 +85,7 @@ class RemoteEngine:
         registration: Register,
         *,
         tokenizer: Tokenizer | None = None,
+        observer: EngineObserver | None = None,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
     ) -> None:
         self.id = engine_id
@@ -83,9 +97,7 @@ class RemoteEngine:
         self.joined_at = time.time()
         #: The engine finishes what it has and takes nothing new.
         self.draining = False
-        #: Told of heartbeats and of changes in the engine's cache.
-        self.on_stats: Callable[[RemoteEngine], None] | None = None
-        self.on_blocks: Callable[[RemoteEngine, BlockChanges], None] | None = None
+        self._observer = observer
         #: Set with something to send; the link waits on it.
         self.has_outgoing = asyncio.Event()
         #: Contexts with unfinished primitives.
@@ -151,12 +163,12 @@ class RemoteEngine:
             OverloadedError: the engine is leaving, or too much waits to be sent to it.
         """
         while not self.is_quiet(idle=idle):
-            told = asyncio.get_running_loop().create_future()
-            self._quiet_waiters[told] = idle
+            waiter = asyncio.get_running_loop().create_future()
+            self._quiet_waiters[waiter] = idle
             try:
-                await told
+                await waiter
             finally:
-                del self._quiet_waiters[told]
+                del self._quiet_waiters[waiter]
         self._check_open()
 
     def describe(self) -> dict[str, Any]:
@@ -182,13 +194,13 @@ class RemoteEngine:
         """A heartbeat came."""
         self.stats = stats
         self._stats_at = time.monotonic()
-        if self.on_stats is not None:
-            self.on_stats(self)
+        if self._observer is not None:
+            self._observer.stats_changed(self)
 
     def note_blocks(self, changes: BlockChanges) -> None:
         """The engine's cache has changed."""
-        if self.on_blocks is not None:
-            self.on_blocks(self, changes)
+        if self._observer is not None:
+            self._observer.blocks_changed(self, changes)
 
     def deliver(self, events: list[Event]) -> None:
         """Hand the events of one engine step to their channels. Events of freed contexts drop."""
@@ -198,7 +210,7 @@ class RemoteEngine:
                 continue
             self._note_progress(event)
             channel._push(event)
-        self._tell_quiet()
+        self._wake_idle_waiters()
 
     def take_outgoing(self) -> bytes | None:
         """The next message to send; None, and `has_outgoing` cleared, when there is none."""
@@ -221,7 +233,7 @@ class RemoteEngine:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             channel._wake()
-        self._tell_quiet()
+        self._wake_idle_waiters()
 
     # --- the channels' side ---
 
@@ -239,10 +251,10 @@ class RemoteEngine:
                 f"The engine of model '{self.info.model}' does not take work as fast as it comes."
             )
 
-    def _tell_quiet(self) -> None:
-        for told, idle in self._quiet_waiters.items():
-            if not told.done() and self.is_quiet(idle=idle):
-                told.set_result(None)
+    def _wake_idle_waiters(self) -> None:
+        for waiter, idle in self._quiet_waiters.items():
+            if not waiter.done() and self.is_quiet(idle=idle):
+                waiter.set_result(None)
 
     def _add_contexts(self, channel: EngineChannel, count: int) -> list[int]:
         added = [next(self._context_ids) for _ in range(count)]
@@ -292,7 +304,7 @@ class RemoteEngine:
             self._channels.pop(context_id, None)
         if self._lost is None:
             self._submit(tuple(FreeContext(i, retention) for i in context_ids if i in submitted))
-        self._tell_quiet()
+        self._wake_idle_waiters()
 
     def _note_submitted(self, primitive: Primitive) -> None:
         context_id = primitive.context_id

@@ -1,4 +1,4 @@
-"""Tells the scheduler of engines: who came, who went, what they cache, how long steps take."""
+"""Forwards engine events to the scheduler: joins, departures, cached blocks, step times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_KINDS = 256
 
 
 class EngineEventForwarder:
-    """Listens to a registry, and passes on what the scheduler should know.
+    """Listens to a registry and notifies the scheduler.
 
     Args:
         registry: whose engines.
@@ -38,6 +38,7 @@ class EngineEventForwarder:
         #: By model, device and dtype; the oldest goes when there are too many.
         self._scales: dict[tuple[str, str, str], Scale] = {}
         registry.subscribe(self._changed)
+        registry.observe(self)
 
     def _changed(self, change: Change, engine: RemoteEngine) -> None:
         if change == "joined":
@@ -49,13 +50,11 @@ class EngineEventForwarder:
                 info.block_size,
                 self._scale_of(info),
             )
-            engine.on_blocks, engine.on_stats = self._blocks, self._stats
             self._runner.notify(EngineJoined(describe(engine.id, engine.info, guess)))
         elif change == "draining":
             self._runner.notify(EngineDraining(engine.id))
         else:
             self._step_times.pop(engine.id, None)
-            engine.on_blocks = engine.on_stats = None
             self._runner.engine_left(engine.id)
 
     def _scale_of(self, info: EngineInfo) -> Scale:
@@ -65,13 +64,15 @@ class EngineEventForwarder:
             del self._scales[next(iter(self._scales))]
         return self._scales.setdefault(kind, Scale())
 
-    def _blocks(self, engine: RemoteEngine, changes: BlockChanges) -> None:
+    def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
+        """See `EngineObserver`."""
         if changes.evicted:
             self._runner.notify(BlocksEvicted(engine.id, tuple(changes.evicted)))
         if changes.stored:
             self._runner.notify(BlocksStored(engine.id, tuple(changes.stored)))
 
-    def _stats(self, engine: RemoteEngine) -> None:
+    def stats_changed(self, engine: RemoteEngine) -> None:
+        """See `EngineObserver`."""
         times = self._step_times.get(engine.id)
         stats, info = engine.stats, engine.info
         model = None if times is None else times.note(stats)
@@ -80,7 +81,7 @@ class EngineEventForwarder:
 
 
 def describe(engine_id: str, info: EngineInfo, step_model: StepModel) -> EngineDescription:
-    """An engine in the scheduler's words."""
+    """The engine as the scheduler's type."""
     return EngineDescription(
         id=engine_id,
         model=info.model,
