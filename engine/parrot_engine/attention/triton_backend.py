@@ -27,9 +27,9 @@ from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
 
-#: Measured (docs/engine-performance.md, log, 17). All rounded up to whole blocks and tiles.
+#: Measured (docs/engine-log.md, 17). All rounded up to whole blocks and tiles.
 DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))
-#: Measured (docs/engine-performance.md, log, 18).
+#: Measured (docs/engine-log.md, 18).
 DEFAULT_TILE_CUTS = TileCuts(
     (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32),
     least=128,
