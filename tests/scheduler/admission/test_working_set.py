@@ -146,6 +146,37 @@ def test_a_held_application_without_calls_is_not_held_any_more() -> None:
     assert scheduler.snapshot()["models"]["m"]["held_applications"] == []
 
 
+def test_a_held_task_that_ends_is_neither_placed_nor_waited_for() -> None:
+    """The application goes on with its other task, and is admitted by what that one needs."""
+    scheduler = started()
+    scheduler.step(0.0, [TaskSubmitted(task("a", 500))])
+    large, small = task("b", 700), task("b", 100)
+    scheduler.step(1.0, [TaskSubmitted(large), TaskSubmitted(small)])
+    assert kinds(scheduler.step(2.0, [TaskCancelled(large.id), Tick()])) == [
+        ("Release", "b"),
+        ("Place", small.id),
+    ]
+    assert scheduler.num_tasks == 2
+
+
+def test_an_admitted_task_that_ends_before_it_is_placed_makes_room_for_others() -> None:
+    scheduler = started(max_batch=1)
+    running, waiting, held = task("a", 100), task("b", 400), task("c", 300)
+    scheduler.step(0.0, [TaskSubmitted(running), TaskSubmitted(waiting)])
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(held)])) == [("Hold", "c")]
+    assert kinds(scheduler.step(2.0, [TaskCancelled(waiting.id)])) == [("Release", "c")]
+    assert kinds(scheduler.step(3.0, [TaskFinished(running.id, 0, 20)])) == [("Place", held.id)]
+
+
+def test_an_admitted_application_counts_until_its_own_first_task_ends() -> None:
+    scheduler = started(max_batch=1)
+    running, first, second = task("a", 100), task("b", 400), task("b", 10)
+    scheduler.step(0.0, [TaskSubmitted(running), TaskSubmitted(first), TaskSubmitted(second)])
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(task("c", 300))])) == [("Hold", "c")]
+    assert kinds(scheduler.step(2.0, [TaskCancelled(second.id)])) == []
+    assert kinds(scheduler.step(3.0, [TaskCancelled(first.id)])) == [("Release", "c")]
+
+
 def test_without_engines_nobody_is_held() -> None:
     scheduler = started()
     scheduler.step(0.0, [TaskSubmitted(task("a", 700))])
