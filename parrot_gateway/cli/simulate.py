@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from parrot_scheduler.config import SchedulerConfig
-    from parrot_simulator.clients.network import Network
+    from parrot_simulator.clients import Network
     from parrot_simulator.engines.profiles import EngineProfile
     from parrot_simulator.metrics import Results
     from parrot_simulator.plan import Workload
@@ -386,7 +386,7 @@ def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
 
 
 def _network(text: str) -> Network:
-    from parrot_simulator.clients.network import Network
+    from parrot_simulator.clients import Network
 
     low, _, high = text.partition("-")
     try:

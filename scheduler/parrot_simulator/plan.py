@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from parrot_scheduler.task import THROUGHPUT, GroupRef, Objective
+from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, Objective
 
 #: `plain`: single calls, each after a round trip; nothing but its prompt is known.
 #: `session`: as plain, but calls carry their application's id (a session header).
@@ -66,6 +66,52 @@ class ApplicationPlan:
     ttft_s: float | None = None
     tpot_s: float | None = None
     job_s: float | None = None
+
+    def check(self) -> None:
+        """See that it makes sense.
+
+        Raises:
+            ValueError: says what of which call does not.
+        """
+        where = f"application {self.id}"
+        if not self.calls:
+            raise ValueError(f"{where}: it has no calls")
+        if not 0 <= self.arrival_s < float("inf"):
+            raise ValueError(f"{where}: arrival_s {self.arrival_s} is no time")
+        for index, call in enumerate(self.calls):
+            if call.index != index:
+                raise ValueError(f"{where}: call {index} has index {call.index}")
+            if any(not 0 <= producer < index for producer in call.after):
+                raise ValueError(f"{where}, call {index}: `after` must name earlier calls")
+            if len(set(call.after)) < len(call.after):
+                raise ValueError(f"{where}, call {index}: `after` names a call twice")
+            if not 0 <= call.output_tokens <= call.max_tokens:
+                raise ValueError(f"{where}, call {index}: output_tokens must be 0 to max_tokens")
+            if not call.prompt or any(segment.tokens < 1 for segment in call.prompt):
+                raise ValueError(f"{where}, call {index}: its prompt must have tokens")
+            if not 0 <= call.pause_s < float("inf"):
+                raise ValueError(f"{where}, call {index}: pause_s {call.pause_s} is no time")
+
+
+def one_call(
+    name: str,
+    arrival_s: float,
+    prompt: tuple[Segment, ...],
+    output_tokens: int,
+    *,
+    template: str = "",
+    **more: Any,
+) -> ApplicationPlan:
+    """An application of a single call that somebody waits for; `more`: fields of the plan."""
+    call = CallPlan(
+        index=0,
+        prompt=prompt,
+        output_tokens=output_tokens,
+        max_tokens=output_tokens,
+        template=template,
+        objective=LATENCY,
+    )
+    return ApplicationPlan(id=name, arrival_s=arrival_s, calls=(call,), **more)
 
 
 class Workload(Protocol):

@@ -17,17 +17,15 @@ from parrot_scheduler.events import ApplicationFinished, Event, TaskFinished, Ta
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import TaskId
 
-from parrot_simulator.clients.clients import Clients
-from parrot_simulator.clients.network import Network
-from parrot_simulator.clients.running import Call
-from parrot_simulator.clients.task_maker import TaskMaker
+from parrot_simulator.clients import Call, Clients, Network
 from parrot_simulator.clock import Clock
-from parrot_simulator.engines import sequence as sequences
 from parrot_simulator.engines.engine import SimulatedEngine
 from parrot_simulator.engines.fleet import EngineChange, Fleet, Staleness
 from parrot_simulator.engines.profiles import EngineProfile
+from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.metrics import Results
 from parrot_simulator.plan import ClientMode, Workload
+from parrot_simulator.tasks import TaskMaker
 
 
 class SimulationStuckError(Exception):
@@ -104,7 +102,7 @@ class _Submitted:
     """A call at the server, its sequence, and the engine that it was placed on."""
 
     call: Call
-    sequence: sequences.Sequence
+    sequence: EngineSequence
     engine: SimulatedEngine | None = None
 
 
@@ -279,7 +277,7 @@ class _Simulation:
         """See `fleet.Gateway`."""
         self._events.append(event)
 
-    def ended(self, sequence: sequences.Sequence) -> None:
+    def ended(self, sequence: EngineSequence) -> None:
         """See `fleet.Gateway`."""
         call = self._tasks.pop(sequence.task_id).call
         succeeded = not sequence.failed
@@ -291,7 +289,7 @@ class _Simulation:
         else:
             self._clients.call_failed(call, "too_large_for_engine")
 
-    def lost(self, sequence: sequences.Sequence) -> None:
+    def lost(self, sequence: EngineSequence) -> None:
         """See `fleet.Gateway`: it is begun anew, as a new task."""
         self._clients.reach_server(self._tasks.pop(sequence.task_id).call)
 

@@ -16,7 +16,7 @@ from parrot_scheduler.actions import Action, Place
 from parrot_scheduler.config import PRESETS, SchedulerConfig
 from parrot_scheduler.events import EngineReport, Event, TaskFinished, TaskSubmitted
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, StepModel
-from parrot_simulator.clients.network import Network
+from parrot_simulator.clients import Network
 from parrot_simulator.engines.fleet import EngineChange, Staleness
 from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.metrics import Course, Results, Sketch, jain
@@ -268,7 +268,7 @@ def test_tenants_share_only_when_they_are_let() -> None:
 PROGRAM = """
 import hashlib, json, sys
 from parrot_scheduler.config import PRESETS
-from parrot_simulator.clients.network import Network
+from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import PROFILES
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import build

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.task import BlockHash
 
-from parrot_simulator.engines.prompt import Part, block_hashes
+from parrot_simulator.engines.prompts import Part, block_hashes
 
 _RANKS: dict[Retention, int] = {"drop": 0, "normal": 1, "keep": 2}
 
@@ -94,7 +94,7 @@ class Cache:
         self.evicted_tokens = 0
         #: Blocks that were stored (True) or can be found no more, in order, until somebody takes
         #: them away; stays empty unless they are recorded.
-        self.changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
+        self._changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
         self._records = records
         self._nodes: dict[int, Node] = {}
         #: Unpinned leaves, those to go first first; entries may be out of date.
@@ -132,6 +132,15 @@ class Cache:
             if have < node.blocks:
                 break
         return Match(nodes, device, host)
+
+    def take_private(self, tokens: int) -> None:
+        """Running sequences have so many more tokens that cannot be found; negative: fewer."""
+        self.private_tokens += tokens
+
+    def take_changes(self) -> list[tuple[bool, tuple[BlockHash, ...]]]:
+        """The recorded changes since the last time."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def pin(self, node: Node, owner: str) -> None:
         """A sequence uses a node from now on."""
@@ -258,7 +267,7 @@ class Cache:
             # What the host tier holds was never told to be gone.
             start = max(node.resident, node.host)
             if blocks > start:
-                self.changes.append((True, block_hashes(node.key, start, blocks)))
+                self._changes.append((True, block_hashes(node.key, start, blocks)))
         new = (blocks - node.resident) * size
         node.resident = blocks
         self.found_tokens += new
@@ -275,7 +284,7 @@ class Cache:
         self.evicted_tokens += blocks * size
         gone = max(node.resident, node.host)
         if self._records and gone < end:
-            self.changes.append((False, block_hashes(node.key, gone, end)))
+            self._changes.append((False, block_hashes(node.key, gone, end)))
 
     def _offload(self, node: Node) -> None:
         size = self.block_tokens
@@ -298,7 +307,7 @@ class Cache:
         self.host_tokens -= node.host * self.block_tokens
         if self._records and node.host > node.resident:
             gone = block_hashes(node.key, node.resident, node.host)
-            self.changes.append((False, gone))
+            self._changes.append((False, gone))
         node.host = 0
         self._clean(node)
 

@@ -21,13 +21,10 @@ from typing import Protocol
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.task import EngineId
 
+from parrot_simulator.engines.batch import Decodes, MacroStep, StepBudget
 from parrot_simulator.engines.cache import Cache
-from parrot_simulator.engines.decodes import Decodes
-from parrot_simulator.engines.holdings import Holdings
-from parrot_simulator.engines.macro_step import MacroStep
 from parrot_simulator.engines.profiles import EngineProfile
-from parrot_simulator.engines.sequence import Sequence
-from parrot_simulator.engines.step_budget import StepBudget
+from parrot_simulator.engines.sequences import EngineSequence, Holdings
 from parrot_simulator.metrics import Course
 
 
@@ -38,15 +35,15 @@ class Listener(Protocol):
         """Call `engine.wake(time, version)` then."""
         ...
 
-    def loaded(self, engine: SimulatedEngine, sequence: Sequence, time: float) -> None:
+    def loaded(self, engine: SimulatedEngine, sequence: EngineSequence, time: float) -> None:
         """Call `engine.finish_loading(time, sequence)` then."""
         ...
 
-    def filled(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+    def filled(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         """Some more of its prompt is there: `sequence.computed`."""
         ...
 
-    def ended(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+    def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         """It is done, or `failed`."""
         ...
 
@@ -71,9 +68,22 @@ class EngineCounts:
 
 
 class SimulatedEngine:
-    """One engine of a profile. Times are handed in; the listener says when to come back."""
+    """One engine of a profile. Times are handed in, in virtual seconds.
 
-    def __init__(self, engine_id: EngineId, profile: EngineProfile, listener: Listener) -> None:
+    Args:
+        engine_id: as the scheduler knows it.
+        profile: what it holds and how fast it is.
+        listener: told of what happens, and when to come back.
+        course: records how it was used over time; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        engine_id: EngineId,
+        profile: EngineProfile,
+        listener: Listener,
+        course: Course | None = None,
+    ) -> None:
         self.id = engine_id
         self.profile = profile
         self.cache = Cache(
@@ -83,24 +93,23 @@ class SimulatedEngine:
             records=profile.prefix_caching,
         )
         self.counts = EngineCounts()
-        #: Set this to have its course recorded.
-        self.course: Course | None = None
+        self._course = course
         self._listener = listener
         self._serial = 0
         self._version = 0
         self._holdings = Holdings(self.cache, prefix_caching=profile.prefix_caching)
         #: By (priority, arrival).
-        self._waiting: LazyHeap[Sequence] = LazyHeap()
-        self._loading: dict[Sequence, None] = {}
-        self._filling: dict[Sequence, None] = {}
+        self._waiting: LazyHeap[EngineSequence] = LazyHeap()
+        self._loading: dict[EngineSequence, None] = {}
+        self._filling: dict[EngineSequence, None] = {}
         self._decodes = Decodes(profile.block_tokens)
         self._link_free_at = 0.0
 
         # The macro-step in work; what its steps fill, and whether they decode.
         self._working = False
         self._wake_pending = False
-        self._macro = MacroStep()
-        self._chunks: list[tuple[Sequence, int]] = []
+        self._macro = MacroStep(since=0.0, planned=0, first_s=0.0)
+        self._chunks: list[tuple[EngineSequence, int]] = []
         self._advances = False
         self._is_open = True
 
@@ -130,7 +139,7 @@ class SimulatedEngine:
 
     # What can be asked of it
 
-    def submit(self, now: float, sequence: Sequence) -> None:
+    def submit(self, now: float, sequence: EngineSequence) -> None:
         """Put a sequence into the queue; one that could never fit fails at once."""
         self._serial += 1
         sequence.key = (sequence.key[0], self._serial)
@@ -144,7 +153,7 @@ class SimulatedEngine:
         self._waiting.push(sequence, sequence.key)
         self._stir(now)
 
-    def cancel(self, now: float, sequence: Sequence) -> None:
+    def cancel(self, now: float, sequence: EngineSequence) -> None:
         """Stop a sequence; nothing is told of its end."""
         if sequence.state == "waiting":
             self._waiting.remove(sequence)
@@ -161,7 +170,7 @@ class SimulatedEngine:
         """What only this application left here goes first from now on."""
         self.cache.forget(application)
 
-    def stop(self, now: float) -> list[Sequence]:
+    def stop(self, now: float) -> list[EngineSequence]:
         """The engine is gone with all that it had; its sequences, in order of arrival."""
         if self._working:
             self._settle(now)
@@ -181,7 +190,7 @@ class SimulatedEngine:
             self._settle(now)
         self._plan(now)
 
-    def finish_loading(self, now: float, sequence: Sequence) -> None:
+    def finish_loading(self, now: float, sequence: EngineSequence) -> None:
         """A sequence's KV came back from the host."""
         if sequence.state == "loading":
             del self._loading[sequence]
@@ -228,8 +237,8 @@ class SimulatedEngine:
         counts.busy_s += elapsed
         counts.batch_seconds += elapsed * batch
         counts.kv_seconds += elapsed * (kv + grown / 2)
-        if self.course is not None:
-            self.course.add(macro.since, now, batch, kv, filled)
+        if self._course is not None:
+            self._course.add(macro.since, now, batch, kv, filled)
         counts.steps += steps
         counts.prefilled_tokens += filled
         for sequence, tokens in chunks:
@@ -240,7 +249,7 @@ class SimulatedEngine:
         if grown:
             counts.generated_tokens += grown
             decodes.advance(steps)
-            self.cache.private_tokens += grown
+            self.cache.take_private(grown)
             self.cache.make_room(0)
             while (done := decodes.done()) is not None:
                 self._finish(done, now)
@@ -265,7 +274,7 @@ class SimulatedEngine:
             profile.max_background_tokens,
             self._decodes.most_urgent,
         )
-        filling: Iterable[Sequence] = self._filling
+        filling: Iterable[EngineSequence] = self._filling
         if budget.is_shared:
             filling = sorted(filling, key=lambda s: s.key)
         for sequence in filling:
@@ -298,18 +307,16 @@ class SimulatedEngine:
             return
         tokens = sum(n for _, n in chunks)
         self._advances = decodes > 0 and (chunked or not chunks)
-        macro = self._macro
         if self._advances:
-            macro.first_s = profile.step_s(
+            first_s = profile.step_s(
                 prefill_tokens=tokens,
                 sequences=decodes,
                 context_tokens=self._decodes.context_tokens,
                 repeated_tokens=self._decodes.repeated_tokens,
             )
-            macro.growth_s = decodes * profile.step_model.context_token_s
+            growth_s = decodes * profile.step_model.context_token_s
         else:
-            macro.first_s = profile.step_s(prefill_tokens=tokens)
-            macro.growth_s = 0.0
+            first_s, growth_s = profile.step_s(prefill_tokens=tokens), 0.0
         steps = 1
         if not chunks:
             steps = self._decodes.steps_to_next_end
@@ -321,13 +328,12 @@ class SimulatedEngine:
             most = self.cache.free_tokens // decodes
             steps = max(1, min(steps, self._decodes.steps_to_next_end, most))
         self._working = True
-        macro.since = now
-        macro.planned = steps
-        self._listener.wake_engine(self, now + macro.time_of(steps), self._version)
+        self._macro = MacroStep(now, steps, first_s, growth_s)
+        self._listener.wake_engine(self, now + self._macro.time_of(steps), self._version)
 
     # Sequences
 
-    def _may_enter(self, sequence: Sequence, budget: int) -> bool:
+    def _may_enter(self, sequence: EngineSequence, budget: int) -> bool:
         """Whether limits other than memory let it in."""
         profile = self.profile
         running = self.running
@@ -339,7 +345,7 @@ class SimulatedEngine:
         # A prompt that is filled whole shares a step only if it fits.
         return profile.chunked_prefill or not self._chunks or sequence.target <= budget
 
-    def _admit(self, sequence: Sequence, now: float) -> bool:
+    def _admit(self, sequence: EngineSequence, now: float) -> bool:
         """Take a sequence in, if its whole prompt finds room."""
         match = self._holdings.take(sequence, len(self._decodes), alone=not self.running)
         if match is None:
@@ -360,7 +366,7 @@ class SimulatedEngine:
             self._filling[sequence] = None
         return True
 
-    def _take_chunk(self, sequence: Sequence, budget: StepBudget) -> None:
+    def _take_chunk(self, sequence: EngineSequence, budget: StepBudget) -> None:
         """Let a sequence fill some of its prompt in the next step."""
         tokens = sequence.target - sequence.computed
         if self.profile.chunked_prefill:
@@ -369,7 +375,7 @@ class SimulatedEngine:
         self._chunks.append((sequence, tokens))
         self._holdings.publish(sequence, sequence.computed + tokens)
 
-    def _finish_prompt(self, sequence: Sequence, now: float) -> None:
+    def _finish_prompt(self, sequence: EngineSequence, now: float) -> None:
         """All is filled, and its first (or next) token is there."""
         if sequence.output_tokens > 0:
             sequence.generated += 1
@@ -384,14 +390,14 @@ class SimulatedEngine:
         sequence.state = "decoding"
         self._decodes.join(sequence)
 
-    def _finish(self, sequence: Sequence, now: float) -> None:
+    def _finish(self, sequence: EngineSequence, now: float) -> None:
         """It has generated all that it wanted; its output stays to be found."""
         sequence.generated = sequence.output_tokens
         self._leave(sequence, now, done=True)
         sequence.state = "ended"
         self._listener.ended(self, sequence, now)
 
-    def _leave(self, sequence: Sequence, now: float, *, done: bool = False) -> None:
+    def _leave(self, sequence: EngineSequence, now: float, *, done: bool = False) -> None:
         """Take a running sequence out of the batch, and let go of its KV."""
         if sequence.state == "decoding":
             sequence.private += self._decodes.grown(sequence)

@@ -19,9 +19,9 @@ from parrot_scheduler.events import (
 from parrot_scheduler.task import EngineId
 
 from parrot_simulator.clock import Clock
-from parrot_simulator.engines import sequence as sequences
 from parrot_simulator.engines.engine import SimulatedEngine
 from parrot_simulator.engines.profiles import EngineProfile
+from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.metrics import Course, EngineUse
 
 
@@ -51,11 +51,11 @@ class Gateway(Protocol):
         """Something that the scheduler is to hear at once."""
         ...
 
-    def ended(self, sequence: sequences.Sequence) -> None:
+    def ended(self, sequence: EngineSequence) -> None:
         """A sequence is done, or `failed`."""
         ...
 
-    def lost(self, sequence: sequences.Sequence) -> None:
+    def lost(self, sequence: EngineSequence) -> None:
         """A sequence was on an engine that has left."""
         ...
 
@@ -109,9 +109,8 @@ class Fleet:
     def _join(self, index: int) -> None:
         profile = self._profiles[index]
         engine_id = f"engine-{index}"
-        engine = SimulatedEngine(engine_id, profile, self)
-        if self._with_courses:
-            engine.course = self.courses.setdefault(engine_id, Course())
+        course = self.courses.setdefault(engine_id, Course()) if self._with_courses else None
+        engine = SimulatedEngine(engine_id, profile, self, course)
         self.engines[engine_id] = engine
         self._reported_at[engine_id] = float("-inf")
         self._gateway.tell(EngineJoined(profile.description(engine_id)))
@@ -149,14 +148,14 @@ class Fleet:
     def _wake(self, engine: SimulatedEngine, version: int) -> None:
         engine.wake(self._clock.now, version)
 
-    def loaded(self, engine: SimulatedEngine, sequence: sequences.Sequence, time: float) -> None:
+    def loaded(self, engine: SimulatedEngine, sequence: EngineSequence, time: float) -> None:
         """See `engine.Listener`."""
         self._clock.at(time, self._finish_loading, engine, sequence)
 
-    def _finish_loading(self, engine: SimulatedEngine, sequence: sequences.Sequence) -> None:
+    def _finish_loading(self, engine: SimulatedEngine, sequence: EngineSequence) -> None:
         engine.finish_loading(self._clock.now, sequence)
 
-    def filled(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
+    def filled(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         """See `engine.Listener`."""
         event = TaskProgress(
             sequence.task_id,
@@ -166,19 +165,16 @@ class Fleet:
         )
         self._tell(event, self._staleness.progress_s)
 
-    def ended(self, engine: SimulatedEngine, sequence: sequences.Sequence, now: float) -> None:
+    def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         """See `engine.Listener`."""
         self._gateway.ended(sequence)
 
     def stepped(self, engine: SimulatedEngine, now: float) -> None:
         """See `engine.Listener`."""
         staleness = self._staleness
-        changes = engine.cache.changes
-        if changes:
-            engine.cache.changes = []
-            for stored, hashes in changes:
-                kind = BlocksStored if stored else BlocksEvicted
-                self._tell(kind(engine.id, hashes), staleness.blocks_s)
+        for stored, hashes in engine.cache.take_changes():
+            kind = BlocksStored if stored else BlocksEvicted
+            self._tell(kind(engine.id, hashes), staleness.blocks_s)
         if now - self._reported_at[engine.id] >= staleness.report_interval_s:
             self._reported_at[engine.id] = now
             report = EngineReport(engine.id, engine.running, engine.waiting, engine.used_tokens)

@@ -21,11 +21,6 @@ from typing import Any
 from parrot_scheduler.task import LATENCY
 
 from parrot_simulator.plan import ApplicationPlan, CallPlan
-from parrot_simulator.traces.blocks import (
-    MOONCAKE_BLOCK_TOKENS,
-    block_size,
-    segments,
-)
 from parrot_simulator.traces.lines import (
     Line,
     TraceError,
@@ -33,6 +28,11 @@ from parrot_simulator.traces.lines import (
     number_of,
     objects_of,
     tokens_of,
+)
+from parrot_simulator.traces.mooncake import (
+    MOONCAKE_BLOCK_TOKENS,
+    block_size,
+    segments,
 )
 
 #: Rows that are held in memory, in search of more rows of their applications.

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parrot_scheduler.task import LATENCY
-
-from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
+from parrot_simulator.plan import ApplicationPlan, Segment, one_call
 from parrot_simulator.traces.lines import Line, TraceError, lines_of, tokens_of
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -43,15 +41,12 @@ def read_azure(path: Path) -> Iterator[ApplicationPlan]:
             raise line.error(f"TIMESTAMP goes back, to {row['TIMESTAMP']}")
         latest = arrival_s
         output = _count(line, row, "GeneratedTokens")
-        call = CallPlan(
-            index=0,
-            prompt=(Segment(("own", line.number), _count(line, row, "ContextTokens")),),
-            output_tokens=output,
-            max_tokens=output,
-            objective=LATENCY,
-        )
-        yield ApplicationPlan(
-            id=f"call-{line.number}", arrival_s=arrival_s, calls=(call,), kind="call"
+        yield one_call(
+            f"call-{line.number}",
+            arrival_s,
+            (Segment(("own", line.number), _count(line, row, "ContextTokens")),),
+            output,
+            kind="call",
         )
 
 

@@ -6,11 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from random import Random
-from typing import Any
 
-from parrot_scheduler.task import LATENCY
-
-from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
+from parrot_simulator.plan import ApplicationPlan
 
 
 class WorkloadError(ValueError):
@@ -73,24 +70,3 @@ def poisson(random: Random, rate: float) -> Iterator[float]:
     while True:
         now += random.expovariate(rate)
         yield now
-
-
-def one_call(
-    name: str,
-    arrival_s: float,
-    prompt: tuple[Segment, ...],
-    output_tokens: int,
-    *,
-    template: str,
-    **more: Any,
-) -> ApplicationPlan:
-    """An application of a single call that somebody waits for; `more`: fields of the plan."""
-    call = CallPlan(
-        index=0,
-        prompt=prompt,
-        output_tokens=output_tokens,
-        max_tokens=output_tokens,
-        template=template,
-        objective=LATENCY,
-    )
-    return ApplicationPlan(id=name, arrival_s=arrival_s, calls=(call,), **more)

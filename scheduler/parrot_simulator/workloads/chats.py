@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from parrot_simulator.plan import ApplicationPlan, Segment
-from parrot_simulator.workloads.base import Generator, one_call, poisson
+from parrot_simulator.plan import ApplicationPlan, Segment, one_call
+from parrot_simulator.workloads.base import Generator, poisson
 from parrot_simulator.workloads.figures import (
     COPILOT_OUTPUTS,
     COPILOT_PROMPTS,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
-from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
-from parrot_simulator.workloads.base import Generator, WorkloadError, one_call, poisson
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
+from parrot_simulator.workloads.base import Generator, WorkloadError, poisson
 from parrot_simulator.workloads.figures import (
     CHUNK_TOKENS,
     FIRST,

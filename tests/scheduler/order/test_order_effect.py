@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from parrot_scheduler.config import PRESETS
 from parrot_scheduler.task import THROUGHPUT, Objective
-from parrot_simulator.clients.network import Network
+from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.metrics import Results
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, Workload

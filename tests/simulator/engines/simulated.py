@@ -8,8 +8,8 @@ from parrot_scheduler.task import StepModel
 from parrot_simulator.clock import Clock
 from parrot_simulator.engines.engine import SimulatedEngine
 from parrot_simulator.engines.profiles import EngineProfile
-from parrot_simulator.engines.prompt import PromptMaker
-from parrot_simulator.engines.sequence import Sequence
+from parrot_simulator.engines.prompts import PromptMaker
+from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.plan import Segment
 
 BLOCK = 16
@@ -44,10 +44,10 @@ class Bench:
 
     def sequence(
         self, task_id: int, segments: Iterable[tuple[object, int]], output: int, **more: object
-    ) -> Sequence:
+    ) -> EngineSequence:
         prompt = self.maker.make("t", [Segment(*s) for s in segments])
         part = self.maker.behind(prompt, Segment(("output", task_id), output))
-        return Sequence(task_id, prompt, output, output_part=part, **more)  # type: ignore[arg-type]
+        return EngineSequence(task_id, prompt, output, output_part=part, **more)  # type: ignore[arg-type]
 
     def submit(
         self,
@@ -56,7 +56,7 @@ class Bench:
         segments: Iterable[tuple[object, int]],
         output: int,
         **more: object,
-    ) -> Sequence:
+    ) -> EngineSequence:
         sequence = self.sequence(task_id, segments, output, **more)
         self.clock.at(at, lambda s, _: self.engine.submit(self.clock.now, s), sequence)
         return sequence
@@ -73,13 +73,13 @@ class Bench:
         self.wakes += 1
         self.engine.wake(self.clock.now, version)
 
-    def loaded(self, engine: SimulatedEngine, sequence: Sequence, time: float) -> None:
+    def loaded(self, engine: SimulatedEngine, sequence: EngineSequence, time: float) -> None:
         self.clock.at(time, lambda s, _: engine.finish_loading(self.clock.now, s), sequence)
 
-    def filled(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+    def filled(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         assert sequence.computed <= sequence.target
 
-    def ended(self, engine: SimulatedEngine, sequence: Sequence, now: float) -> None:
+    def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         assert sequence.task_id not in self.ended_at, "a sequence ends once"
         self.ended_at[sequence.task_id] = now
         self.order.append(sequence.task_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from parrot_simulator.engines.prompt import PromptMaker
+from parrot_simulator.engines.prompts import PromptMaker
 from parrot_simulator.plan import Segment
 from simulated import BLOCK, Bench, profile, step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_simulator.engines.macro_step import MacroStep
+from parrot_simulator.engines.batch import MacroStep
 from simulated import MODEL, Bench, profile, step
 
 
@@ -18,9 +18,7 @@ from simulated import MODEL, Bench, profile, step
 def test_macro_step_is_the_sum_of_its_steps(
     first: float, growth: float, planned: int, share: float
 ) -> None:
-    macro = MacroStep()
-    macro.first_s, macro.growth_s = first, growth
-    macro.planned = planned
+    macro = MacroStep(0.0, planned, first, growth)
     total = sum(first + i * growth for i in range(planned))
     assert macro.time_of(planned) == pytest.approx(total, rel=1e-9)
     elapsed = share * total

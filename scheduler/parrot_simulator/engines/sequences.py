@@ -1,9 +1,92 @@
-"""What the sequences of a simulated engine hold of its cache: taken, made public, let go."""
+"""Tasks on a simulated engine, and what they hold of its cache."""
 
 from __future__ import annotations
 
-from parrot_simulator.engines.cache import Cache, Match
-from parrot_simulator.engines.sequence import Sequence
+from parrot_scheduler.actions import Retention
+from parrot_scheduler.task import TaskId
+
+from parrot_simulator.engines.cache import Cache, Match, Node
+from parrot_simulator.engines.prompts import Part, Prompt
+
+
+class EngineSequence:
+    """One task on an engine. Compared by identity."""
+
+    __slots__ = (
+        "admitted_at",
+        "application",
+        "cached",
+        "computed",
+        "cursor",
+        "failed",
+        "finish_step",
+        "first_token_at",
+        "generated",
+        "join_step",
+        "key",
+        "max_tokens",
+        "nodes",
+        "output_part",
+        "output_tokens",
+        "own_context",
+        "preemptions",
+        "prefilled",
+        "private",
+        "prompt",
+        "retention",
+        "state",
+        "submitted_at",
+        "target",
+        "task_id",
+    )
+
+    def __init__(
+        self,
+        task_id: TaskId,
+        prompt: Prompt,
+        output_tokens: int,
+        *,
+        max_tokens: int | None = None,
+        output_part: Part | None = None,
+        application: str = "",
+        priority: int = 0,
+        retention: Retention = "normal",
+    ) -> None:
+        self.task_id = task_id
+        self.prompt = prompt
+        #: What it really generates, and what it may.
+        self.output_tokens = output_tokens
+        self.max_tokens = output_tokens if max_tokens is None else max_tokens
+        #: What its output adds to the prefix, for those who continue it.
+        self.output_part = output_part
+        self.application = application
+        self.retention: Retention = retention
+        #: Place in the queue; the second part is set by the engine.
+        self.key = (priority, 0)
+        #: `waiting`, `loading` (from the host), `filling`, `decoding`, `ended`.
+        self.state = "waiting"
+        self.failed = False
+        self.submitted_at = 0.0
+        self.admitted_at = -1.0
+        self.first_token_at = -1.0
+        #: Prompt tokens found in the cache at first; tokens filled, those done twice included.
+        self.cached = 0
+        self.prefilled = 0
+        self.preemptions = 0
+        #: Tokens to fill before it can decode, and those that are done.
+        self.target = prompt.tokens
+        self.computed = 0
+        self.generated = 0
+        #: While decoding: the engine's count of decode steps at its beginning and end, and the
+        #: keys that it alone read at first.
+        self.join_step = 0
+        self.finish_step = 0
+        self.own_context = 0
+        #: Pinned, from the root; and which of the prompt's parts is the last of them.
+        self.nodes: list[Node] = []
+        self.cursor = 0
+        #: Tokens of KV of its own; while decoding, at the beginning of its decode.
+        self.private = 0
 
 
 class Holdings:
@@ -20,11 +103,11 @@ class Holdings:
         #: Tokens, of prompts and outputs, that all who hold something may come to.
         self.claimed_tokens = 0
 
-    def claim(self, sequence: Sequence) -> int:
+    def claim(self, sequence: EngineSequence) -> int:
         """Tokens that a sequence may come to."""
         return sequence.prompt.tokens + sequence.max_tokens
 
-    def take(self, sequence: Sequence, reserve: int, *, alone: bool) -> Match | None:
+    def take(self, sequence: EngineSequence, reserve: int, *, alone: bool) -> Match | None:
         """Let a sequence have room for its whole prompt, and what is known of it.
 
         Args:
@@ -54,7 +137,7 @@ class Holdings:
         for node in match.nodes:
             cache.pin(node, sequence.application)
         cache.make_room(need)
-        cache.private_tokens += private
+        cache.take_private(private)
         sequence.nodes = match.nodes
         sequence.cursor = max(0, len(match.nodes) - 1)
         sequence.private = private
@@ -62,7 +145,7 @@ class Holdings:
         self.claimed_tokens += self.claim(sequence)
         return match
 
-    def publish(self, sequence: Sequence, computed: int) -> None:
+    def publish(self, sequence: EngineSequence, computed: int) -> None:
         """Let others find what a sequence has filled of its prompt."""
         if not self._prefix_caching:
             return
@@ -83,7 +166,7 @@ class Holdings:
             index += 1
         sequence.cursor = index
 
-    def publish_output(self, sequence: Sequence) -> None:
+    def publish_output(self, sequence: EngineSequence) -> None:
         """Let those who continue a finished sequence find its output."""
         part = sequence.output_part
         if part is None or not self._prefix_caching:
@@ -97,10 +180,10 @@ class Holdings:
             nodes.append(self._cache.node_of(part, parent, sequence.application))
             sequence.private -= self._cache.store(nodes[-1], blocks)
 
-    def release(self, sequence: Sequence, now: float) -> None:
+    def release(self, sequence: EngineSequence, now: float) -> None:
         """A sequence lets go of all that it holds; what is public can still be found."""
         self.claimed_tokens -= self.claim(sequence)
-        self._cache.private_tokens -= sequence.private
+        self._cache.take_private(-sequence.private)
         self._cache.unpin(sequence.nodes, now, sequence.retention, sequence.application)
         sequence.nodes = []
         sequence.private = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from parrot_scheduler.task import LATENCY, BlockHash, GroupRef, Task, TaskId
 
-from parrot_simulator.clients.running import Call
-from parrot_simulator.engines.prompt import Prompt, PromptMaker, stable_hash
-from parrot_simulator.engines.sequence import Sequence
+from parrot_simulator.clients import Call
+from parrot_simulator.engines.prompts import Prompt, PromptMaker, stable_hash
+from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.plan import ClientMode, Segment
 
 #: Beginnings of prompts whose names are remembered.
@@ -29,7 +29,7 @@ class TaskMaker:
         self._share_tenants = share_tenants
         self._beginnings: dict[Segment, str] = {}
 
-    def make(self, task_id: TaskId, call: Call) -> tuple[Task, Sequence]:
+    def make(self, task_id: TaskId, call: Call) -> tuple[Task, EngineSequence]:
         """What the scheduler is told of a call, and what an engine is to run."""
         application, plan = call.run.plan, call.plan
         salt = "" if self._share_tenants else application.tenant
@@ -39,7 +39,7 @@ class TaskMaker:
         if plan.output_tokens and self._hashed:
             content = ("output", application.id, plan.index)
             output = self._prompts.behind(prompt, Segment(content, plan.output_tokens))
-        sequence = Sequence(
+        sequence = EngineSequence(
             task_id,
             prompt,
             plan.output_tokens,

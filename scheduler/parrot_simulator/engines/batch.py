@@ -1,11 +1,13 @@
-"""The sequences that a simulated engine decodes: who is done when, and what a step reads."""
+"""The steps of a simulated engine: who decodes, how much is filled, how long many of them take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import ceil, sqrt
 
-from parrot_simulator.engines.sequence import Sequence
+from parrot_simulator.engines.sequences import EngineSequence
 
 
 class Decodes:
@@ -18,7 +20,7 @@ class Decodes:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         #: By the step at whose end they are done.
-        self._ends: list[tuple[int, tuple[int, int], Sequence]] = []
+        self._ends: list[tuple[int, tuple[int, int], EngineSequence]] = []
         #: How many of them have which priority.
         self._priorities: dict[int, int] = {}
         #: Steps so far.
@@ -31,7 +33,7 @@ class Decodes:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[EngineSequence]:
         return (sequence for _, _, sequence in self._ends)
 
     @property
@@ -44,7 +46,7 @@ class Decodes:
         """Steps until the first of them is done; there is one."""
         return self._ends[0][0] - self._steps
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: EngineSequence) -> None:
         """One whose prompt is filled, with its first token, begins to decode."""
         priority = sequence.key[0]
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
@@ -65,16 +67,16 @@ class Decodes:
         self._steps += steps
         self.context_tokens += steps * len(self._ends)
 
-    def done(self) -> Sequence | None:
+    def done(self) -> EngineSequence | None:
         """One that has all its tokens, which is to leave; None when there is none."""
         ends = self._ends
         return ends[0][2] if ends and ends[0][0] <= self._steps else None
 
-    def grown(self, sequence: Sequence) -> int:
+    def grown(self, sequence: EngineSequence) -> int:
         """Tokens that one of them got since it joined."""
         return self._steps - sequence.join_step
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: EngineSequence) -> None:
         """One of them decodes no more; its nodes are still its own."""
         priority = sequence.key[0]
         self._priorities[priority] -= 1
@@ -93,3 +95,72 @@ class Decodes:
                 self.repeated_tokens -= node.resident * self._block_tokens
             else:
                 self.context_tokens -= node.resident * self._block_tokens
+
+
+class StepBudget:
+    """What is left of a step for prompts.
+
+    Args:
+        tokens: for all of them.
+        background_tokens: for those that can wait for `urgent`; None sets them no limit.
+        urgent: the most urgent priority that decodes in the step; None: nothing does.
+    """
+
+    __slots__ = ("_background", "_urgent", "tokens")
+
+    def __init__(self, tokens: int, background_tokens: int | None, urgent: int | None) -> None:
+        self.tokens = tokens
+        self._background = background_tokens or 0
+        self._urgent = None if background_tokens is None else urgent
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether some get less than others."""
+        return self._urgent is not None
+
+    def _can_wait(self, sequence: EngineSequence) -> bool:
+        return self._urgent is not None and sequence.key[0] > self._urgent
+
+    def left_for(self, sequence: EngineSequence) -> int:
+        """Tokens that a sequence may fill."""
+        return min(self.tokens, self._background) if self._can_wait(sequence) else self.tokens
+
+    def spend(self, sequence: EngineSequence, tokens: int) -> None:
+        """A sequence fills so many, which may be more than are left."""
+        self.tokens -= tokens
+        if self._can_wait(sequence):
+            self._background -= tokens
+
+
+@dataclass(slots=True)
+class MacroStep:
+    """Many steps of one batch at once: a sum with a closed form.
+
+    Step `i` (from 0) takes `first_s + i x growth_s`: each sequence that decodes has one more key to
+    read in every step.
+    """
+
+    #: When it began, and steps that are meant to be done.
+    since: float
+    planned: int
+    first_s: float
+    growth_s: float = 0.0
+
+    def time_of(self, steps: int) -> float:
+        """Seconds of the first `steps` steps."""
+        return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
+
+    def steps_until(self, elapsed: float) -> int:
+        """Steps that have begun before so many seconds have passed: one at least."""
+        first, growth = self.first_s, self.growth_s
+        guess = elapsed / first
+        if growth > 0.0:
+            b = first - growth / 2
+            guess = (sqrt(b * b + 2 * growth * max(elapsed, 0.0)) - b) / growth
+        # Nearly right; the sums decide.
+        steps = min(max(1, ceil(guess)), self.planned)
+        while steps < self.planned and self.time_of(steps) < elapsed:
+            steps += 1
+        while steps > 1 and self.time_of(steps - 1) >= elapsed:
+            steps -= 1
+        return steps

@@ -8,14 +8,169 @@ between (`pause_s`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from parrot_simulator.clients.ledger import Ledger
-from parrot_simulator.clients.network import Network
-from parrot_simulator.clients.running import Call, Run, check
 from parrot_simulator.clock import Clock
-from parrot_simulator.engines.sequence import Sequence
+from parrot_simulator.engines.prompts import uniform
+from parrot_simulator.engines.sequences import EngineSequence
+from parrot_simulator.metrics import CallTimes, Measures, group_of
 from parrot_simulator.plan import ApplicationPlan, CallPlan, ClientMode, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Round trips between clients and the server: uniform between two times, or from samples."""
+
+    low_s: float = 0.0
+    high_s: float = 0.0
+    samples_s: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        times = (self.low_s, self.high_s, *self.samples_s)
+        if not all(0 <= time < float("inf") for time in times) or self.low_s > self.high_s:
+            raise ValueError(
+                f"network: round trips must be finite, >= 0 and low <= high, not {times[:2]}"
+            )
+
+    @property
+    def varies(self) -> bool:
+        """Whether round trips differ."""
+        return bool(self.samples_s) or self.low_s < self.high_s
+
+    def round_trip_s(self, where: float) -> float:
+        """The round trip at a place of [0, 1)."""
+        if self.samples_s:
+            return self.samples_s[int(where * len(self.samples_s))]
+        return self.low_s + (self.high_s - self.low_s) * where
+
+
+class Call:
+    """One call of a running application. Compared by identity."""
+
+    __slots__ = ("inputs_at", "missing", "plan", "round_trip_s", "run", "start_s", "submitted_s")
+
+    def __init__(self, run: Run, plan: CallPlan, round_trip_s: float) -> None:
+        self.run = run
+        self.plan = plan
+        self.round_trip_s = round_trip_s
+        #: Inputs that are not there yet, and when the latest of the others came.
+        self.missing = len(plan.after)
+        self.inputs_at = 0.0
+        #: When it could be sent, and when it reached the scheduler.
+        self.start_s = 0.0
+        self.submitted_s = 0.0
+
+
+class Run:
+    """An application that runs. Compared by identity."""
+
+    __slots__ = (
+        "arrived_s",
+        "calls",
+        "consumers",
+        "counted",
+        "ended_s",
+        "failed",
+        "live",
+        "plan",
+        "tpot_count",
+        "tpot_total_s",
+        "ttft_s",
+        "unfinished",
+    )
+
+    def __init__(
+        self, plan: ApplicationPlan, arrived_s: float, network: Network, seed: int, *, counted: bool
+    ) -> None:
+        self.plan = plan
+        self.arrived_s = arrived_s
+        #: Whether it counts in the results: it came after the warm-up.
+        self.counted = counted
+        self.calls = [
+            Call(
+                self,
+                call,
+                # The same for every policy that the workload is tried with.
+                network.round_trip_s(uniform(seed, plan.id, call.index) if network.varies else 0.0),
+            )
+            for call in plan.calls
+        ]
+        self.consumers: list[list[int]] = [[] for _ in plan.calls]
+        for call in plan.calls:
+            for producer in call.after:
+                self.consumers[producer].append(call.index)
+        self.unfinished = len(plan.calls)
+        #: Calls that were sent and have not ended.
+        self.live = 0
+        #: Why it was given up.
+        self.failed = ""
+        self.ended_s = plan.arrival_s
+        self.ttft_s = 0.0
+        self.tpot_total_s = 0.0
+        self.tpot_count = 0
+
+
+class Ledger:
+    """Measures of the applications that count, by kind and by tenant, and why others failed."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, Measures] = {}
+        self.tenants: dict[str, Measures] = {}
+        #: Applications by the code of their first failure, those of the warm-up included.
+        self.failures: dict[str, int] = {}
+
+    def add_call(self, call: Call, sequence: EngineSequence, now: float, back_s: float) -> None:
+        """A call has all of its output, which is at its client `back_s` later."""
+        run = call.run
+        tokens = sequence.generated
+        first = sequence.first_token_at if tokens else now
+        ttft = first + back_s - call.start_s
+        tpot = (now - first) / (tokens - 1) if tokens > 1 else None
+        run.ttft_s = max(run.ttft_s, ttft)
+        if tpot is not None:
+            run.tpot_total_s += tpot
+            run.tpot_count += 1
+        if not run.counted:
+            return
+        times = CallTimes(
+            prompt_tokens=sequence.prompt.tokens,
+            output_tokens=tokens,
+            cached_tokens=sequence.cached,
+            prefilled_tokens=sequence.prefilled,
+            latency_s=now + back_s - call.start_s,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            held_s=sequence.submitted_at - call.submitted_s,
+            queued_s=sequence.admitted_at - sequence.submitted_at,
+        )
+        for measures in self._measures_of(run):
+            measures.add_call(times)
+
+    def add_application(self, run: Run) -> None:
+        """An application has ended, with success or without."""
+        if not run.counted:
+            return
+        tpot = run.tpot_total_s / run.tpot_count if run.tpot_count else 0.0
+        job_s = run.ended_s - run.arrived_s
+        for measures in self._measures_of(run):
+            measures.add_application(run.plan, job_s, run.ttft_s, tpot, failed=bool(run.failed))
+
+    def add_failure(self, code: str) -> None:
+        """An application is given up."""
+        self.failures[code] = self.failures.get(code, 0) + 1
+
+    def total(self) -> Measures:
+        """All kinds together."""
+        total = Measures()
+        for measures in self.kinds.values():
+            total.merge(measures)
+        return total
+
+    def _measures_of(self, run: Run) -> tuple[Measures, Measures]:
+        plan = run.plan
+        return group_of(self.kinds, plan.kind), group_of(self.tenants, plan.tenant)
 
 
 class Server(Protocol):
@@ -112,7 +267,7 @@ class Clients:
         self._clock.at(time, self._application_arrives, plan, is_open_loop)
 
     def _application_arrives(self, plan: ApplicationPlan, is_open_loop: bool) -> None:
-        check(plan)
+        plan.check()
         now = self._clock.now
         counted = self._started >= self._first_counted
         self._started += 1
@@ -144,7 +299,7 @@ class Clients:
         else:
             self._server.submit(call)
 
-    def call_done(self, call: Call, sequence: Sequence) -> None:
+    def call_done(self, call: Call, sequence: EngineSequence) -> None:
         """The server has all of a call's output."""
         now = self._clock.now
         run = call.run

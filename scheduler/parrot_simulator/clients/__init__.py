@@ -1,1 +1,0 @@
-"""Simulated clients: applications that arrive, their calls, the network between."""
