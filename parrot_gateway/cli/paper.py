@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from parrot_simulator.experiments.definitions import Experiment
+
+Json = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
+]
 
 
 def paper_command(
@@ -26,73 +34,32 @@ def paper_command(
         int | None,
         typer.Option(min=1, help="Repetitions.", show_default="3; of goodput 1"),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
-    ] = None,
+    json: Json = None,
     plots: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw a picture of each.", show_default=False),
     ] = None,
 ) -> None:
     """Run the experiments of the Parrot paper, and a fleet of today's engines."""
-    from parrot_simulator.experiments import goodput, paper
-    from parrot_simulator.reports.paper_report import draw_experiment, experiment_table, losses
+    from parrot_simulator.experiments import runner
+    from parrot_simulator.experiments.definitions import GOODPUT
+    from parrot_simulator.experiments.goodput import STRIDE
     from parrot_simulator.reports.plots import PlotsUnavailableError, require_matplotlib
 
     try:
-        figures = set(figure or ())
-        with_goodput = not figures or bool(figures & {goodput.FIGURE, "fleet"})
-        others = figures - {goodput.FIGURE}
-        experiments = [] if figures and not others else paper.select(others)
+        figures = figure or []
+        others = [name for name in figures if name != GOODPUT]
+        experiments = [] if figures and not others else runner.select(others)
         if plots is not None:
             require_matplotlib()
-        found: list[paper.Comparison] = []
-        data: list[dict[str, Any]] = []
-        for experiment in experiments:
-            if quick:
-                experiment = paper.quick(experiment)
-            repetitions = seeds or (1 if quick else paper.DEFAULT_SEEDS)
-            outcomes = list(paper.run(experiment, seeds=repetitions, progress=_say))
-            comparisons = paper.compare(experiment, outcomes)
-            found += comparisons
-            typer.echo(experiment_table(experiment, outcomes, comparisons) + "\n")
-            data.append(
-                {
-                    "figure": experiment.figure,
-                    "metric": experiment.metric,
-                    "seeds": repetitions,
-                    "outcomes": [outcome.to_dict() for outcome in outcomes],
-                    "comparisons": [comparison.to_dict() for comparison in comparisons],
-                }
-            )
-            if plots is not None:
-                _say(f"drew {draw_experiment(experiment, outcomes, plots)}")
-        if found:
-            typer.echo(losses(found))
-        if with_goodput:
-            data.append(_goodput(seeds=seeds or 1, finest=goodput.STRIDE if quick else 1))
-        if json is not None:
-            json.write_text(json_module.dumps(data, indent=1) + "\n", encoding="utf-8")
+        if quick:
+            experiments = [runner.quick(experiment) for experiment in experiments]
+        data = _run(experiments, seeds or (1 if quick else runner.DEFAULT_SEEDS), plots)
+        if not figures or {GOODPUT, "fleet"} & {*figures}:
+            data.append(_goodput(seeds=seeds or 1, finest=STRIDE if quick else 1))
+        _write(data, json)
     except (ValueError, OSError, PlotsUnavailableError) as error:
         _fail(str(error))
-
-
-def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
-    """Search the goodput of every case, print it, and give it as plain data."""
-    from parrot_simulator.experiments import goodput
-    from parrot_simulator.reports.paper_report import goodput_table, objectives_table
-
-    results: list[goodput.Found] = []
-    for case in goodput.CASES:
-        found = list(goodput.run(case, seeds=seeds, finest=finest, progress=_say))
-        results += found
-        typer.echo(goodput_table(case, found) + "\n")
-    typer.echo(objectives_table())
-    return {
-        "figure": goodput.FIGURE,
-        "seeds": seeds,
-        "found": [result.to_dict() for result in results],
-    }
 
 
 def ablation_command(
@@ -101,26 +68,66 @@ def ablation_command(
         typer.Option(help="One of the cases; repeatable.", show_default="all"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
-    ] = None,
+    json: Json = None,
 ) -> None:
     """Switch off each policy of the scheduler in turn."""
-    from parrot_simulator.experiments import ablation
-    from parrot_simulator.reports.paper_report import ablation_table
+    from parrot_simulator.experiments import runner
 
     try:
-        rows = [
-            row
-            for case in ablation.select(workload or ())
-            for row in ablation.run(case, seeds=seeds, progress=_say)
-        ]
-        typer.echo(ablation_table(rows))
-        if json is not None:
-            text = json_module.dumps([row.to_dict() for row in rows], indent=1)
-            json.write_text(text + "\n", encoding="utf-8")
+        _write(_run(runner.select_ablation(workload or ()), seeds, None), json)
     except (ValueError, OSError) as error:
         _fail(str(error))
+
+
+def _run(experiments: Sequence[Experiment], seeds: int, plots: Path | None) -> list[dict[str, Any]]:
+    """Run experiments, print them and where ours loses, and give them as plain data."""
+    from parrot_simulator.experiments import runner
+    from parrot_simulator.experiments.definitions import OURS
+    from parrot_simulator.reports.plots import draw_experiment
+    from parrot_simulator.reports.tables import experiment_table, losses
+
+    found: list[runner.Comparison] = []
+    data: list[dict[str, Any]] = []
+    for experiment in experiments:
+        outcomes = list(runner.run(experiment, seeds=seeds, progress=_say))
+        comparisons = runner.compare(experiment, outcomes)
+        if experiment.base == OURS.name:
+            found += comparisons
+        typer.echo(experiment_table(experiment, outcomes, comparisons) + "\n")
+        data.append(
+            {
+                "figure": experiment.figure,
+                "metric": experiment.metric,
+                "seeds": seeds,
+                "outcomes": [outcome.to_dict() for outcome in outcomes],
+                "comparisons": [comparison.to_dict() for comparison in comparisons],
+            }
+        )
+        if plots is not None:
+            _say(f"drew {draw_experiment(experiment, outcomes, plots)}")
+    if found:
+        typer.echo(losses(found))
+    return data
+
+
+def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
+    """Search the goodput of every case, print it, and give it as plain data."""
+    from parrot_simulator.experiments import goodput
+    from parrot_simulator.experiments.definitions import GOODPUT
+    from parrot_simulator.reports.tables import goodput_table, objectives_table
+
+    results: list[goodput.Found] = []
+    for case in goodput.CASES:
+        found = list(goodput.run(case, seeds=seeds, finest=finest, progress=_say))
+        results += found
+        typer.echo(goodput_table(case, found) + "\n")
+    typer.echo(objectives_table())
+    return {"figure": GOODPUT, "seeds": seeds, "found": [result.to_dict() for result in results]}
+
+
+def _write(data: Sequence[dict[str, Any]], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json_module.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def _say(text: str) -> None:

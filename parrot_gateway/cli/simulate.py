@@ -280,7 +280,7 @@ def _progress(name: str, started: float) -> Callable[[int, float], None]:
 
 
 def _show(results: dict[str, Results], json: Path | None) -> None:
-    from parrot_simulator.reports.report import table, write_json
+    from parrot_simulator.reports.tables import table, write_json
 
     typer.echo(table(results))
     if json is not None:

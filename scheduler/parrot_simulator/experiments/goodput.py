@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
-from parrot_scheduler.config import PRESETS
-
-from parrot_simulator.engines.profiles import DEFAULT_PROFILE, PROFILES
-from parrot_simulator.experiments.experiments import (
+from parrot_simulator.engines.profiles import DEFAULT_PROFILE
+from parrot_simulator.experiments.definitions import (
+    GOODPUT,
     MODERN,
     OURS,
     RECORDED,
@@ -23,13 +21,11 @@ from parrot_simulator.experiments.experiments import (
     Arm,
     mixed_load,
 )
+from parrot_simulator.experiments.runner import Plain, run_arm
 from parrot_simulator.metrics import Results
 from parrot_simulator.plan import ApplicationPlan, Workload
-from parrot_simulator.simulation import simulate
-from parrot_simulator.workloads import build
+from parrot_simulator.workloads import Changed, build
 
-#: As `--figure` takes it.
-FIGURE = "fleet goodput"
 #: Of the applications of each kind, how many have to meet their objective.
 SHARE = 0.9
 #: Steps of the grid of loads for a factor of two: neighbours are 9 % apart.
@@ -66,8 +62,8 @@ _JOB = Objective(
 _TURN = Objective(
     ttft_s=5.0,
     tpot_s=0.05,
-    why="Each turn's first token within what filling a context of 200,000 tokens anew takes (24 us "
-    "a token): a context may be lost, but not wait besides. Tokens as for a person.",
+    why="Each turn's first token within what filling a context of 186,000 tokens anew takes (26.8 "
+    "us a token): a context may be lost, but not wait besides. Tokens as for a person.",
 )
 
 #: Bounds by kind of application. Fixed before any search was run.
@@ -204,7 +200,7 @@ def search(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(Plain):
     """The goodput of one arm on one workload."""
 
     workload: str
@@ -221,10 +217,6 @@ class Found:
     runs: int
     #: `load` over that of `BASELINE`.
     ratio: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def run(
@@ -251,7 +243,7 @@ def run(
             step: int, arm: Arm = arm, shares: dict[int, tuple[float, str]] = shares
         ) -> bool:
             load = load_of(case, step)
-            progress(f"{FIGURE}, {case.workload}, {load:.3g} {case.unit}: {arm.name}")
+            progress(f"{GOODPUT}, {case.workload}, {load:.3g} {case.unit}: {arm.name}")
             shares[step] = _worst([run_once(case, arm, load, bounds, s) for s in range(seeds)])
             return shares[step][0] >= SHARE
 
@@ -289,7 +281,7 @@ def run_once(case: Case, arm: Arm, load: float, alone: Mapping[str, float], seed
     `alone`: seconds of an application on the empty fleet, by kind; see `jobs_alone`.
     """
     workload = build(case.workload, {**case.parameters(load), "seed": seed})
-    return _simulate(case, arm, WithObjectives(workload, alone), seed)
+    return _simulate(case, arm, with_objectives(workload, alone), seed)
 
 
 def jobs_alone(case: Case) -> dict[str, float]:
@@ -301,13 +293,8 @@ def jobs_alone(case: Case) -> dict[str, float]:
 
 
 def _simulate(case: Case, arm: Arm, workload: Workload, seed: int) -> Results:
-    return simulate(
-        workload,
-        config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
-        engines=[PROFILES[case.profile].with_(**arm.engine)] * case.engines,
-        mode=arm.client,
-        network=RECORDED,
-        seed=seed,
+    return run_arm(
+        workload, arm, profile=case.profile, engines=case.engines, network=RECORDED, seed=seed
     )
 
 
@@ -322,29 +309,17 @@ def _worst(results: list[Results]) -> tuple[float, str]:
     return shares[kind], kind
 
 
-class WithObjectives:
-    """A workload whose applications have the objectives of `OBJECTIVES` in place of their own."""
+def with_objectives(workload: Workload, alone: Mapping[str, float]) -> Workload:
+    """The workload with the objectives of `OBJECTIVES` in place of its applications' own."""
 
-    def __init__(self, workload: Workload, alone: Mapping[str, float]) -> None:
-        self.name = workload.name
-        self._workload = workload
-        self._alone = alone
-
-    def arrivals(self) -> Iterator[ApplicationPlan]:
-        """The same plans."""
-        return map(self._bound, self._workload.arrivals())
-
-    def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
-        """The same plans."""
-        plan = self._workload.successor(finished, now)
-        return None if plan is None else self._bound(plan)
-
-    def _bound(self, plan: ApplicationPlan) -> ApplicationPlan:
+    def change(plan: ApplicationPlan) -> ApplicationPlan:
         objective = OBJECTIVES[plan.kind]
         times = objective.times_alone
         return replace(
             plan,
             ttft_s=objective.ttft_s,
             tpot_s=objective.tpot_s,
-            job_s=None if times is None else times * self._alone[plan.kind],
+            job_s=None if times is None else times * alone[plan.kind],
         )
+
+    return Changed(workload, change)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parrot_simulator.experiments.definitions import Experiment
+from parrot_simulator.experiments.runner import Outcome
 from parrot_simulator.metrics import Course, Results
+from parrot_simulator.reports.tables import UNITS
 
 #: Engines in one picture of courses.
 MAX_ENGINES = 16
@@ -85,6 +89,36 @@ def draw_load(
     lower.set(ylabel="mean completion time (s)", xlabel=xlabel, yscale="log")
     upper.legend()
     return _save(plt, figure, path)
+
+
+def draw_experiment(experiment: Experiment, outcomes: Sequence[Outcome], folder: Path) -> Path:
+    """The mean of each arm at each point, as `figure-NAME.svg`.
+
+    Raises:
+        PlotsUnavailableError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    plt = require_matplotlib()
+    # Letters as letters: a fifth of the size.
+    plt.rcParams["svg.fonttype"] = "none"
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = [point.label for point in experiment.points]
+    figure, axis = plt.subplots(figsize=(6.4, 4))
+    for arm in experiment.arms:
+        values = {o.point: o.mean for o in outcomes if o.arm == arm.name}
+        if values:
+            axis.plot(
+                labels,
+                [values.get(label, math.nan) for label in labels],
+                {"paper": "s--", "modern": "o-", "ours": "^-"}[arm.kind],
+                label=arm.name,
+                linewidth=2.5 if arm.name == experiment.base else 1.2,
+            )
+    axis.set(ylabel=f"mean, {UNITS[experiment.metric]}", yscale="log", title=experiment.title)
+    axis.tick_params(axis="x", labelrotation=30)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="x-small")
+    return _save(plt, figure, folder / f"figure-{experiment.figure.replace(' ', '-')}.svg")
 
 
 def _completion(plt: Any, results: Mapping[str, Results], path: Path) -> Path:

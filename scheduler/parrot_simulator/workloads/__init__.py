@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from parrot_simulator.workloads.agents import Agents
-from parrot_simulator.workloads.base import Generator, WorkloadError
+from parrot_simulator.workloads.base import Changed, Generator, WorkloadError
 from parrot_simulator.workloads.chats import Calibration, Copilot, Gpts, Mixed
 from parrot_simulator.workloads.multi_agent import MultiAgent
 from parrot_simulator.workloads.summaries import (
@@ -23,7 +23,7 @@ from parrot_simulator.workloads.summaries import (
 )
 from parrot_simulator.workloads.tenants import Backlog, HotPrefix, Tenants
 
-__all__ = ["WORKLOADS", "Generator", "WorkloadError", "build"]
+__all__ = ["WORKLOADS", "Changed", "Generator", "WorkloadError", "build"]
 
 #: Every generator by its name; figure numbers are the paper's.
 WORKLOADS: Mapping[str, type[Generator]] = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from random import Random
 
-from parrot_simulator.plan import ApplicationPlan
+from parrot_simulator.plan import ApplicationPlan, Workload
 
 
 class WorkloadError(ValueError):
@@ -70,3 +70,23 @@ def poisson(random: Random, rate: float) -> Iterator[float]:
     while True:
         now += random.expovariate(rate)
         yield now
+
+
+class Changed:
+    """A workload with something changed in each of its plans."""
+
+    def __init__(
+        self, workload: Workload, change: Callable[[ApplicationPlan], ApplicationPlan]
+    ) -> None:
+        self.name = workload.name
+        self._workload = workload
+        self._change = change
+
+    def arrivals(self) -> Iterator[ApplicationPlan]:
+        """Open loop: plans in order of arrival."""
+        return map(self._change, self._workload.arrivals())
+
+    def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
+        """Closed loop: what comes after `finished`."""
+        plan = self._workload.successor(finished, now)
+        return None if plan is None else self._change(plan)

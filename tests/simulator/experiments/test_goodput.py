@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parrot_simulator.experiments import goodput
 from parrot_simulator.experiments.goodput import ARMS, BASELINE, CASES, OBJECTIVES, Case
-from parrot_simulator.reports.paper_report import goodput_table, objectives_table
+from parrot_simulator.reports.tables import goodput_table, objectives_table
 from parrot_simulator.workloads import build
 from typer.testing import CliRunner
 
@@ -104,7 +104,7 @@ def test_a_job_may_take_times_what_it_takes_alone() -> None:
     alone = goodput.jobs_alone(case)
     assert set(alone) == {"chat", "map-reduce"}
     assert alone["map-reduce"] > 0
-    bound = goodput.WithObjectives(build("mixed", case.parameters(1.0)), alone)
+    bound = goodput.with_objectives(build("mixed", case.parameters(1.0)), alone)
     plans = {plan.kind: plan for plan in bound.arrivals()}
     assert plans["map-reduce"].job_s == pytest.approx(3 * alone["map-reduce"])
     assert plans["map-reduce"].ttft_s is None
@@ -115,7 +115,7 @@ def test_a_job_may_take_times_what_it_takes_alone() -> None:
 
 def test_agents_that_follow_have_the_objective_too() -> None:
     workload = build("agents", {"clients": 1, "count": 2, "turns_scale": 0.01})
-    bound = goodput.WithObjectives(workload, {})
+    bound = goodput.with_objectives(workload, {})
     (first,) = bound.arrivals()
     second = bound.successor(first, 10.0)
     assert second is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -14,20 +15,20 @@ from hypothesis import strategies as st
 from parrot_scheduler.config import PRESETS
 from parrot_scheduler.scheduler import policies_of
 from parrot_simulator.engines.profiles import PROFILES
-from parrot_simulator.experiments import ablation, paper
-from parrot_simulator.experiments.experiments import (
+from parrot_simulator.experiments import runner
+from parrot_simulator.experiments.definitions import (
+    ABLATION,
     FLEET,
     OURS,
     PAPER,
     ROUND_TRIPS_S,
+    SWITCHES,
+    VARIANTS,
     Experiment,
+    Point,
 )
-from parrot_simulator.reports.paper_report import (
-    ablation_table,
-    draw_experiment,
-    experiment_table,
-    losses,
-)
+from parrot_simulator.reports.plots import draw_experiment
+from parrot_simulator.reports.tables import experiment_table, losses
 from parrot_simulator.workloads import build
 from typer.testing import CliRunner
 
@@ -38,7 +39,7 @@ EVERYTHING = [*PAPER, *FLEET]
 
 def tiny() -> Experiment:
     """Figure 17 with few branches and short texts."""
-    figure = paper.EXPERIMENTS["17"]
+    figure = runner.EXPERIMENTS["17"]
     point = figure.points[0]
     parameters = {**point.parameters, "branches": 2, "scale": 0.1}
     return replace(figure, points=(replace(point, parameters=parameters),))
@@ -73,9 +74,9 @@ def test_round_trips_are_as_recorded() -> None:
 
 def test_arms_are_compared_with_ours_and_what_loses_is_said() -> None:
     experiment = tiny()
-    outcomes = list(paper.run(experiment, seeds=2))
+    outcomes = list(runner.run(experiment, seeds=2))
     assert [o.arm for o in outcomes] == [arm.name for arm in experiment.arms]
-    comparisons = paper.compare(experiment, outcomes)
+    comparisons = runner.compare(experiment, outcomes)
     by_name = {c.baseline: c for c in comparisons}
     assert OURS.name not in by_name
     latency = by_name["vLLM 2023, latency"]
@@ -91,7 +92,7 @@ def test_arms_are_compared_with_ours_and_what_loses_is_said() -> None:
 def test_arms_see_the_same_applications() -> None:
     experiment = tiny()
     point = experiment.points[0]
-    runs = [paper.run_once(experiment, point, arm, seed=1) for arm in experiment.arms]
+    runs = [runner.run_once(experiment, point, arm, seed=1) for arm in experiment.arms]
     assert len({(r.total.calls, r.total.prompt_tokens, r.total.output_tokens) for r in runs}) == 1
 
 
@@ -100,7 +101,7 @@ def test_the_rate_at_a_bound_is_between_the_points_around_it(
     values: list[float], bound: float
 ) -> None:
     points = [(float(2**i), value) for i, value in enumerate(sorted(values))]
-    rate = paper.rate_at(points, bound)
+    rate = runner.rate_at(points, bound)
     below = [r for r, value in points if value <= bound]
     above = [r for r, value in points if value > bound]
     if not below:
@@ -111,34 +112,84 @@ def test_the_rate_at_a_bound_is_between_the_points_around_it(
 
 
 def test_the_rate_at_a_bound_is_read_between_logarithms() -> None:
-    assert paper.rate_at([(1, 10), (4, 1000)], 100) == pytest.approx(2)
+    assert runner.rate_at([(1, 10), (4, 1000)], 100) == pytest.approx(2)
 
 
 def test_experiments_are_chosen_by_figure() -> None:
-    assert [e.figure for e in paper.select(["12", "17"])] == ["12a", "12b", "17"]
-    assert paper.select(["fleet"]) == list(FLEET)
-    assert paper.select([]) == EVERYTHING
+    assert [e.figure for e in runner.select(["12", "17"])] == ["12a", "12b", "17"]
+    assert runner.select(["fleet"]) == list(FLEET)
+    assert runner.select([]) == EVERYTHING
     with pytest.raises(ValueError, match=r"no figure '9'; there are 10, 11, 12a"):
-        paper.select(["9"])
+        runner.select(["9"])
 
 
 def test_every_switch_is_a_configuration() -> None:
-    for changes in ablation.SWITCHES.values():
+    for changes in SWITCHES.values():
         policies_of(replace(PRESETS["parrot"], **changes))
-    for case in ablation.CASES:
-        build(case.workload, case.parameters)
+    for experiment in ABLATION:
+        assert [arm.name for arm in experiment.arms] == list(SWITCHES)
+        build(experiment.workload, experiment.points[0].parameters)
 
 
 def test_an_ablation_compares_with_everything_on() -> None:
-    case = ablation.Case("mixed", {"count": 6, "summaries": 1, "scale": 0.2}, engines=2)
-    rows = list(ablation.run(case))
-    assert [row.switch for row in rows] == list(ablation.SWITCHES)
-    assert rows[0].ratio == 1.0
-    assert all(row.ratio == pytest.approx(row.mean_s / rows[0].mean_s) for row in rows)
-    assert not any(math.isnan(row.mean_s) for row in rows)
-    assert ablation_table(rows).count("| mixed |") == len(rows)
+    (mixed,) = runner.select_ablation(["mixed"])
+    parameters = {"count": 6, "summaries": 1, "scale": 0.2}
+    experiment = replace(mixed, points=(Point("mixed", parameters),), engines=2)
+    outcomes = list(runner.run(experiment, seeds=1))
+    assert [outcome.arm for outcome in outcomes] == list(SWITCHES)
+    assert not any(math.isnan(outcome.mean) for outcome in outcomes)
+    comparisons = runner.compare(experiment, outcomes)
+    assert [c.baseline for c in comparisons] == list(SWITCHES)[1:]
+    all_on = outcomes[0].mean
+    assert all(c.ours == all_on and c.ratio == c.theirs / all_on for c in comparisons)
+    table = experiment_table(experiment, outcomes, comparisons)
+    assert table.count("| mixed |") == len(SWITCHES)
+    assert "over all on" in table
     with pytest.raises(ValueError, match="no ablation of 'nope'; there are agents"):
-        ablation.select(["nope"])
+        runner.select_ablation(["nope"])
+
+
+@pytest.mark.parametrize("experiment", ABLATION, ids=lambda e: e.workload)
+def test_calls_of_an_ablation_ask_for_more_than_they_generate(experiment: Experiment) -> None:
+    """Otherwise `max_tokens` would be the length itself, and there would be nothing to predict."""
+    assert experiment.max_tokens is not None
+    workload = build(experiment.workload, experiment.points[0].parameters)
+    asking = runner.asking_for(workload, experiment.max_tokens)
+    for plan, asked in islice(zip(workload.arrivals(), asking.arrivals(), strict=True), 50):
+        for call, more in zip(plan.calls, asked.calls, strict=True):
+            assert more.max_tokens >= experiment.max_tokens
+            assert more == replace(call, max_tokens=more.max_tokens)
+    shares = [
+        c.output_tokens / c.max_tokens for p in islice(asking.arrivals(), 50) for c in p.calls
+    ]
+    assert fmean(shares) < 0.4
+
+
+def test_what_the_paper_measured_stands_beside() -> None:
+    figure = runner.EXPERIMENTS["17"]
+    point = figure.points[-1]
+    assert point.measured == {
+        "vLLM 2023, latency": 2533,
+        "vLLM 2023, throughput": 529,
+        OURS.name: 216,
+        VARIANTS[0].name: 252,
+    }
+    experiment = tiny()
+    outcomes = list(runner.run(experiment, seeds=1))
+    table = experiment_table(experiment, outcomes, runner.compare(experiment, outcomes))
+    (row,) = (line for line in table.splitlines() if "| vLLM 2023, latency |" in line)
+    assert row.endswith("| 2.96x | 554 |")
+
+
+@pytest.mark.parametrize("experiment", PAPER, ids=lambda e: e.figure)
+def test_printed_ratios_are_those_of_measured_times(experiment: Experiment) -> None:
+    """Two sources of one number; figure 18's throughput baseline and 12b are printed rounded."""
+    for point in experiment.points:
+        ours = point.measured.get(OURS.name)
+        for arm, ratio in point.printed.items():
+            theirs = point.measured.get(arm)
+            if ours is not None and theirs is not None:
+                assert theirs / ours == pytest.approx(ratio, rel=0.07)
 
 
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
@@ -163,6 +214,6 @@ def test_the_command_refuses_unknown_figures() -> None:
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     experiment = tiny()
-    path = draw_experiment(experiment, list(paper.run(experiment, seeds=1)), tmp_path)
+    path = draw_experiment(experiment, list(runner.run(experiment, seeds=1)), tmp_path)
     assert path.name == "figure-17.svg"
     assert path.read_text(encoding="utf-8").startswith("<?xml")

@@ -1,4 +1,4 @@
-"""The experiments of the Parrot paper (OSDI '24), and a fleet of today's engines, as data.
+"""The experiments as data: the Parrot paper's (OSDI '24), a fleet of today's engines, an ablation.
 
 An experiment is a workload at several points, run by several arms on the same engines. An arm is
 what differs: how calls reach the scheduler, its policies, and what the engines are able to do.
@@ -9,18 +9,21 @@ Three kinds of arms keep the sources of a gain apart:
 - modern baselines: prefix caching and chunked prefill, and placement as of today;
 - this project: everything on, and then on an ordinary engine, with a plain client, with neither.
 
-Printed ratios are the paper's, from its raw logs where the text gives none.
+Printed ratios are the paper's, and measured times from its raw logs, in the metric's unit. What
+Parrot measured stands beside ours, and what it measured with the paged kernel (a shared prompt held
+once and read by each call) beside ours on an ordinary engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from statistics import NormalDist
 from typing import Any, Literal, TypeAlias
 
 from parrot_simulator.clients import Network
+from parrot_simulator.engines.profiles import DEFAULT_PROFILE
 from parrot_simulator.plan import ClientMode
 
 #: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over
@@ -131,6 +134,10 @@ class Experiment:
     rate_at_ms: float | None = None
     #: More metrics to show, as (kind, metric).
     besides: tuple[tuple[str | None, Metric], ...] = ()
+    #: The arm that the others are compared with.
+    base: str = OURS.name
+    #: Calls ask for so many tokens at least, whatever they generate; None: for what they generate.
+    max_tokens: int | None = None
     #: What the experiment leaves out or does differently.
     note: str = ""
 
@@ -141,23 +148,51 @@ _ALL = (PUBLISHED, *MODERN, OURS, *VARIANTS)
 _ONE = (PUBLISHED, MODERN[0], OURS, *VARIANTS)
 
 
-def _summaries(baseline: str, outputs: dict[int, float], chunks: dict[int, float]) -> list[Point]:
-    return [
-        *(
-            Point(f"output {o}", {"chunk_tokens": 1024, "output_tokens": o}, {baseline: ratio})
-            for o, ratio in outputs.items()
-        ),
-        *(
-            Point(f"chunk {c}", {"chunk_tokens": c, "output_tokens": 50}, {baseline: ratio})
-            for c, ratio in chunks.items()
-        ),
-    ]
+def _points(
+    labels: Iterable[object],
+    parameters: Callable[[Any], Mapping[str, str | float]],
+    printed: Mapping[str, Sequence[float | None]] | None = None,
+    measured: Mapping[str, Sequence[float | None]] | None = None,
+    *,
+    unit: str,
+) -> tuple[Point, ...]:
+    """A point for each value; printed and measured figures by arm, in the order of the values."""
+
+    def at(number: int, figures: Mapping[str, Sequence[float | None]] | None) -> dict[str, float]:
+        found = {arm: values[number] for arm, values in (figures or {}).items()}
+        return {arm: value for arm, value in found.items() if value is not None}
+
+    return tuple(
+        Point(unit.format(value), parameters(value), at(number, printed), at(number, measured))
+        for number, value in enumerate(labels)
+    )
 
 
-def _calibration(rate: float, measured: tuple[float, ...] = ()) -> Point:
-    names = [arm.name for arm in _CAPS]
-    return Point(
-        f"{rate:g} calls/s", {"rate": rate}, measured=dict(zip(names, measured, strict=False))
+def _summaries(
+    printed: tuple[float, ...], theirs: tuple[float, ...], ours: tuple[float, ...]
+) -> tuple[Point, ...]:
+    """Outputs of 25 to 100 tokens at chunks of 1024, then other chunks with outputs of 50."""
+    measured = {_VLLM.name: theirs, OURS.name: ours}
+
+    def part(start: int, end: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return (
+            {_VLLM.name: printed[start:end]},
+            {arm: seconds[start:end] for arm, seconds in measured.items()},
+        )
+
+    return (
+        *_points(
+            (25, 50, 75, 100),
+            lambda output: {"chunk_tokens": 1024, "output_tokens": output},
+            *part(0, 4),
+            unit="output {}",
+        ),
+        *_points(
+            (512, 1536, 2048),
+            lambda chunk: {"chunk_tokens": chunk, "output_tokens": 50},
+            *part(4, 7),
+            unit="chunk {}",
+        ),
     )
 
 
@@ -168,9 +203,14 @@ PAPER: tuple[Experiment, ...] = (
         figure="10",
         title="capacity of an engine for chats",
         workload="calibration",
-        points=(
-            *(_calibration(rate) for rate in (5, 10, 15, 20)),
-            _calibration(25, (20.6, 24.8, 32.3, 39.9, 48.1, 54.7)),
+        points=_points(
+            (5, 10, 15, 20, 25),
+            lambda rate: {"rate": rate},
+            measured={
+                arm.name: (None, None, None, None, ms)
+                for arm, ms in zip(_CAPS, (20.6, 24.8, 32.3, 39.9, 48.1, 54.7), strict=True)
+            },
+            unit="{} calls/s",
         ),
         arms=(*_CAPS, OURS),
         profile="A100-13B-2024",
@@ -184,12 +224,10 @@ PAPER: tuple[Experiment, ...] = (
         figure="11",
         title="chain summaries, one at a time",
         workload="chain",
-        points=tuple(
-            _summaries(
-                _VLLM.name,
-                {25: 1.38, 50: 1.21, 75: 1.14, 100: 1.11},
-                {512: 1.21, 1536: 1.20, 2048: 1.19},
-            )
+        points=_summaries(
+            (1.38, 1.21, 1.14, 1.11, 1.21, 1.20, 1.19),
+            (56.5, 91.0, 125.8, 160.9, 176.3, 63.0, 48.8),
+            (40.9, 75.5, 110.3, 145.2, 145.2, 52.6, 41.2),
         ),
         arms=(_VLLM, *_ONE),
         profile="A100-13B-2024",
@@ -198,9 +236,15 @@ PAPER: tuple[Experiment, ...] = (
         figure="12a",
         title="a chain beside background calls",
         workload="chain-background",
-        points=tuple(
-            Point(f"{rate:g} calls/s", {"background_rate": rate}, {_VLLM.name: ratio})
-            for rate, ratio in ((0, 1.21), (1, 1.19), (2, 1.31), (3, 1.79), (3.5, 2.38))
+        points=_points(
+            (0, 1, 2, 3, 3.5),
+            lambda rate: {"background_rate": rate},
+            {_VLLM.name: (1.21, 1.19, 1.31, 1.79, 2.38)},
+            {
+                _VLLM.name: (91, 108.3, 128.2, 188.4, 270.4),
+                OURS.name: (75, 91.0, 98.2, 105.2, 113.5),
+            },
+            unit="{} calls/s",
         ),
         arms=(_VLLM, *_ONE),
         profile="A100-13B-2024",
@@ -211,24 +255,29 @@ PAPER: tuple[Experiment, ...] = (
         figure="12b",
         title="many chains at once",
         workload="chain-clients",
-        points=tuple(
-            Point(f"{n} clients", {"count": n}, {_VLLM.name: ratio})
-            for n, ratio in ((10, 1.38), (15, 1.52), (20, 1.63), (25, 1.68))
+        points=_points(
+            (10, 15, 20, 25),
+            lambda clients: {"count": clients},
+            {_VLLM.name: (1.38, 1.52, 1.63, 1.68)},
+            {
+                _VLLM.name: (112.8, 171.9, 234.7, 292.9),
+                OURS.name: (81.7, 113.3, 143.7, 174.6),
+            },
+            unit="{} clients",
         ),
         arms=(_VLLM, *_ONE),
         profile="A100-13B-2024",
-        note="Printed ratios are of the artifact's re-run, which the paper's 1.68x is from.",
+        note="Printed ratios and measured times are of the artifact's re-run, which the paper's "
+        "1.68x is from.",
     ),
     Experiment(
         figure="13",
         title="map-reduce summaries, one at a time",
         workload="map-reduce",
-        points=tuple(
-            _summaries(
-                _VLLM.name,
-                {25: 1.70, 50: 2.04, 75: 2.22, 100: 2.37},
-                {512: 1.96, 1536: 2.07, 2048: 2.16},
-            )
+        points=_summaries(
+            (1.70, 2.04, 2.22, 2.37, 1.96, 2.07, 2.16),
+            (12.68, 19.60, 26.68, 34.09, 23.27, 18.67, 18.89),
+            (7.47, 9.61, 12.03, 14.41, 11.89, 9.04, 8.76),
         ),
         arms=(_VLLM, *_ONE),
         profile="A100-13B-2024",
@@ -237,18 +286,16 @@ PAPER: tuple[Experiment, ...] = (
         figure="14",
         title="copilot, recorded outputs",
         workload="copilot",
-        points=tuple(
-            Point(
-                f"batch {batch}",
-                {"batch": batch},
-                {"no sharing": without, "LMetric": paged} if without else {"LMetric": paged},
-            )
-            for batch, without, paged in (
-                (8, 1.8, 1.1),
-                (16, 2.4, 1.3),
-                (32, 0, 1.4),
-                (64, 0, 1.7),
-            )
+        points=_points(
+            (8, 16, 32, 64),
+            lambda batch: {"batch": batch},
+            {"no sharing": (1.8, 2.4, None, None), MODERN[0].name: (1.1, 1.3, 1.4, 1.7)},
+            {
+                "no sharing": (13.6, 23.3, None, None),
+                MODERN[0].name: (7.9, 12.1, 18.4, 32.7),
+                OURS.name: (7.7, 9.8, 13.3, 20.1),
+            },
+            unit="batch {}",
         ),
         arms=(old("no sharing", None), *_ONE),
         profile="A100-7B-2024",
@@ -261,17 +308,18 @@ PAPER: tuple[Experiment, ...] = (
         figure="15",
         title="copilot, fixed outputs",
         workload="copilot",
-        points=tuple(
-            Point(
-                f"batch {batch}, output {output}",
-                {"batch": batch, "output_tokens": output},
-                {"LMetric": ratio},
-            )
-            for batch, output, ratio in (
-                *((32, 200, 1.37), (32, 400, 1.46), (32, 600, 1.49), (32, 800, 1.50)),
-                *((64, 100, 1.43), (64, 200, 1.62), (64, 300, 1.72), (64, 400, 1.78)),
-                (64, 480, 1.81),
-            )
+        points=_points(
+            (
+                *((32, 200), (32, 400), (32, 600), (32, 800)),
+                *((64, 100), (64, 200), (64, 300), (64, 400), (64, 480)),
+            ),
+            lambda size: {"batch": size[0], "output_tokens": size[1]},
+            {MODERN[0].name: (1.37, 1.46, 1.49, 1.50, 1.43, 1.62, 1.72, 1.78, 1.81)},
+            {
+                MODERN[0].name: (13.8, 24.3, 35.2, 46.8, 16.7, 26.3, 36.1, 46.2, 54.5),
+                OURS.name: (10.1, 16.7, 23.7, 31.3, 11.7, 16.3, 21.0, 26.0, 30.1),
+            },
+            unit="batch {0[0]}, output {0[1]}",
         ),
         arms=(MODERN[0], PUBLISHED, OURS, VARIANTS[0]),
         profile="A100-7B-2024",
@@ -281,12 +329,15 @@ PAPER: tuple[Experiment, ...] = (
         figure="16",
         title="GPTs: four applications on four engines",
         workload="gpts",
-        points=tuple(
-            Point(f"{rate:g} calls/s", {"rate": rate, "count": count})
-            for rate, count in (
-                *((0.25, 52), (0.5, 100), (1, 300), (2, 500), (4, 500)),
-                *((8, 500), (12, 500), (16, 500), (32, 500)),
-            )
+        points=_points(
+            (0.25, 0.5, 1, 2, 4, 8, 12, 16, 32),
+            lambda rate: {"rate": rate, "count": {0.25: 52, 0.5: 100, 1: 300}.get(rate, 500)},
+            measured={
+                "vLLM 2023": (47.1, 55.9, 206.7, 546.8, *[None] * 5),
+                OURS.name: (None, None, 32.0, 34.7, 42.9, 109.5, None, 329, 564),
+                VARIANTS[0].name: (None, 41.8, 59.1, 78.6, 146.2, *[None] * 4),
+            },
+            unit="{} calls/s",
         ),
         arms=(old("vLLM 2023", 30_000), *_ALL),
         profile="A6000-7B-2024",
@@ -299,18 +350,21 @@ PAPER: tuple[Experiment, ...] = (
         figure="17",
         title="multi-agent coding",
         workload="multi-agent",
-        points=tuple(
-            Point(
-                f"{branches} branches",
-                {"branches": branches},
-                {"vLLM 2023, latency": latency, "vLLM 2023, throughput": throughput},
-            )
-            for branches, latency, throughput in (
-                (4, 2.96, 1.27),
-                (8, 4.91, 1.59),
-                (12, 7.20, 2.04),
-                (16, 11.7, 2.45),
-            )
+        points=_points(
+            (4, 8, 12, 16),
+            lambda branches: {"branches": branches},
+            {
+                "vLLM 2023, latency": (2.96, 4.91, 7.20, 11.7),
+                "vLLM 2023, throughput": (1.27, 1.59, 2.04, 2.45),
+                VARIANTS[0].name: (1.00, 1.04, 1.14, 1.16),
+            },
+            {
+                "vLLM 2023, latency": (554, 963, 1492, 2533),
+                "vLLM 2023, throughput": (237, 311, 422, 529),
+                OURS.name: (187, 196, 207, 216),
+                VARIANTS[0].name: (187, 204, 236, 252),
+            },
+            unit="{} branches",
         ),
         arms=(old("vLLM 2023, latency", 7096), old("vLLM 2023, throughput", None), *_ONE),
         profile="A100-13B-2024",
@@ -324,6 +378,11 @@ PAPER: tuple[Experiment, ...] = (
                 "as in the paper",
                 {},
                 {"vLLM 2023, latency": 5.5, "vLLM 2023, throughput": 1.23},
+                {
+                    "vLLM 2023, latency": 827.6,
+                    "vLLM 2023, throughput": 184.6,
+                    OURS.name: 149.1,
+                },
             ),
         ),
         arms=(old("vLLM 2023, latency", 4096), old("vLLM 2023, throughput", None), *_ALL),
@@ -356,8 +415,8 @@ FLEET: tuple[Experiment, ...] = (
         figure="fleet multi-agent",
         title="multi-agent coding, many applications",
         workload="multi-agent",
-        points=tuple(
-            Point(f"{rate:g} jobs/s", {"rate": rate, "count": 40}) for rate in (0.05, 0.1, 0.2, 0.3)
+        points=_points(
+            (0.05, 0.1, 0.2, 0.3), lambda rate: {"rate": rate, "count": 40}, unit="{} jobs/s"
         ),
         arms=(*MODERN, OURS, *VARIANTS),
         profile="H200-8B",
@@ -367,9 +426,10 @@ FLEET: tuple[Experiment, ...] = (
         figure="fleet gpts",
         title="GPTs at today's speed",
         workload="gpts",
-        points=tuple(
-            Point(f"{rate:g} calls/s", {"rate": rate, "count": 20 * rate})
-            for rate in (15, 30, 45, 60, 75)
+        points=_points(
+            (15, 30, 45, 60, 75),
+            lambda rate: {"rate": rate, "count": 20 * rate},
+            unit="{} calls/s",
         ),
         arms=(*MODERN, OURS, *VARIANTS),
         profile="H200-8B",
@@ -379,7 +439,7 @@ FLEET: tuple[Experiment, ...] = (
         figure="fleet mixed",
         title="chat beside map-reduce at today's speed",
         workload="mixed",
-        points=tuple(Point(f"load {load:g}", mixed_load(load)) for load in (1.0, 2.0, 3.0)),
+        points=_points((1.0, 2.0, 3.0), mixed_load, unit="load {:g}"),
         arms=(*MODERN, OURS, *VARIANTS),
         profile="H200-8B",
         engines=4,
@@ -389,12 +449,10 @@ FLEET: tuple[Experiment, ...] = (
         figure="fleet agents",
         title="coding agents with tool pauses, on one engine",
         workload="agents",
-        points=tuple(
-            Point(
-                f"{clients} agents",
-                {"clients": clients, "count": clients, "turns_scale": 0.3},
-            )
-            for clients in (16, 48, 96, 144)
+        points=_points(
+            (16, 48, 96, 144),
+            lambda clients: {"clients": clients, "count": clients, "turns_scale": 0.3},
+            unit="{} agents",
         ),
         arms=(MODERN[0], MODERN[2], OURS, *VARIANTS),
         profile="H200-8B",
@@ -405,20 +463,18 @@ FLEET: tuple[Experiment, ...] = (
         figure="fleet working-set",
         title="coding agents with short pauses, whose contexts outgrow one engine's memory",
         workload="agents",
-        points=tuple(
-            Point(
-                f"{share:g}x memory",
-                {
-                    "clients": round(20 * share),
-                    "count": round(60 * share),
-                    "turns_scale": 0.5,
-                    "turns_max": 40,
-                    "pause_max_s": 60,
-                    "goal_s": 30,
-                    "spread": 30,
-                },
-            )
-            for share in (0.5, 1.0, 1.5, 2.0)
+        points=_points(
+            (0.5, 1.0, 1.5, 2.0),
+            lambda share: {
+                "clients": round(20 * share),
+                "count": round(60 * share),
+                "turns_scale": 0.5,
+                "turns_max": 40,
+                "pause_max_s": 60,
+                "goal_s": 30,
+                "spread": 30,
+            },
+            unit="{:g}x memory",
         ),
         arms=(MODERN[0], OURS, *GATES),
         profile="H200-8B-long",
@@ -426,4 +482,66 @@ FLEET: tuple[Experiment, ...] = (
         note="An agent's context is 45,000 tokens on average: 20 fill the engine's 900,000. "
         "Pauses are cut to 60 s (median 10 s).",
     ),
+)
+
+#: As `--figure` takes the search of `goodput`.
+GOODPUT = "fleet goodput"
+
+# The ablation: one point of load for each workload, the same for all switches
+
+#: What is switched off, by the name of the row: fields of the scheduler's configuration.
+SWITCHES: Mapping[str, Mapping[str, Any]] = {
+    "all on": {},
+    "admission: open": {"admission": "open"},
+    "order: fcfs": {"order": "fcfs"},
+    "place: lmetric": {"place": "lmetric"},
+    "place: least-loaded": {"place": "least-loaded"},
+    "keep: none": {"keep": "none"},
+    "groups off": {"group_tasks": False},
+    "prediction off": {"predict_lengths": False},
+}
+
+
+def _ablation(
+    workload: str,
+    parameters: Mapping[str, str | float],
+    *,
+    capacity_tokens: int | None = None,
+    **more: Any,
+) -> Experiment:
+    engine = _OWN if capacity_tokens is None else {**_OWN, "capacity_tokens": capacity_tokens}
+    return Experiment(
+        figure=f"ablation {workload}",
+        title="each policy switched off in turn",
+        workload=workload,
+        points=(Point(workload, parameters),),
+        arms=tuple(
+            Arm(switch, "parrot", "graph", engine, "ours", changes)
+            for switch, changes in SWITCHES.items()
+        ),
+        profile=DEFAULT_PROFILE,
+        base="all on",
+        # What clients ask for tells little of what comes: otherwise there is nothing to predict.
+        max_tokens=2048,
+        **more,
+    )
+
+
+ABLATION: tuple[Experiment, ...] = (
+    _ablation(
+        "agents",
+        {"clients": 96, "count": 96, "turns_scale": 0.2, "spread": 30},
+        metric="call_s",
+    ),
+    # Room for some 25 calls where twice as many would run.
+    _ablation("backlog", {}, capacity_tokens=40_000),
+    _ablation("gpts", {"rate": 60, "count": 1200}, engines=4),
+    _ablation(
+        "mixed",
+        {"rate": 60, "count": 900, "gap_scale": 0.125, "summaries": 33, "same_paper": "false"},
+        engines=4,
+    ),
+    _ablation("multi-agent", {"rate": 0.2, "count": 16}, engines=4),
+    # Engines with room for 40,000 tokens, so that the flood makes tasks wait.
+    _ablation("tenants", {"duration_s": 40}, capacity_tokens=40_000, kind="tenant"),
 )

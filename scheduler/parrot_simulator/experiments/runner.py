@@ -1,8 +1,8 @@
-"""Runs the experiments of `experiments` and compares their arms.
+"""Runs experiments and compares their arms.
 
 Every arm of a point sees the same applications at the same times, for each of several seeds; what
-is compared is the mean over the seeds. A ratio says how many times better "ours" is: a baseline's
-time over ours.
+is compared is the mean over the seeds. A ratio says how many times better the experiment's `base`
+is: another arm's time over its.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 
 from parrot_scheduler.config import PRESETS
 
+from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import PROFILES
-from parrot_simulator.experiments import goodput
-from parrot_simulator.experiments.experiments import (
+from parrot_simulator.experiments.definitions import (
+    ABLATION,
     FLEET,
-    OURS,
+    GOODPUT,
     PAPER,
     Arm,
     Experiment,
@@ -28,16 +29,32 @@ from parrot_simulator.experiments.experiments import (
     Point,
 )
 from parrot_simulator.metrics import Measures, Results, Sketch
+from parrot_simulator.plan import ApplicationPlan, Workload
 from parrot_simulator.simulation import simulate
-from parrot_simulator.workloads import build
+from parrot_simulator.workloads import Changed, build
 
 #: Experiments by their figure's name.
 EXPERIMENTS = {experiment.figure: experiment for experiment in (*PAPER, *FLEET)}
 DEFAULT_SEEDS = 3
 
 
+class Plain:
+    """A dataclass with slots that can be plain data."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields, for JSON; what is not a number is None."""
+        names: Iterable[str] = self.__slots__
+        plain = {name: getattr(self, name) for name in names}
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in plain.items()
+        }
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Plain):
     """One arm at one point: means over the seeds. Times in the metric's unit (s, or ms a token)."""
 
     figure: str
@@ -51,21 +68,15 @@ class Outcome:
     high: float
     #: Mean seconds of an application, over all kinds.
     job_s: float
-    #: Applications within their goals, per second, and as a share; NaN without goals.
+    #: Applications within their goals, per second; NaN without goals.
     goodput: float
+    #: Of the kind that is measured: the share within their goals (NaN without), the share of prompt
+    #: tokens found in a cache, and applications that failed.
     good_share: float
     hit_rate: float
     failed: int
     #: Further figures that the experiment names, by `kind metric`.
     besides: dict[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; what is not a number is None."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in plain.items()
-        }
 
 
 def select(figures: Iterable[str]) -> list[Experiment]:
@@ -84,11 +95,24 @@ def select(figures: Iterable[str]) -> list[Experiment]:
         ]
         if not matches:
             raise ValueError(
-                f"no figure {name!r}; there are {', '.join(EXPERIMENTS)}, {goodput.FIGURE}, "
-                "paper, fleet"
+                f"no figure {name!r}; there are {', '.join(EXPERIMENTS)}, {GOODPUT}, paper, fleet"
             )
         found |= {experiment.figure: experiment for experiment in matches}
     return list(found.values()) or list(EXPERIMENTS.values())
+
+
+def select_ablation(workloads: Iterable[str]) -> list[Experiment]:
+    """Ablations by workload; all without any.
+
+    Raises:
+        ValueError: there is none of that name; says which there are.
+    """
+    known = {experiment.workload: experiment for experiment in ABLATION}
+    wanted = list(workloads)
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no ablation of {name!r}; there are {', '.join(known)}")
+    return [known[name] for name in wanted] or list(ABLATION)
 
 
 def quick(experiment: Experiment) -> Experiment:
@@ -112,23 +136,53 @@ def run(
 
 
 def run_once(experiment: Experiment, point: Point, arm: Arm, seed: int) -> Results:
-    """One simulation."""
+    """One simulation of an experiment."""
     parameters: dict[str, str | float] = {**point.parameters, "seed": seed}
     if experiment.repetition is not None:
         parameters[experiment.repetition] = seed % 10
-    return simulate(
-        build(experiment.workload, parameters),
-        config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
-        engines=[PROFILES[experiment.profile].with_(**arm.engine)] * experiment.engines,
-        mode=arm.client,
+    workload: Workload = build(experiment.workload, parameters)
+    if experiment.max_tokens is not None:
+        workload = asking_for(workload, experiment.max_tokens)
+    return run_arm(
+        workload,
+        arm,
+        profile=experiment.profile,
+        engines=experiment.engines,
         network=experiment.network,
         seed=seed,
     )
 
 
-def _sketch(results: Results, kind: str | None, metric: Metric) -> tuple[Sketch, float]:
+def run_arm(
+    workload: Workload, arm: Arm, *, profile: str, engines: int, network: Network, seed: int
+) -> Results:
+    """One simulation of a workload, as an arm runs it."""
+    return simulate(
+        workload,
+        config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
+        engines=[PROFILES[profile].with_(**arm.engine)] * engines,
+        mode=arm.client,
+        network=network,
+        seed=seed,
+    )
+
+
+def asking_for(workload: Workload, max_tokens: int) -> Workload:
+    """The workload with calls that ask for so many tokens at least, whatever they generate."""
+
+    def change(plan: ApplicationPlan) -> ApplicationPlan:
+        calls = (replace(c, max_tokens=max(c.max_tokens, max_tokens)) for c in plan.calls)
+        return replace(plan, calls=tuple(calls))
+
+    return Changed(workload, change)
+
+
+def _measures(results: Results, kind: str | None) -> Measures:
+    return results.total if kind is None else results.kinds.get(kind, Measures())
+
+
+def _sketch(measures: Measures, metric: Metric) -> tuple[Sketch, float]:
     """A distribution, and the factor from seconds to the metric's unit."""
-    measures: Measures = results.total if kind is None else results.kinds.get(kind, Measures())
     if metric == "job_s":
         return measures.job_s, 1.0
     if metric == "ms_per_token":
@@ -139,12 +193,14 @@ def _sketch(results: Results, kind: str | None, metric: Metric) -> tuple[Sketch,
 
 
 def _outcome(experiment: Experiment, point: Point, arm: Arm, results: Sequence[Results]) -> Outcome:
-    found = [_sketch(r, experiment.kind, experiment.metric) for r in results]
+    shown = [_measures(r, experiment.kind) for r in results]
+    found = [_sketch(measures, experiment.metric) for measures in shown]
     means = [sketch.mean * unit for sketch, unit in found]
     besides = {}
     for kind, metric in experiment.besides:
-        sketches = [_sketch(r, kind, metric) for r in results]
+        sketches = [_sketch(_measures(r, kind), metric) for r in results]
         besides[f"{kind or 'all'} {metric}"] = fmean(s.mean * unit for s, unit in sketches)
+    with_goal = sum(m.with_goal for m in shown)
     return Outcome(
         figure=experiment.figure,
         point=point.label,
@@ -156,16 +212,16 @@ def _outcome(experiment: Experiment, point: Point, arm: Arm, results: Sequence[R
         high=max(means),
         job_s=fmean(r.total.job_s.mean for r in results),
         goodput=fmean(r.goodput for r in results),
-        good_share=fmean(r.good_share for r in results),
-        hit_rate=fmean(r.total.hit_rate for r in results),
-        failed=sum(r.total.failed for r in results),
+        good_share=sum(m.good for m in shown) / with_goal if with_goal else math.nan,
+        hit_rate=fmean(m.hit_rate for m in shown),
+        failed=sum(m.failed for m in shown),
         besides=besides,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """A baseline beside ours, at one point, or in the rate that each allows."""
+class Comparison(Plain):
+    """Another arm beside the base, at one point or in the rate that each allows."""
 
     figure: str
     point: str
@@ -176,17 +232,13 @@ class Comparison:
     #: What the paper prints for it; None: nothing.
     printed: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 def compare(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Comparison]:
-    """Every other arm against ours."""
+    """Every other arm against the base."""
     by_place = {(o.point, o.arm): o for o in outcomes}
     found = []
     for point in experiment.points:
-        ours = by_place.get((point.label, OURS.name))
+        ours = by_place.get((point.label, experiment.base))
         for arm in experiment.arms:
             theirs = by_place.get((point.label, arm.name))
             if ours is None or theirs is None or theirs is ours:
@@ -226,7 +278,7 @@ def _compare_rates(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[
         )
         for arm in experiment.arms
     }
-    ours = rates[OURS.name]
+    ours = rates[experiment.base]
     return [
         Comparison(
             experiment.figure,
@@ -238,7 +290,7 @@ def _compare_rates(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[
             PRINTED_RATES.get(name),
         )
         for name, rate in rates.items()
-        if name != OURS.name
+        if name != experiment.base
     ]
 
 

@@ -1,0 +1,252 @@
+"""Results as tables, plain or Markdown, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from parrot_simulator.experiments.definitions import GOODPUT, Experiment
+from parrot_simulator.experiments.goodput import BASELINE, OBJECTIVES, SHARE, STEPS, Case, Found
+from parrot_simulator.experiments.runner import Comparison, Outcome
+from parrot_simulator.metrics import Measures, Results
+
+#: Of the metrics of experiments.
+UNITS = {
+    "job_s": "s",
+    "call_s": "s",
+    "ms_per_token": "ms/token",
+    "decode_ms_per_token": "ms/token",
+}
+
+_HEAD = (
+    "jobs", "failed", "job s", "p50", "p90", "p99", "ttft p50", "p99", "s/token", "wait p99",
+    "filled", "hit",
+)  # fmt: skip
+
+
+def table(results: Mapping[str, Results]) -> str:
+    """One row for each run and each kind of application, and a line on the engines of each run.
+
+    Columns: applications that ended, and failed of them; seconds from arrival to end (mean, p50,
+    p90, p99); seconds to a call's first token (p50, p99); mean of a call's latency per output
+    token; seconds in queues (p99 of both together, at most); tokens filled; share of prompt tokens
+    found in a cache.
+    """
+    rows: list[Sequence[str]] = [("policy", "kind", *_HEAD)]
+    for name, result in results.items():
+        kinds = sorted(result.kinds)
+        if len(kinds) > 1:
+            rows.extend((name, kind, *_cells(result.kinds[kind])) for kind in kinds)
+        rows.append((name, "all" if len(kinds) != 1 else kinds[0], *_cells(result.total)))
+    more: list[Sequence[str]] = [
+        ("policy", "virtual s", "jobs/s", "good jobs/s", "good", "busy", "batch", "fairness",
+         "preempted", "reloaded", "evicted"),
+    ]  # fmt: skip
+    for name, result in results.items():
+        busy = sum(e.busy_s for e in result.engines) or 1.0
+        done = result.total.applications - result.total.failed
+        more.append(
+            (
+                name,
+                number(result.duration_s),
+                number(done / result.measured_s if result.measured_s else math.nan),
+                number(result.goodput if result.total.with_goal else math.nan),
+                percent(result.good_share),
+                percent(result.utilisation),
+                number(sum(e.mean_batch * e.busy_s for e in result.engines) / busy),
+                number(result.fairness),
+                str(sum(e.preemptions for e in result.engines)),
+                _count(sum(e.reloaded_tokens for e in result.engines)),
+                _count(sum(e.evicted_tokens for e in result.engines)),
+            )
+        )
+    text = _aligned(rows, 2) + "\n\n" + _aligned(more, 1)
+    failures = [
+        f"{name}: {count} applications failed: {code}"
+        for name, result in results.items()
+        for code, count in sorted(result.failures.items())
+    ]
+    return "\n".join([text, *([""] if failures else []), *failures])
+
+
+def experiment_table(
+    experiment: Experiment, outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]
+) -> str:
+    """One experiment: every arm at every point, how many times its base is better, and what the
+    paper printed and measured.
+    """
+    ratios = {(c.point, c.baseline): c for c in comparisons}
+    unit = UNITS[experiment.metric]
+    points = {point.label: point for point in experiment.points}
+    rows = []
+    for outcome in outcomes:
+        found = ratios.get((outcome.point, outcome.arm))
+        measured = points[outcome.point].measured.get(outcome.arm)
+        rows.append(
+            (
+                outcome.point,
+                outcome.arm + (f" ({outcome.failed} failed)" if outcome.failed else ""),
+                number(outcome.mean),
+                number(outcome.p50),
+                number(outcome.p99),
+                percent(outcome.good_share),
+                percent(outcome.hit_rate),
+                f"{found.ratio:.2f}x" if found else "",
+                f"{found.printed:g}x" if found and found.printed else "",
+                "" if measured is None else f"{measured:g}",
+            )
+        )
+    lines = [
+        f"Figure {experiment.figure}: {experiment.title} "
+        f"({experiment.engines} x {experiment.profile}), {unit}\n",
+        markdown(
+            ("point", "arm", "mean", "p50", "p99", "in time", "hit", f"over {experiment.base}",
+             "printed", "measured"),
+            rows,
+            left=2,
+        ),
+    ]  # fmt: skip
+    for comparison in comparisons:
+        if comparison.point not in points:
+            printed = f" (printed {comparison.printed:g}x)" if comparison.printed else ""
+            lines.append(
+                f"\n{comparison.point}: {comparison.baseline} {number(comparison.theirs)}, "
+                f"{experiment.base} {number(comparison.ours)}: {number(comparison.ratio)}x{printed}"
+            )
+    for name in outcomes[0].besides if outcomes else ():
+        parts = [f"{o.point}, {o.arm}: {number(o.besides[name])}" for o in outcomes]
+        lines.append(f"\n{name}: " + "; ".join(parts))
+    if experiment.note:
+        lines.append("\n" + experiment.note)
+    return "\n".join(lines)
+
+
+def losses(comparisons: Sequence[Comparison]) -> str:
+    """Where another arm is better than ours by more than one percent, worst first."""
+    lost = sorted((c for c in comparisons if c.ratio < 0.99), key=lambda c: c.ratio)
+    if not lost:
+        return "Ours is nowhere more than 1 % behind another arm."
+    lines = ["Ours is behind:", ""]
+    lines += [
+        f"- figure {c.figure}, {c.point}: {c.baseline} {number(c.theirs)}, ours {number(c.ours)}"
+        for c in lost
+    ]
+    return "\n".join(lines)
+
+
+def goodput_table(case: Case, found: Sequence[Found]) -> str:
+    """The goodput of each arm on one workload."""
+
+    def given(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    rows = [
+        (
+            arm.arm,
+            "none" if arm.load is None else number(arm.load),
+            percent(given(arm.share)),
+            number(given(arm.beyond)),
+            percent(given(arm.share_beyond)),
+            arm.limit or "",
+            "" if arm.ratio is None else f"{arm.ratio:.2f}x",
+            str(arm.runs),
+        )
+        for arm in found
+    ]
+    return (
+        f"{GOODPUT}: {case.workload} ({case.engines} engine{'s' if case.engines > 1 else ''}; "
+        f"{case.note}), {case.unit} at which {percent(SHARE)} of each kind meet their objective\n\n"
+        + markdown(
+            ("arm", "highest load", "in time", "next load", "in time", "worst kind",
+             f"over {BASELINE.name}", "runs"),
+            rows,
+        )
+    )  # fmt: skip
+
+
+def objectives_table() -> str:
+    """What applications have to meet, by kind, and why."""
+    rows = [
+        (
+            ", ".join(kind for kind, bound in OBJECTIVES.items() if bound is objective),
+            "" if objective.ttft_s is None else f"{objective.ttft_s:g} s",
+            "" if objective.tpot_s is None else f"{1000 * objective.tpot_s:g} ms",
+            "" if objective.times_alone is None else f"{objective.times_alone:g} x alone",
+            objective.why,
+        )
+        for objective in dict.fromkeys(OBJECTIVES.values())
+    ]
+    head = ("kinds", "first token", "each after it", "whole", "why")
+    return f"Loads are 2^(1/{STEPS}) apart. Objectives:\n\n" + markdown(head, rows)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table: the first `left` columns to the left, the others to the right."""
+    marks = ["---" if column < left else "--:" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, marks, *rows))
+
+
+def number(value: float) -> str:
+    """Three digits that matter; `-` for none."""
+    if math.isnan(value):
+        return "-"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 4)}f}"
+
+
+def percent(value: float) -> str:
+    """A share; `-` for none."""
+    return "-" if math.isnan(value) else f"{100 * value:.0f} %"
+
+
+def write_json(results: Mapping[str, Results], path: Path) -> None:
+    """Everything, by the name of the run.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    data = {name: result.to_dict() for name, result in results.items()}
+    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _cells(measures: Measures) -> Sequence[str]:
+    job, ttft = measures.job_s, measures.ttft_s
+    return (
+        str(measures.applications),
+        str(measures.failed),
+        number(job.mean),
+        number(job.quantile(0.5)),
+        number(job.quantile(0.9)),
+        number(job.quantile(0.99)),
+        number(ttft.quantile(0.5)),
+        number(ttft.quantile(0.99)),
+        number(measures.normalised_s.mean),
+        number(measures.held_s.quantile(0.99) + measures.queued_s.quantile(0.99)),
+        _count(measures.prefilled_tokens),
+        percent(measures.hit_rate),
+    )
+
+
+def _count(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return str(int(value))
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Columns of equal width: the first `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
