@@ -1,4 +1,4 @@
-"""One gateway in front of the scripted model, for each module that asks for it."""
+"""One gateway in front of the scripted model, for all modules that use it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _without_garbage_of_others() -> None:
     gc.collect()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scripted() -> Iterator[ScriptedModel]:
     """The scripted model itself, for what a test wants to know of the calls it got."""
     with ScriptedModel() as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gateway(scripted: ScriptedModel) -> Iterator[GatewayProcess]:
     """A gateway with a key in front of the scripted model."""
     config = {"upstreams": [upstream_settings("behind", scripted.base_url)]}

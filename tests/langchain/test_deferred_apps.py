@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest, demo: GatewayProcess) -> Callable[...,
             base_url=demo.base_url,
             api_key=demo.api_key,
             temperature=0,
-            max_tokens=12,
+            max_tokens=6,
             **options,
         )
 
