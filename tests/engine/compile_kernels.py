@@ -17,7 +17,7 @@ import triton
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
-from parrot_engine.kernels import draw
+from parrot_engine.kernels import draw, hopper_prefill
 from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
@@ -27,6 +27,7 @@ from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 #: Shared memory of a program by compute capability, in KiB.
@@ -80,6 +81,7 @@ _SCALARS = {
 }
 
 _CACHE = ("key_cache", "value_cache", "key_tiles", "value_tiles")
+_HOPPER_CONSTANTS = ("NUM_KV_HEADS", "GROUP", "HEAD_DIM", "BLOCK_SIZE")
 
 
 def attention_variants(
@@ -91,7 +93,9 @@ def attention_variants(
     quantized: bool = False,
 ) -> Iterator[Variant]:
     """The three tile classes of one model."""
-    limits = launch.DeviceLimits(100, SHARED_KIB[capability] * 1024, capability >= 90)
+    limits = launch.DeviceLimits(
+        100, SHARED_KIB[capability] * 1024, capability >= 90, hopper=capability == 90
+    )
     tunings = launch.tunings(shape, dtype, limits, quantized=quantized)
     block_d = triton.next_power_of_2(shape.head_dim)
     constants = {
@@ -106,6 +110,19 @@ def attention_variants(
         "BLOCK_SIZE": shape.block_size,
     }
     for kind, tuning in tunings._asdict().items():
+        if tuning.specialized and not has_window:
+            yield Variant(
+                f"{kind} d{shape.head_dim} {NAMES[dtype]} specialized",
+                hopper_prefill.hopper_prefill,
+                {
+                    **{name: constants[name] for name in _HOPPER_CONSTANTS},
+                    **launch.HOPPER_CONSTANTS,
+                    "TILE_FIELDS": TILE_FIELDS,
+                },
+                dtype,
+                {"num_warps": 4},
+            )
+            continue
         kernel = prefill_attention if kind == "prefill" else split_attention
         fields = {"TILE_FIELDS": TILE_FIELDS}
         if kind != "prefill":
@@ -163,13 +180,17 @@ def other_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Varian
     heads, _, head_dim, _ = shape
     kind = f"d{head_dim} {NAMES[dtype]}"
     block_d = triton.next_power_of_2(head_dim)
-    constants = {
-        "NUM_HEADS": heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d,
-        "BLOCK_C": launch.MERGE_BLOCK,
-    }
-    yield Variant(f"merge {kind}", merge_splits, constants, dtype, {"num_warps": 2})
+    for num_queries in (1, 100):
+        tuning = launch.merge_tuning(num_queries)
+        constants = {
+            "NUM_HEADS": heads,
+            "HEAD_DIM": head_dim,
+            "BLOCK_D": block_d,
+            "BLOCK_C": tuning.block,
+            "PARTS": tuning.parts,
+        }
+        options: dict[str, int | None] = {"num_warps": tuning.num_warps}
+        yield Variant(f"merge {kind}", merge_splits, constants, dtype, options)
     for has_delta in (False, True):
         constants = {"HAS_DELTA": has_delta, "SIZE": 4096, "BLOCK": 4096}
         yield Variant(f"norm {kind}", rms_norm_kernel, constants, dtype, {"num_warps": 8})
@@ -253,6 +274,10 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         for name, rows in (("x_tiles", "TOKENS"), ("weight_tiles", "BLOCK_OUT")):
             tile = f"{NAMES[variant.dtype]}[{variant.constants[rows]},{columns}]"
             signature[name] = f"tensordesc<{tile}>"
+    elif variant.kernel is hopper_prefill.hopper_prefill:
+        box = f"{hopper_prefill.BOX_KEYS},{hopper_prefill.BOX_COLUMNS}"
+        tile = f"tensordesc<{NAMES[variant.dtype]}[{box}],{hopper_prefill.BOX_LAYOUT!r}>"
+        signature |= {"key_boxes": tile, "value_boxes": tile}
     elif variant.constants.get("DESCRIPTORS"):
         rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]
         columns //= 2 if variant.cache == "i16" else 1
@@ -267,7 +292,8 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         for index, name in enumerate(names)
         if signature[name].startswith("*") or name.endswith("stride")
     }
-    source = ASTSource(variant.kernel, signature, variant.constants, attrs)
+    language = GluonASTSource if variant.kernel.is_gluon() else ASTSource
+    source = language(variant.kernel, signature, variant.constants, attrs)
     compiled = triton.compile(source, GPUTarget("cuda", capability, 32), variant.options)
     return {
         "name": variant.name,

@@ -26,6 +26,7 @@ from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
 from parrot_engine.attention.triton_backend import TritonAttention
+from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
 
@@ -208,7 +209,7 @@ def test_offsets_beyond_32_bits(seed: int) -> None:
 def test_lengths_compile_nothing_new(seed: int) -> None:
     """Triton would compile again for a length of 1, or one that 16 divides, if it could see it."""
     backend = _backend(LLAMA, wide_min_bytes=0)
-    kernels = (split_attention, merge_splits, prefill_attention)
+    kernels = (split_attention, merge_splits, prefill_attention, hopper_prefill)
 
     def compiled() -> int:
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

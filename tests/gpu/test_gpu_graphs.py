@@ -20,6 +20,7 @@ from parrot_engine.attention.triton_backend import Parts, TritonAttention
 from parrot_engine.batch import BatchRow, SamplingRow, StepBatch
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels import rotary_write, rowwise
+from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
@@ -233,7 +234,7 @@ def test_a_step_with_nan_leaves_none_behind(path: Path) -> None:
 def test_nothing_is_compiled_after_the_graphs(path: Path) -> None:
     runner = _runner(path, dtype="bfloat16", wide_min_bytes=0)
     _use_graphs(runner, capture=True)
-    kernels = [split_attention, merge_splits, prefill_attention]
+    kernels = [split_attention, merge_splits, prefill_attention, hopper_prefill]
     kernels += [rotary_write.rotate_and_write, rowwise.rms_norm_kernel, rowwise.swiglu_kernel]
 
     def compiled() -> int:

@@ -56,7 +56,7 @@ def advance(
         if not (first_keys % gcd(chunk, policy.align, *policy.cuts.fine)).all():
             return None
     # NOTE: so the step is cut where the one before was. Readings in smaller chunks, too many
-    # before, are not fewer now, and those in chunks of this size are as many.
+    # before, are not fewer now, and those in chunks of this size or larger are as many.
     shifts = tables.starts - before.starts
     return work._replace(
         narrow=_largest_first(_advance_items(work.narrow, work, shifts, policy.align)),

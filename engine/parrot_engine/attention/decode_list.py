@@ -107,17 +107,14 @@ def build_decodes(
 
 def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
     """Where the keys of rows of one token, at these positions, are cut."""
-    cuts, most = policy.cuts, policy.fine_readings
-    if len(position) > most:
-        # A chunk a token is the least.
-        return cuts
-    for chunk in cuts.fine:
+
+    def count_readings(chunk: int) -> int:
         readings = position // chunk + 1
         if window is not None:
             readings -= np.maximum(0, position - (window - 1)) // chunk
-        if readings.sum() <= most:
-            return Cuts(chunk)
-    return cuts
+        return int(readings.sum())
+
+    return policy.cuts_of(len(position), count_readings)
 
 
 def _may_share(tables: Tables, block_size: int, chunk_blocks: int) -> bool:

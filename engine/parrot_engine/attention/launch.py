@@ -7,15 +7,18 @@ number of pipeline stages shrinks until the tiles fit the device's shared memory
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BoxDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import QUANTIZED_DTYPE
+from parrot_engine.kernels import hopper_prefill
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
@@ -23,8 +26,13 @@ from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, spl
 _LOG2_E = 1.4426950408889634
 #: Shared memory of a program where there is no device to ask (the interpreter).
 _ASSUMED_SHARED_MEMORY = 227 * 1024
-#: Slots that one step of the merge reads.
-MERGE_BLOCK = 16
+#: Measured (docs/engine-log.md, 23).
+_FEW_MERGES = 16
+#: What `hopper_prefill` is compiled for on any model. Measured (docs/engine-log.md, 22).
+HOPPER_CONSTANTS = MappingProxyType(
+    # Registers are those of a thread: 65,536 of all together, less a reserve.
+    {"BLOCK_N": 128, "STAGES": 2, "CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
+)
 
 
 class Tuning(NamedTuple):
@@ -40,6 +48,18 @@ class Tuning(NamedTuple):
     programs_per_sm: int = 1
     #: Whole tiles of keys come through the copy engine (compute capability 9.0 and later).
     descriptors: bool = False
+    #: Prefill without a window takes `hopper_prefill`, which has tiles of keys of its own.
+    specialized: bool = False
+
+
+class MergeTuning(NamedTuple):
+    """How the merge is compiled and launched."""
+
+    #: Slots that one step reads.
+    block: int
+    #: Programs of a query and head, each with a part of the head's elements.
+    parts: int
+    num_warps: int
 
 
 class DeviceLimits(NamedTuple):
@@ -50,6 +70,8 @@ class DeviceLimits(NamedTuple):
     shared_memory: int
     #: Whether tiles can be fetched by descriptor (compute capability 9.0 and later).
     copy_engine: bool
+    #: Whether it is of the Hopper generation (compute capability 9.0 and no other).
+    hopper: bool = False
 
 
 def device_limits(device: torch.device) -> DeviceLimits:
@@ -61,6 +83,7 @@ def device_limits(device: torch.device) -> DeviceLimits:
         properties.multi_processor_count,
         properties.shared_memory_per_block_optin,
         copy_engine=properties.major >= 9,
+        hopper=properties.major == 9,
     )
 
 
@@ -95,6 +118,8 @@ def tunings(
             # Converting takes instructions, and two warps repeat fewer of them for a tile.
             narrow = Tuning(least, 64, 2, 5, 4, descriptors=True)
             prefill = prefill._replace(num_stages=2)
+        elif limits.hopper and shape.head_dim in (64, 128) and least <= hopper_prefill.TILE_ROWS:
+            prefill = prefill._replace(programs_per_sm=1, specialized=True)
     elif row_bytes <= 256:
         narrow = Tuning(least, 64, 4, 3, 6)
         wide = Tuning(max(128, least), 64, 8, 5, 2)
@@ -111,6 +136,11 @@ def tunings(
     block_n = min(_fit(tuning, row_bytes, limits).block_n for tuning in (narrow, wide))
     narrow, wide = narrow._replace(block_n=block_n), wide._replace(block_n=block_n)
     return Tunings(*(_fit(tuning, row_bytes, limits) for tuning in (narrow, wide, prefill)))
+
+
+def merge_tuning(num_queries: int) -> MergeTuning:
+    """How as many queries at most are merged: a few alone would leave the device idle."""
+    return MergeTuning(64, 4, 4) if num_queries <= _FEW_MERGES else MergeTuning(16, 1, 2)
 
 
 def _fit(tuning: Tuning, row_bytes: int, limits: DeviceLimits) -> Tuning:
@@ -165,6 +195,16 @@ class CacheView(NamedTuple):
             )
             for part in self.scales
         )
+
+    @property
+    def boxes(self) -> tuple[BoxDescriptor, BoxDescriptor]:
+        """Both as rows of a head, in the boxes that `hopper_prefill` fetches."""
+        box = [hopper_prefill.BOX_KEYS, hopper_prefill.BOX_COLUMNS]
+        key, value = (
+            BoxDescriptor.from_tensor(part.view(-1, part.shape[-1]), box, hopper_prefill.BOX_LAYOUT)
+            for part in self
+        )
+        return key, value
 
     def tiles(self, rows: int, columns: int) -> tuple[TensorDescriptor, TensorDescriptor]:
         """Both as rows of a head in tiles of `rows` x `columns`, for the copy engine."""
@@ -255,6 +295,7 @@ def run_merge(
     out: Tensor,
     *,
     shape: AttentionShape,
+    tuning: MergeTuning,
     grid: int,
 ) -> None:
     """Combine the slots of every query that was cut; see `merge_splits`."""
@@ -267,8 +308,9 @@ def run_merge(
         NUM_HEADS=shape.num_heads,
         HEAD_DIM=shape.head_dim,
         BLOCK_D=triton.next_power_of_2(shape.head_dim),
-        BLOCK_C=MERGE_BLOCK,
-        num_warps=2,
+        BLOCK_C=tuning.block,
+        PARTS=tuning.parts,
+        num_warps=tuning.num_warps,
     )
 
 
@@ -287,11 +329,33 @@ def run_prefill(
     scale: float,
     tuning: Tuning,
     grid: int,
+    num_sms: int,
 ) -> None:
     """Run prefill tiles `[n, TILE_FIELDS]`; see `prefill_attention`.
 
     `grid` is at least the number of tiles times that of KV heads.
     """
+    if tuning.specialized and window is None:
+        hopper_prefill.hopper_prefill[(min(grid, num_sms),)](
+            query,
+            query.stride(0),
+            *cache.boxes,
+            tiles,
+            num_tiles,
+            block_ids,
+            out,
+            partial,
+            lse2,
+            scale * _LOG2_E,
+            NUM_KV_HEADS=shape.num_kv_heads,
+            GROUP=shape.num_heads // shape.num_kv_heads,
+            HEAD_DIM=shape.head_dim,
+            BLOCK_SIZE=shape.block_size,
+            TILE_FIELDS=TILE_FIELDS,
+            **HOPPER_CONSTANTS,
+            num_warps=4,
+        )
+        return
     block_d = max(16, triton.next_power_of_2(shape.head_dim))
     descriptors = tuning.descriptors and window is None
     pairs = cache.is_quantized and reads_pairs(tuning, block_d)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -17,6 +18,8 @@ class Cuts(NamedTuple):
     tail: int = 0
     #: Smaller chunks, the smallest first, for steps whose readings would leave the device idle.
     fine: tuple[int, ...] = ()
+    #: A larger chunk, for steps of few queries and many keys; 0: none.
+    coarse: int = 0
 
 
 #: Partial results of attention that a step may have where graphs are to hold it: 135 MB with 32
@@ -50,7 +53,8 @@ class Policy(NamedTuple):
 
     cuts: Cuts
     #: The smallest chunk is taken with which a step has at most so many readings (a query and a
-    #: chunk that it reads); without any such the usual one.
+    #: chunk that it reads); the coarse one where it makes twice as many, if the step has no more
+    #: queries than this; else the usual one.
     fine_readings: int
     #: Alignment of an item's first key within its chunk: keys of a tile.
     align: int
@@ -81,6 +85,19 @@ class Policy(NamedTuple):
     wide_min_bytes: int
     #: Wide items that the device runs at the same time, with a program for each KV head.
     wide_round: int
+
+    def cuts_of(self, num_queries: int, count_readings: Callable[[int], int]) -> Cuts:
+        """Where the keys of a step are cut whose queries have so many readings by chunk size."""
+        cuts, most = self.cuts, self.fine_readings
+        # A chunk a query is the least.
+        if num_queries > most:
+            return cuts
+        for chunk in cuts.fine:
+            if count_readings(chunk) <= most:
+                return Cuts(chunk)
+        if cuts.coarse and count_readings(cuts.coarse) >= 2 * most:
+            return Cuts(cuts.coarse, cuts.tail)
+        return cuts
 
     @property
     def narrow_members(self) -> int:

@@ -27,8 +27,8 @@ from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
 
-#: Measured (docs/engine-log.md, 17). All rounded up to whole blocks and tiles.
-DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256))
+#: Measured (docs/engine-log.md, 17 and 23). All rounded up to whole blocks and tiles.
+DEFAULT_CUTS = Cuts(512, tail=256, fine=(64, 128, 192, 256), coarse=1024)
 #: Measured (docs/engine-log.md, 18).
 DEFAULT_TILE_CUTS = TileCuts(
     (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32),
@@ -38,6 +38,8 @@ DEFAULT_TILE_CUTS = TileCuts(
     rounds=2,
     crowded=1.15,
 )
+#: The same for tiles that have a multiprocessor for themselves (docs/engine-log.md, 22).
+SPECIALIZED_TILE_CUTS = DEFAULT_TILE_CUTS._replace(least=512, rounds=1, crowded=1.0)
 #: See `Policy`.
 _SPLIT_TOKENS = 8
 _LONG_SPLIT_TOKENS = 64
@@ -99,7 +101,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         dtype: torch.dtype,
         quantized: bool = False,
         cuts: Cuts = DEFAULT_CUTS,
-        tile_cuts: TileCuts = DEFAULT_TILE_CUTS,
+        tile_cuts: TileCuts | None = None,
         share_prefixes: bool = True,
         wide_min_bytes: int = _WIDE_MIN_BYTES,
         tunings: launch.Tunings | None = None,
@@ -107,7 +109,8 @@ class TritonAttention(FusedAttention[TritonPlan]):
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
-        `cuts` and `tile_cuts` say where keys are cut. `share_prefixes` False and other `tunings`
+        `cuts` and `tile_cuts` say where keys are cut (None: as it was measured to be best for the
+        kernel that is taken). `share_prefixes` False and other `tunings`
         are for measuring; so are `limits`, those of a device for which plans are laid out without
         it.
         """
@@ -119,12 +122,16 @@ class TritonAttention(FusedAttention[TritonPlan]):
         self._num_sms = limits.num_sms
         self._share = share_prefixes
         self._tunings = tunings or launch.tunings(shape, dtype, limits, quantized=quantized)
+        if tile_cuts is None:
+            specialized = self._tunings.prefill.specialized
+            tile_cuts = SPECIALIZED_TILE_CUTS if specialized else DEFAULT_TILE_CUTS
         group = shape.num_heads // shape.num_kv_heads
         # Whole blocks, and whole tiles of keys.
         step = int(np.lcm(shape.block_size, self._tunings.narrow.block_n))
         chunks = sorted({-(-chunk // step) * step for chunk in (*cuts.fine, cuts.chunk)})
+        coarse = -(-cuts.coarse // step) * step
         self._policy = Policy(
-            cuts=Cuts(chunks[-1], cuts.tail, tuple(chunks[:-1])),
+            cuts=Cuts(chunks[-1], cuts.tail, tuple(chunks[:-1]), coarse),
             # A program a multiprocessor: more of them gain less than merging what they find costs.
             fine_readings=limits.num_sms // shape.num_kv_heads,
             align=max(self._tunings.narrow.block_n, self._tunings.prefill.block_n),
@@ -266,10 +273,12 @@ class TritonAttention(FusedAttention[TritonPlan]):
     def _programs(self, capacity: Capacity) -> Programs:
         heads = self._shape.num_kv_heads
         narrow, wide, _ = self._tunings
+        merges = capacity.merges * self._shape.num_heads
+        merges *= launch.merge_tuning(capacity.merges).parts
         return Programs(
             self._grid(capacity.narrow * heads, narrow.programs_per_sm),
             self._grid(capacity.wide * heads, wide.programs_per_sm),
-            self._grid(capacity.merges * self._shape.num_heads, _MERGE_PROGRAMS),
+            self._grid(merges, _MERGE_PROGRAMS),
             capacity.tiles * heads,
         )
 
@@ -339,6 +348,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
                 scale=scale,
                 tuning=self._tunings.prefill,
                 grid=programs.tiles,
+                num_sms=self._num_sms,
             )
         main = torch.cuda.current_stream(self._device) if self._side_stream is not None else None
         if programs.wide:
@@ -360,6 +370,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
                 work.counts[2],
                 out,
                 shape=shape,
+                tuning=launch.merge_tuning(len(work.merges) // 3),
                 grid=programs.merges,
             )
         return out

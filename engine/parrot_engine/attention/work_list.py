@@ -143,16 +143,13 @@ def build(
 
 def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> Cuts:
     """Where the keys of this step are cut."""
-    cuts = policy.cuts
-    # A chunk a token is the least.
-    if not cuts.fine or tables.counts[rows].sum() > policy.fine_readings:
-        return cuts
-    position = tables.positions[spans(tables.first_tokens[rows], tables.counts[rows])]
-    first = first_keys(position, window)
-    for chunk in cuts.fine:
-        if (position // chunk + 1 - first // chunk).sum() <= policy.fine_readings:
-            return Cuts(chunk)
-    return cuts
+
+    def count_readings(chunk: int) -> int:
+        position = tables.positions[spans(tables.first_tokens[rows], tables.counts[rows])]
+        first = first_keys(position, window)
+        return int((position // chunk + 1 - first // chunk).sum())
+
+    return policy.cuts_of(int(tables.counts[rows].sum()), count_readings)
 
 
 def _make_queries(

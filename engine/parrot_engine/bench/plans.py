@@ -46,7 +46,7 @@ _MIXED_CASES = (
     (0, 1, 1024, 16384),
 )
 _MAX_ROWS, _MAX_CONTEXT = 256, 131_072
-_H200 = DeviceLimits(num_sms=132, shared_memory=227 * 1024, copy_engine=True)
+_H200 = DeviceLimits(num_sms=132, shared_memory=227 * 1024, copy_engine=True, hopper=True)
 
 
 def _median_ms(work: Callable[[], Any], repeats: int) -> float:

@@ -28,7 +28,7 @@ import torch
 
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import TileCuts
-from parrot_engine.attention.triton_backend import DEFAULT_TILE_CUTS, TritonAttention
+from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.bench.kernels import Load, decode_load, prefill_load
@@ -143,7 +143,7 @@ def time_turns(runner: ModelRunner, shape: AttentionShape) -> None:
     for new, cached in _TURNS:
         load = prefill_load(new, cached, shape)
         entry: dict[str, Any] = {"case": load.name}
-        for name, tile_cuts in (("whole_ms", whole), ("cut_ms", DEFAULT_TILE_CUTS)):
+        for name, tile_cuts in (("whole_ms", whole), ("cut_ms", None)):
             runner._attention = TritonAttention(
                 shape,
                 windows=[None],

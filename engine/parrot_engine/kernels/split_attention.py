@@ -150,17 +150,19 @@ def merge_splits(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """out = sum_i 2^(lse2_i - m) O_i / sum_i 2^(lse2_i - m) with m = max_i lse2_i, for each head.
 
-    `merges` holds (token, first slot, slots) of each query whose keys were cut.
+    `merges` holds (token, first slot, slots) of each query whose keys were cut. A program combines
+    one of `PARTS` equal parts of a head's elements.
     """
     lanes = tl.arange(0, BLOCK_C)
-    dims = tl.arange(0, BLOCK_D)
-    num_work = tl.load(num_merges) * NUM_HEADS
+    num_work = tl.load(num_merges) * (NUM_HEADS * PARTS)
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
-        merge = merges + (work // NUM_HEADS) * 3
-        head = work % NUM_HEADS
+        dims = work % PARTS * (BLOCK_D // PARTS) + tl.arange(0, BLOCK_D // PARTS)
+        merge = merges + (work // (NUM_HEADS * PARTS)) * 3
+        head = work // PARTS % NUM_HEADS
         token = tl.load(merge).to(tl.int64)
         first_slot = tl.load(merge + 1).to(tl.int64)
         num_slots = tl.load(merge + 2)
@@ -171,7 +173,7 @@ def merge_splits(
             largest = tl.maximum(largest, scores)
         anchor = tl.max(largest, 0)
         anchor = tl.where(anchor == float("-inf"), 0.0, anchor)
-        total = tl.zeros([BLOCK_D], tl.float32)
+        total = tl.zeros([BLOCK_D // PARTS], tl.float32)
         denominator = 0.0
         for start in range(0, num_slots, BLOCK_C):
             present = start + lanes < num_slots

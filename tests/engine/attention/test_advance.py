@@ -25,6 +25,8 @@ _CUTS = (
     Cuts(CHUNK, tail=CHUNK - 1),
     Cuts(4 * CHUNK, tail=2 * CHUNK, fine=(8, CHUNK)),
     Cuts(4 * CHUNK, tail=12, fine=(8, CHUNK)),
+    Cuts(CHUNK, tail=8, coarse=2 * CHUNK),
+    Cuts(CHUNK, tail=CHUNK, fine=(8,), coarse=4 * CHUNK),
 )
 _POLICIES = [
     POLICY._replace(cuts=cuts, fine_readings=readings, align=align, wide_min_bytes=least)

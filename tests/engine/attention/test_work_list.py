@@ -43,6 +43,7 @@ CUTS = (
     Cuts(CHUNK, tail=ALIGN),
     Cuts(CHUNK, tail=CHUNK - 1),
     Cuts(CHUNK, tail=ALIGN, fine=(BLOCK * 2,)),
+    Cuts(CHUNK, tail=ALIGN, coarse=2 * CHUNK),
 )
 #: How far prefill tiles are cut: not at all, as it pays, and as far as it goes.
 TILE_CUTS = (
@@ -268,6 +269,21 @@ def test_small_steps_are_cut_finer() -> None:
     ):
         work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
         assert len(_item_of(work, 0)) == parts
+
+
+def test_many_keys_of_few_queries_are_cut_coarser() -> None:
+    policy = POLICY._replace(cuts=Cuts(CHUNK, coarse=2 * CHUNK), fine_readings=3)
+    for rows, chunk in (
+        # Five readings with chunks of 32, six, and six of two rows.
+        (_rows(0, 160, 1), CHUNK),
+        (_rows(0, 161, 1), 2 * CHUNK),
+        (_rows(0, 65, 2), 2 * CHUNK),
+        # Four queries.
+        (_rows(0, 65, 4), CHUNK),
+    ):
+        work = build(flatten_tables(rows, BLOCK), SHAPE, policy, None)
+        assert work.chunk == chunk
+        assert _item_of(work, 0)[0] == (0, chunk)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,15 @@ def test_keys_cut_otherwise(length: int, window: int | None) -> None:
     assert _error(case, window, cuts=Cuts(4 * CHUNK, fine=(CHUNK, 2 * CHUNK))) < 2e-6
 
 
+@pytest.mark.parametrize("rows", [1, 17])
+def test_many_parts_to_merge(rows: int) -> None:
+    """More than one step of the merge reads, of few queries and of more."""
+    shape = AttentionShape(1, 1, 16, 16)
+    assert launch.merge_tuning(rows).block < 70
+    contexts = [Context(70 * CHUNK), *(Context(CHUNK + 3) for _ in range(rows - 1))]
+    assert _error(PagedCase(shape, contexts)) < 2e-6
+
+
 @pytest.mark.parametrize("contexts", [mixed_contexts, shared_contexts])
 def test_tiles_through_the_copy_engine(contexts: Any) -> None:
     tunings = launch.Tunings(*(tuning._replace(descriptors=True) for tuning in TUNINGS))

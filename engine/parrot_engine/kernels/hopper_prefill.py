@@ -1,0 +1,598 @@
+"""Causal attention of prefill tiles for Hopper GPUs, by warps of different kinds, in Gluon.
+
+The same tiles, and the same results, as `prefill_attention`; 16 bits and blocks of a multiple of
+64 keys only. A program has a multiprocessor for itself and works through several tiles. One warp
+fetches keys and values through the copy engine into a ring of buffers; two groups of four warps
+have half of a tile's rows each, and neither waits for the other. A group computes the scores of
+the next keys and the sum of the last values on the matrix units while it makes weights of the
+scores in between (FlashAttention-3, arXiv 2407.08608): the matrix units need not wait for
+exponentials.
+
+Keys are walked from a tile's last to its first, so that those that need a mask come first.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+#: Rows of a tile, and of each group of warps.
+TILE_ROWS = 128
+_GROUP_ROWS = gl.constexpr(64)
+#: What the copy engine fetches at a time: so many keys, so many of their elements.
+BOX_KEYS = 64
+BOX_COLUMNS = 64
+#: How such boxes lie in shared memory.
+BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+_BOX = gl.constexpr(BOX_LAYOUT)
+_BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
+
+# Triton 3.7 and later have other names for some of what 3.6 has.
+_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
+
+@builtin
+def _boxes(memory, count, _semantic=None):
+    """A tile of keys or values as `count` boxes: those of its first columns come first."""
+    view = getattr(memory, "reinterpret", None) or memory._reinterpret
+    return view(memory.dtype, [count, BOX_KEYS, BOX_COLUMNS], BOX_LAYOUT, _semantic=_semantic)
+
+
+@gluon.jit
+def hopper_prefill(
+    query,
+    query_stride,
+    key_boxes,
+    value_boxes,
+    tiles,
+    num_tiles,
+    block_ids,
+    out,
+    partial,
+    lse2,
+    scale_log2,
+    NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    TILE_FIELDS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):
+    """`key_boxes` and `value_boxes` describe the cache as `[rows, HEAD_DIM]`, in boxes.
+
+    For the other arguments see `prefill_attention`. The kernel takes four warps, besides those
+    that it starts itself.
+    """
+    DTYPE: gl.constexpr = key_boxes.dtype
+    q_memory = gl.allocate_shared_memory(DTYPE, [2, _GROUP_ROWS, HEAD_DIM], _BOX)
+    k_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], _BOX)
+    v_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], _BOX)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        # Both groups are done with it.
+        mbarrier.init(k_empty.index(stage), count=2)
+        mbarrier.init(v_empty.index(stage), count=2)
+    ring = (k_memory, v_memory, k_full, k_empty, v_full, v_empty)
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    query,
+                    query_stride,
+                    tiles,
+                    num_tiles,
+                    out,
+                    partial,
+                    lse2,
+                    scale_log2,
+                    q_memory.index(0),
+                    ring,
+                    0,
+                    NUM_KV_HEADS,
+                    GROUP,
+                    HEAD_DIM,
+                    TILE_FIELDS,
+                    BLOCK_N,
+                    STAGES,
+                ),
+            ),
+            (
+                _attend,
+                (
+                    query,
+                    query_stride,
+                    tiles,
+                    num_tiles,
+                    out,
+                    partial,
+                    lse2,
+                    scale_log2,
+                    q_memory.index(1),
+                    ring,
+                    _GROUP_ROWS,
+                    NUM_KV_HEADS,
+                    GROUP,
+                    HEAD_DIM,
+                    TILE_FIELDS,
+                    BLOCK_N,
+                    STAGES,
+                ),
+            ),
+            (
+                _fetch_tiles,
+                (
+                    key_boxes,
+                    value_boxes,
+                    tiles,
+                    num_tiles,
+                    block_ids,
+                    ring,
+                    NUM_KV_HEADS,
+                    BLOCK_SIZE,
+                    TILE_FIELDS,
+                    BLOCK_N,
+                    STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _nth_work(index):
+    """The program's `index`-th pair of a tile and a KV head.
+
+    Tiles come largest first: every other round goes to the programs in the opposite order, so that
+    all get about as much.
+    """
+    place = gl.program_id(0)
+    if index % 2 == 1:
+        place = gl.num_programs(0) - 1 - place
+    return index * gl.num_programs(0) + place
+
+
+@gluon.jit
+def _fetch_tiles(
+    key_boxes,
+    value_boxes,
+    tiles,
+    num_tiles,
+    block_ids,
+    ring,
+    NUM_KV_HEADS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    TILE_FIELDS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Keys and values of all tiles of the program, in the order in which `_attend` reads them."""
+    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
+    num_work = gl.load(num_tiles) * NUM_KV_HEADS
+    count = 0
+    for index in range(gl.cdiv(num_work, gl.num_programs(0))):
+        work = _nth_work(index)
+        if work < num_work:
+            tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
+            head = work % NUM_KV_HEADS
+            first_block = gl.load(tile)
+            begin = gl.load(tile + 1)
+            end = gl.load(tile + 2)
+            last_block = (end - 1) // BLOCK_SIZE
+            steps = gl.cdiv(end - begin, BLOCK_N)
+            for step in range(steps):
+                start = begin + (steps - 1 - step) * BLOCK_N
+                stage = count % STAGES
+                phase = (count // STAGES) & 1
+                _fetch_buffer(
+                    key_boxes,
+                    k_memory.index(stage),
+                    k_full.index(stage),
+                    k_empty.index(stage),
+                    phase,
+                    start,
+                    last_block,
+                    block_ids + first_block,
+                    head,
+                    NUM_KV_HEADS,
+                    BLOCK_SIZE,
+                )
+                _fetch_buffer(
+                    value_boxes,
+                    v_memory.index(stage),
+                    v_full.index(stage),
+                    v_empty.index(stage),
+                    phase,
+                    start,
+                    last_block,
+                    block_ids + first_block,
+                    head,
+                    NUM_KV_HEADS,
+                    BLOCK_SIZE,
+                )
+                count += 1
+
+
+@gluon.jit
+def _fetch_buffer(
+    boxes,
+    memory,
+    full,
+    empty,
+    phase,
+    start,
+    last_block,
+    table,
+    head,
+    NUM_KV_HEADS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+):
+    """Fetch the keys or values from `start` on into a buffer, as soon as it is free."""
+    KEYS: gl.constexpr = memory.shape[0]
+    HEAD_DIM: gl.constexpr = memory.shape[1]
+    ROWS: gl.constexpr = KEYS // 64
+    COLUMNS: gl.constexpr = HEAD_DIM // 64
+    parts = _boxes(memory, ROWS * COLUMNS)
+    mbarrier.wait(empty, phase ^ 1)
+    mbarrier.expect(full, KEYS * HEAD_DIM * 2)
+    for row in gl.static_range(ROWS):
+        offset = start + row * 64
+        # Behind the last key any block will do: what comes from there is masked.
+        block = gl.load(table + gl.minimum(offset // BLOCK_SIZE, last_block))
+        place = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset % BLOCK_SIZE
+        for column in gl.static_range(COLUMNS):
+            _fetch(boxes, [place, column * 64], full, parts.index(column * ROWS + row))
+
+
+@gluon.jit
+def _attend(
+    query,
+    query_stride,
+    tiles,
+    num_tiles,
+    out,
+    partial,
+    lse2,
+    scale_log2,
+    q_memory,
+    ring,
+    FIRST_ROW: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    TILE_FIELDS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """A group's rows, from `FIRST_ROW` on, of all tiles of the program."""
+    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    TOTAL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, TOTAL, 2)
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    DTYPE: gl.constexpr = v_memory.dtype
+    num_work = gl.load(num_tiles) * NUM_KV_HEADS
+    count = 0
+    for index in range(gl.cdiv(num_work, gl.num_programs(0))):
+        work = _nth_work(index)
+        if work < num_work:
+            tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
+            head = work % NUM_KV_HEADS
+            begin = gl.load(tile + 1)
+            end = gl.load(tile + 2)
+            first_token = gl.load(tile + 3)
+            num_tokens = gl.load(tile + 4)
+            first_position = gl.load(tile + 5)
+            steps = gl.cdiv(end - begin, BLOCK_N)
+
+            _load_query(
+                query,
+                query_stride,
+                first_token,
+                num_tokens,
+                head,
+                q_memory,
+                FIRST_ROW,
+                GROUP,
+                HEAD_DIM,
+                COPY,
+            )
+            rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, SCORES))
+            member = rows // GROUP
+            positions = gl.where(member < num_tokens, first_position + member, -1)
+            start = begin + (steps - 1) * BLOCK_N
+            stage = count % STAGES
+            phase = (count // STAGES) & 1
+            mbarrier.wait(k_full.index(stage), phase)
+            scores = gl.zeros([_GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
+            k = k_memory.index(stage).permute((1, 0))
+            scores = warpgroup_mma(q_memory, k, scores, use_acc=False, is_async=True)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            mbarrier.arrive(k_empty.index(stage))
+            largest = gl.full([_GROUP_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+            # The last keys of a part may be seen, and are another's all the same.
+            weights, _decay, largest = _weigh(
+                scores, largest, gl.minimum(positions, end - 1), start, scale_log2, True
+            )
+            denominator = _lane_sums(weights)
+            packed = _pack(weights, DTYPE)
+            if start + BLOCK_N > end:
+                # Slots behind the last key may hold anything, also what times 0 is not 0. Both
+                # groups write the same.
+                mbarrier.wait(v_full.index(stage), phase)
+                keys = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY))
+                values = v_memory.index(stage).load(COPY)
+                v_memory.index(stage).store(gl.where((keys < end)[:, None], values, 0.0))
+                fence_async_shared()
+            total = gl.zeros([_GROUP_ROWS, HEAD_DIM], gl.float32, TOTAL)
+            count += 1
+
+            # Whole tiles of keys that the first of these tokens sees, all of them see.
+            seen = gl.maximum(0, first_position + 1 - begin) // BLOCK_N * BLOCK_N + begin
+            masked = gl.maximum(0, start - seen) // BLOCK_N
+            for _ in range(masked):
+                start -= BLOCK_N
+                total, packed, largest, denominator = _step(
+                    total,
+                    packed,
+                    largest,
+                    denominator,
+                    positions,
+                    start,
+                    count,
+                    scale_log2,
+                    q_memory,
+                    ring,
+                    True,
+                    SCORES,
+                    TOTAL,
+                    STAGES,
+                )
+                count += 1
+            for _ in range(steps - 1 - masked):
+                start -= BLOCK_N
+                total, packed, largest, denominator = _step(
+                    total,
+                    packed,
+                    largest,
+                    denominator,
+                    positions,
+                    start,
+                    count,
+                    scale_log2,
+                    q_memory,
+                    ring,
+                    False,
+                    SCORES,
+                    TOTAL,
+                    STAGES,
+                )
+                count += 1
+            stage = (count - 1) % STAGES
+            mbarrier.wait(v_full.index(stage), ((count - 1) // STAGES) & 1)
+            weights = _unpack(packed, DTYPE, WEIGHTS)
+            total = warpgroup_mma(weights, v_memory.index(stage), total, is_async=True)
+            total = warpgroup_mma_wait(0, deps=[total])
+            mbarrier.arrive(v_empty.index(stage))
+
+            _store_rows(
+                total,
+                gl.sum(denominator, 1),
+                largest,
+                tile,
+                head,
+                out,
+                partial,
+                lse2,
+                FIRST_ROW,
+                NUM_KV_HEADS,
+                GROUP,
+                HEAD_DIM,
+                TOTAL,
+            )
+
+
+@gluon.jit
+def _load_query(
+    query,
+    query_stride,
+    first_token,
+    num_tokens,
+    head,
+    q_memory,
+    FIRST_ROW: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Bring a group's rows of a tile to shared memory, where products take them from."""
+    rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
+    tokens = (first_token + rows // GROUP).to(gl.int64)
+    heads = head * GROUP + rows % GROUP
+    q = gl.load(
+        query + (tokens * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :],
+        mask=(rows // GROUP < num_tokens)[:, None],
+        other=0.0,
+    )
+    q_memory.store(q)
+    fence_async_shared()
+
+
+@gluon.jit
+def _store_rows(
+    total,
+    denominator,
+    largest,
+    tile,
+    head,
+    out,
+    partial,
+    lse2,
+    FIRST_ROW: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Write what a group's rows come to, or where keys were cut, what this part of them gives."""
+    rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
+    member = rows // GROUP
+    present = member < gl.load(tile + 4)
+    heads = head * GROUP + rows % GROUP
+    denominator = gl.convert_layout(denominator, gl.SliceLayout(1, LAYOUT))
+    # A row that saw none of a part's keys: output 0 and log-sum-exp -inf, not 0 / 0.
+    result = total / gl.where(denominator == 0.0, 1.0, denominator)[:, None]
+    first_slot = gl.load(tile + 6)
+    if first_slot < 0:
+        tokens = (gl.load(tile + 3) + member).to(gl.int64)
+        places = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        gl.store(
+            out + places[:, None] + dims[None, :],
+            result.to(out.dtype.element_ty),
+            mask=present[:, None],
+        )
+    else:
+        slots = (first_slot + member * gl.load(tile + 7)).to(gl.int64)
+        entries = slots * (NUM_KV_HEADS * GROUP) + heads
+        gl.store(
+            partial + entries[:, None] * HEAD_DIM + dims[None, :], result, mask=present[:, None]
+        )
+        logs = gl.convert_layout(largest, gl.SliceLayout(1, LAYOUT)) + gl.log2(denominator)
+        gl.store(lse2 + entries, logs, mask=present)
+
+
+@gluon.jit
+def _step(
+    total,
+    packed,
+    largest,
+    denominator,
+    positions,
+    start,
+    count,
+    scale_log2,
+    q_memory,
+    ring,
+    MASKED: gl.constexpr,
+    SCORES: gl.constexpr,
+    TOTAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Weights of the keys from `start` on, and the sum with the values of the keys before."""
+    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
+    DTYPE: gl.constexpr = v_memory.dtype
+    BLOCK_N: gl.constexpr = k_memory.shape[1]
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, TOTAL, 2)
+    LANES: gl.constexpr = denominator.type.layout
+    stage = count % STAGES
+    before = (count - 1) % STAGES
+    before_phase = ((count - 1) // STAGES) & 1
+    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
+    scores = gl.zeros([_GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
+    k = k_memory.index(stage).permute((1, 0))
+    scores = warpgroup_mma(q_memory, k, scores, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(before), before_phase)
+    weights = _unpack(packed, DTYPE, WEIGHTS)
+    total = warpgroup_mma(weights, v_memory.index(before), total, is_async=True)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    mbarrier.arrive(k_empty.index(stage))
+    weights, decay, largest = _weigh(scores, largest, positions, start, scale_log2, MASKED)
+    lane_decay = gl.convert_layout(decay, gl.SliceLayout(1, LANES))
+    denominator = denominator * lane_decay[:, None] + _lane_sums(weights)
+    # NOTE: this barrier was passed above. The compiler moves no instruction across the branch of
+    # a wait, but would move the exponentials behind the wait for the product.
+    mbarrier.wait(v_full.index(before), before_phase)
+    total, packed = warpgroup_mma_wait(0, deps=[total, _pack(weights, DTYPE)])
+    mbarrier.arrive(v_empty.index(before))
+    total = total * gl.convert_layout(decay, gl.SliceLayout(1, TOTAL))[:, None]
+    return total, packed, largest, denominator
+
+
+@gluon.jit
+def _weigh(scores, largest, positions, start, scale_log2, MASKED: gl.constexpr):
+    """Weights of `scores`, by what older weights shrink, and the largest score so far.
+
+    All queries see all keys, or with `MASKED` those up to their own position.
+    """
+    if MASKED:
+        SCORES: gl.constexpr = scores.type.layout
+        keys = start + gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, SCORES))
+        scores = gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+    raised = gl.maximum(largest, gl.max(scores, 1) * scale_log2)
+    anchor = raised
+    if MASKED:
+        # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
+        anchor = gl.where(raised == float("-inf"), 0.0, raised)
+    decay = _exp2(largest - anchor)
+    weights = _exp2(scores * scale_log2 - anchor[:, None])
+    return weights, decay, raised
+
+
+@gluon.jit
+def _exp2(x):
+    """2^x; what would be subnormal is 0, which spares three instructions of four."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _lane_sums(weights):
+    """Sums `[rows, 4]` of what each of the four lanes holds of a row: they are added up later."""
+    ROWS: gl.constexpr = weights.shape[0]
+    COLUMNS: gl.constexpr = weights.shape[1]
+    return gl.sum(gl.sum(gl.reshape(weights, [ROWS, COLUMNS // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _pack(weights, DTYPE: gl.constexpr):
+    """Pairs of columns as 32 bits: 16 bits that go through a loop are moved one by one."""
+    ROWS: gl.constexpr = weights.shape[0]
+    COLUMNS: gl.constexpr = weights.shape[1]
+    low, high = gl.split(gl.reshape(weights, [ROWS, COLUMNS // 2, 2]))
+    TYPE: gl.constexpr = "bf16x2" if gl.bfloat16 == DTYPE else "f16x2"
+    return gl.inline_asm_elementwise(
+        "cvt.rn." + TYPE + ".f32 $0, $2, $1;",
+        "=r,f,f",
+        [low, high],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _unpack(packed, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """What `_pack` made, as an operand of a product."""
+    ROWS: gl.constexpr = packed.shape[0]
+    COLUMNS: gl.constexpr = packed.shape[1] * 2
+    low, high = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;",
+        "=h,=h,r",
+        [packed],
+        dtype=(gl.int16, gl.int16),
+        is_pure=True,
+        pack=1,
+    )
+    weights = gl.reshape(gl.join(low, high), [ROWS, COLUMNS])
+    return gl.convert_layout(weights.to(DTYPE, bitcast=True), LAYOUT)
