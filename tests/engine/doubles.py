@@ -245,13 +245,10 @@ def scripted_engine(
     runner = ScriptedRunner(num_blocks=num_blocks, block_size=block_size, max_position=max_position)
     runner.device = device
 
-    class Engine(BuiltinEngine):
-        def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
-            return batcher(self._store, self._pool, settings)
-
     values = BuiltinSettings(block_size=block_size, **{"overlap": _overlap, **settings})  # type: ignore[arg-type]
     made = None if copies is None else copies(runner)
-    return Engine(runner, values, model="scripted", copies=made), runner
+    engine = BuiltinEngine(runner, values, model="scripted", copies=made, make_batcher=batcher)
+    return engine, runner
 
 
 def run_both_ways(overlap: str) -> Iterator[str]:

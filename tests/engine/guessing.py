@@ -16,7 +16,8 @@ from doubles import (
 )
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.contexts import Context
-from parrot_engine.engine.speculation import Guesser, Speculation
+from parrot_engine.engine.ngrams import Guesser
+from parrot_engine.engine.speculation import Speculation
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings

@@ -20,6 +20,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from parrot_engine.batch import RowOutcome, Runner, SampledToken
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.context_store import ContextStore
-from parrot_engine.engine.contexts import Context
+from parrot_engine.engine.contexts import Context, PlannedRow
 from parrot_engine.engine.speculation import Speculation
-from parrot_engine.engine.step_plan import PlannedRow
 from parrot_engine.kv_cache.block_pool import BlockPool
+from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.settings import BuiltinSettings
@@ -72,9 +73,15 @@ class _ForcedBatcher(Batcher):
     """Takes a share of the guesses for right."""
 
     def __init__(
-        self, store: ContextStore, pool: BlockPool, settings: BuiltinSettings, share: float
+        self,
+        store: ContextStore,
+        pool: BlockPool,
+        settings: BuiltinSettings,
+        host: HostTier | None,
+        *,
+        share: float,
     ) -> None:
-        super().__init__(store, pool, settings)
+        super().__init__(store, pool, settings, host)
         if settings.speculative_tokens > 0:
             self.speculation = _ForcedSpeculation(settings)
         self._share = share
@@ -95,15 +102,10 @@ class _ForcedBatcher(Batcher):
         )
 
 
-class _ForcedEngine(BuiltinEngine):
+def _forced_engine(runner: Runner, settings: BuiltinSettings, share: float) -> BuiltinEngine:
     """With a share of right guesses."""
-
-    def __init__(self, runner: Runner, settings: BuiltinSettings, share: float) -> None:
-        self._share = share
-        super().__init__(runner, settings, model="forced")
-
-    def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
-        return _ForcedBatcher(self._store, self._pool, settings, self._share)
+    make_batcher = partial(_ForcedBatcher, share=share)
+    return BuiltinEngine(runner, settings, model="forced", make_batcher=make_batcher)
 
 
 def time_steps(
@@ -159,7 +161,7 @@ def run_forced(
         )
 
     def measure(rows: int, count: int, share: float) -> dict[str, float]:
-        engine = _ForcedEngine(runner, settings(rows, count), share)
+        engine = _forced_engine(runner, settings(rows, count), share)
         return time_steps(engine, rows, prompt_tokens=prompt_tokens, steps=steps)
 
     for rows in batches:

@@ -1,7 +1,7 @@
 """The builtin engine: takes primitives, runs steps, gives events.
 
 Brings the parts together and holds no decision of its own: the store knows the contexts, the
-batcher chooses what runs, the runner computes and samples, `outcomes` lets count what came out. A
+batcher chooses what runs, the runner computes and samples, `StepResults` applies what came out. A
 step is: take what was submitted, plan, launch, wait for the outcome, apply it.
 
 On a device that computes by itself the outcome waited for is that of the step before (`overlap`):
@@ -11,7 +11,7 @@ planning stands in `parrot_engine.engine.batcher`.
 
 No tokenizer, no text, no network. What its tokens say is known to grammars alone
 (`parrot_engine.engine.grammar`), which are compiled in threads of their own: a generation whose
-grammar is not ready is held, and the others go on.
+grammar is not ready waits, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 from parrot_engine.batch import Launch, RowOutcome, Runner
 from parrot_engine.distributed.leader import load_leader_runner
-from parrot_engine.engine.batcher import Batcher
+from parrot_engine.engine.batcher import Batcher, StepPlan
 from parrot_engine.engine.context_store import ContextStore
+from parrot_engine.engine.contexts import PlannedRow
 from parrot_engine.engine.grammar import GrammarCompiler
-from parrot_engine.engine.pending_grammars import HeldGenerations
-from parrot_engine.engine.step_plan import PlannedRow, StepPlan
-from parrot_engine.engine.step_results import Outcomes
+from parrot_engine.engine.pending_grammars import PendingGrammars
+from parrot_engine.engine.step_results import StepResults
 from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
 from parrot_engine.kv_cache.block_pool import BlockPool
@@ -92,6 +92,7 @@ class BuiltinEngine:
         model: str,
         grammars: GrammarCompiler | None = None,
         copies: BlockCopies | None = None,
+        make_batcher: Callable[..., Batcher] = Batcher,
     ) -> None:
         """Take a loaded runner.
 
@@ -102,6 +103,7 @@ class BuiltinEngine:
             grammars: for its vocabulary; without them generations with a grammar are refused.
             copies: between its cache and host memory; with them there is a host tier, which
                 brings back runs of `settings.host_min_tokens` tokens.
+            make_batcher: `Batcher`, or what makes a subclass of it from the same arguments.
 
         Raises:
             SettingsError: settings and runner do not match.
@@ -118,7 +120,17 @@ class BuiltinEngine:
         longest = min(runner.max_position, runner.num_blocks * runner.block_size)
         if settings.max_context_tokens is not None:
             longest = min(longest, settings.max_context_tokens)
-        self._pool = BlockPool(runner.num_blocks)
+        self._host: HostTier | None = None
+        if copies is None:
+            self._pool = BlockPool(runner.num_blocks)
+        else:
+            self._host = HostTier(
+                runner.num_blocks,
+                copies,
+                reserve=settings.host_reserve,
+                least_blocks=-(-(settings.host_min_tokens or 1) // settings.block_size),
+            )
+            self._pool = self._host.pool
         self._store = ContextStore(
             self._pool,
             block_size=settings.block_size,
@@ -126,16 +138,8 @@ class BuiltinEngine:
             max_waiting=settings.max_waiting,
             max_contexts=settings.max_contexts,
         )
-        self._batcher = self._make_batcher(settings)
-        self._outcomes = Outcomes(self._store, self._batcher)
-        self._host: HostTier | None = None
-        if copies is not None:
-            self._host = self._batcher.host = HostTier(
-                self._pool,
-                copies,
-                reserve=settings.host_reserve,
-                least_blocks=-(-(settings.host_min_tokens or 1) // settings.block_size),
-            )
+        self._batcher = make_batcher(self._store, self._pool, settings, self._host)
+        self._results = StepResults(self._store, self._batcher)
         #: Whether the outcome of a step is waited for in the next one …
         self._overlaps = settings.overlap == "on"
         #: … and whether that depends on what the device has done by then.
@@ -143,7 +147,7 @@ class BuiltinEngine:
         if settings.overlap == "auto":
             self._overlaps = self._looks_first = runner.device.startswith("cuda")
         self._in_flight: _InFlight | None = None
-        self._held = None if grammars is None else HeldGenerations(self._store, grammars)
+        self._grammars = None if grammars is None else PendingGrammars(self._store, grammars)
         self._info = EngineInfo(
             model=model,
             kind="builtin",
@@ -192,9 +196,6 @@ class BuiltinEngine:
         copies, settings = load_copies(runner, settings)
         return cls(runner, settings, model=model, grammars=grammars, copies=copies)
 
-    def _make_batcher(self, settings: BuiltinSettings) -> Batcher:
-        return Batcher(self._store, self._pool, settings)
-
     @property
     def info(self) -> EngineInfo:
         """What this engine is."""
@@ -216,15 +217,15 @@ class BuiltinEngine:
         if self._runner is not None:
             self._runner.check()
         self._take_inbox()
-        if self._held is not None:
-            self._held.release()
+        if self._grammars is not None:
+            self._grammars.release()
         before = self._in_flight
         if before is not None and (
             before.plan.has_guesses or (self._looks_first and before.launch.ready())
         ):
             # What comes next depends on the guesses; or the device waits for us, and a plan that
             # knows the tokens costs nothing more.
-            self._outcomes.land(before.plan, before.launch)
+            self._results.apply(before.plan, before.launch)
             before = None
         if self._host is not None:
             self._host.collect()
@@ -234,11 +235,11 @@ class BuiltinEngine:
             if plan.rows:
                 launched = self._launch(plan)
         if before is not None:
-            self._outcomes.land(before.plan, before.launch)
+            self._results.apply(before.plan, before.launch)
         elif launched is None and not self._store.events:
             self._wait()
         if launched is not None and not self._may_wait(launched):
-            self._outcomes.land(launched.plan, launched.launch)
+            self._results.apply(launched.plan, launched.launch)
             launched = None
         self._in_flight = launched
         states = self._store.states
@@ -246,7 +247,7 @@ class BuiltinEngine:
         if self._host is not None:
             idle = chain(states.idle, states.idle_pinned)
             self._host.copy_ahead(context.block_table.ids for context in idle)
-            has_work = has_work or self._host.is_fetching
+            has_work = has_work or self._host.is_loading_any
         return StepResult(self._store.take_events(), has_work)
 
     def stats(self) -> EngineStats:
@@ -283,8 +284,8 @@ class BuiltinEngine:
             self._runner.close()
         self._runner = None
         self._inbox.clear()
-        if self._held is not None:
-            self._held.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def on_loss(self, callback: Callable[[], None]) -> None:
         """See `parrot_engine.protocol.Perishable`."""
@@ -330,8 +331,8 @@ class BuiltinEngine:
     def _submit_generate(self, primitive: Generate, seed: int, ends: frozenset[int]) -> None:
         if primitive.sampling.grammar is None:
             self._store.submit_generate(primitive, seed=seed, end_token_ids=ends)
-        elif self._held is not None:
-            self._held.submit(primitive, seed=seed, end_token_ids=ends)
+        elif self._grammars is not None:
+            self._grammars.submit(primitive, seed=seed, end_token_ids=ends)
         else:
             raise PrimitiveError(
                 "invalid_request", "grammar: this engine was loaded without its model's tokenizer"
@@ -340,10 +341,10 @@ class BuiltinEngine:
     def _wait(self) -> None:
         """Nothing can be launched: wait a moment for what has to come first."""
         states = self._store.states
-        if self._host is not None and self._host.is_fetching:
+        if self._host is not None and self._host.is_loading_any:
             self._host.wait()
-        elif self._held is not None and states.num_held:
-            self._held.wait()
+        elif self._grammars is not None and states.num_pending_grammar:
+            self._grammars.wait()
         elif states.has_work:
             raise EngineStateError("batcher", "there is work, but nothing was planned")
 

@@ -100,9 +100,9 @@ class ContextStore:
         *,
         seed: int,
         end_token_ids: frozenset[int],
-        is_held: bool = False,
+        awaits_grammar: bool = False,
     ) -> tuple[Context, PendingGenerate]:
-        """Queue a validated Generate; one that is held waits for `release`.
+        """Queue a validated Generate; one that `awaits_grammar` waits for `release`.
 
         Raises:
             PrimitiveError: it cannot be queued; give the context up with `fail_id`.
@@ -111,7 +111,7 @@ class ContextStore:
         self._number += 1
         sampling, priority = primitive.sampling, primitive.priority
         generate = PendingGenerate(
-            self._number, sampling, priority, seed, end_token_ids, is_held=is_held
+            self._number, sampling, priority, seed, end_token_ids, awaits_grammar=awaits_grammar
         )
         self._enqueue(context, generate)
         return context, generate
@@ -119,9 +119,9 @@ class ContextStore:
     def release(
         self, context: Context, generate: PendingGenerate, new_matcher: Callable[[], Matcher]
     ) -> None:
-        """A held Generate may go on, kept to what `new_matcher` makes."""
+        """Let a Generate go on whose grammar is compiled; `new_matcher` makes its matcher."""
         generate.new_matcher = new_matcher
-        generate.is_held = False
+        generate.awaits_grammar = False
         if context.is_at(generate):
             self.settle(context)
 
@@ -190,8 +190,8 @@ class ContextStore:
             self.max_context_tokens,
         )
         if parent is not None:
-            self._lift(parent, primitive.priority)
-            context.state = "unborn"
+            self._raise_priority(parent, primitive.priority)
+            context.state = "pending_fork"
             context.fork = PendingFork(parent, context, primitive.priority)
             parent.pending.append(context.fork)
         self._by_id[context_id] = context
@@ -213,13 +213,13 @@ class ContextStore:
             )
 
     def _enqueue(self, context: Context, pending: PendingFill | PendingGenerate) -> None:
-        self._lift(context, pending.priority)
+        self._raise_priority(context, pending.priority)
         context.pending.append(pending)
         self.settle(context if context.fork is None else context.fork.parent)
 
-    def _lift(self, context: Context, priority: int) -> None:
-        """Let work of this priority wait for all that is queued on a context."""
-        first = context.lift(priority)
+    def _raise_priority(self, context: Context, priority: int) -> None:
+        """Raise what is queued on a context to the priority of work that will wait for it."""
+        first = context.raise_priority(priority)
         if first is not None and first.state == "waiting":
             self.states.move(first, "waiting")
 
@@ -233,15 +233,15 @@ class ContextStore:
         todo = [context]
         while todo:
             current = todo.pop()
-            if current.state in ("unborn", "gone"):
+            if current.state in ("pending_fork", "gone"):
                 continue
             while current.pending and self._settle_head(current, todo):
                 pass
             if current.state == "gone":
                 continue
             if current.pending:
-                if current.is_held:
-                    self.states.move(current, "held")
+                if current.awaits_grammar:
+                    self.states.move(current, "pending_grammar")
                 elif current.state != "running":
                     self.states.move(current, "waiting")
             elif current.freed:
@@ -249,11 +249,11 @@ class ContextStore:
             else:
                 self.states.move(current, "idle")
 
-    def _settle_head(self, context: Context, born: list[Context]) -> bool:
+    def _settle_head(self, context: Context, forked: list[Context]) -> bool:
         """Settle the head of the queue; False when it needs computing, or the context failed."""
         head = context.pending[0]
         if isinstance(head, PendingFork):
-            born.append(self._bear(context))
+            forked.append(self._fork(context))
             return True
         try:
             if isinstance(head, PendingFill):
@@ -293,7 +293,7 @@ class ContextStore:
             context.pending.popleft()
             self._emit(context, Generated(context.id, [], generate.no_logprobs(), "length"))
             return True
-        if generate.is_held:
+        if generate.awaits_grammar:
             return False
         context.step_back(len(context.token_ids) - 1)
         generate.begin(context.token_ids)
@@ -320,17 +320,17 @@ class ContextStore:
         context.pending.popleft()
         return False
 
-    def bear_forks(self, context: Context) -> None:
-        """Let the forks at the head of the queue happen."""
+    def fork_pending(self, context: Context) -> None:
+        """Carry out the forks at the head of the queue."""
         while context.pending and isinstance(context.pending[0], PendingFork):
-            self.settle(self._bear(context))
+            self.settle(self._fork(context))
 
-    def _bear(self, parent: Context) -> Context:
+    def _fork(self, parent: Context) -> Context:
         """Fork: the child shares every block, the partially filled one included."""
         fork = parent.pending.popleft()
         assert isinstance(fork, PendingFork)
         child = fork.child
-        child.begin_as(parent)
+        child.fork_from(parent)
         for block in child.block_table.ids:
             self._pool.retain(block)
         self.states.move(child, "idle")
@@ -340,14 +340,14 @@ class ContextStore:
     # The end
 
     def fail(
-        self, context: Context, code: FailureCode, message: str, *, distrust: bool = False
+        self, context: Context, code: FailureCode, message: str, *, invalidate: bool = False
     ) -> None:
         """Give a context up, and the forks that wait for it.
 
         Args:
-            distrust: its KV may be wrong: nobody shall find its blocks again.
+            invalidate: its KV may be wrong: its blocks must not be found again.
         """
-        if distrust:
+        if invalidate:
             for block in context.block_table.ids:
                 self._pool.withdraw(block)
         todo = deque([(context, message)])
@@ -413,8 +413,8 @@ class ContextStore:
         for context in self.states:
             if context.freed == (self._by_id.get(context.id) is context):
                 raise self.states.illegal(context, "freed and known")
-            if (context.state == "unborn") != (context.fork is not None):
-                raise self.states.illegal(context, "unborn without a parent, or born with one")
+            if (context.state == "pending_fork") != (context.fork is not None):
+                raise self.states.illegal(context, "a fork pends without a parent, or the reverse")
             priorities = [pending.priority for pending in context.pending]
             if priorities != sorted(priorities):
                 raise self.states.illegal(context, "waits for work that is less urgent")

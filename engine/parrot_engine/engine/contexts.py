@@ -9,24 +9,26 @@ and freed, is `parrot_engine.engine.context_store`; which of them wait, run or i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
 from operator import is_not
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from parrot_engine.batch import Matcher, SamplingRow
-from parrot_engine.engine.speculation import Guesser
+from parrot_engine.batch import BatchRow, Matcher, SamplingRow, ScoringRow
+from parrot_engine.engine.ngrams import Guesser
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash
-from parrot_engine.kv_cache.block_table import BlockTable
+from parrot_engine.kv_cache.block_pool import BlockTable
 from parrot_engine.protocol import FinishReason, Retention, SamplingParams, TokenLogprobs
 
-#: `unborn` waits for its parent to reach the fork; `waiting` has work but no place in the batch;
-#: `running` has one; `held` has work, but its grammar is being compiled; `idle` has no work; `gone`
-#: was freed or failed.
-ContextState: TypeAlias = Literal["unborn", "waiting", "running", "held", "idle", "gone"]
+#: `pending_fork` waits for its parent to reach the fork; `waiting` has work but no place in the
+#: batch; `running` has one; `pending_grammar` has work, but its grammar is being compiled; `idle`
+#: has no work; `gone` was freed or failed.
+ContextState: TypeAlias = Literal[
+    "pending_fork", "waiting", "running", "pending_grammar", "idle", "gone"
+]
 
 #: Sorts work: (priority, number of the submission), smaller first.
 Rank: TypeAlias = tuple[int, int]
@@ -68,7 +70,7 @@ class PendingGenerate:
     #: Made when its first token is about to be sampled; its lists grow with the generation.
     row: SamplingRow | None = None
     #: Its grammar is being compiled: no token can be drawn yet.
-    is_held: bool = False
+    awaits_grammar: bool = False
     #: Makes what keeps it to its grammar, if it has one and that is compiled.
     new_matcher: Callable[[], Matcher] | None = None
     #: Guesses its next tokens; None until the first are asked for.
@@ -105,28 +107,21 @@ class PendingFork:
 Pending: TypeAlias = PendingFill | PendingGenerate | PendingFork
 
 
-class Flight(Protocol):
-    """What a context has to know of a row that was launched for it."""
+class PlannedRow(NamedTuple):
+    """One row of a planned step, and what its outcome is for."""
 
-    @property
-    def end(self) -> int:
-        """Position behind the row's last token."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """The index of the row in its step."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """The context's epoch when the row was planned."""
-        ...
-
-    @property
-    def generate(self) -> PendingGenerate | None:
-        """The Generate that a token is sampled for."""
-        ...
+    context: Context
+    row: BatchRow
+    #: The Generate that gets a token from the row's last logits.
+    generate: PendingGenerate | None
+    #: The following tokens of a Fill that the row's first logits score.
+    scoring: ScoringRow | None
+    #: Position behind the row's last token.
+    end: int
+    #: The index of the row in its step.
+    number: int
+    #: The context's epoch when it was planned.
+    epoch: int
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +133,7 @@ class Context:
     block_size: int
     #: Tokens that it may hold at most.
     max_tokens: int
-    #: Its place in its parent's queue, while it is unborn.
+    #: Its place in its parent's queue, while the fork is pending.
     fork: PendingFork | None = None
     state: ContextState = "idle"
     #: Keep the KV as long as there is anything else to evict.
@@ -152,14 +147,14 @@ class Context:
     num_computed: int = 0
     #: The row launched last, until its outcome has been applied; None also for one whose outcome
     #: does not matter any more.
-    in_flight: Flight | None = None
+    in_flight: PlannedRow | None = None
     #: Grows whenever a row in flight must not count as computed: KV dropped, generation over.
     epoch: int = 0
     pending: deque[Pending] = field(default_factory=deque)
     #: Hashes of the full blocks of `token_ids`, as far as they were asked for.
     hashes: list[bytes] = field(default_factory=list)
-    #: The rank under which it stands in the line of waiting contexts.
-    queued: Rank | None = None
+    #: The rank under which it stands in the queue of waiting contexts.
+    queued_rank: Rank | None = None
     #: How it came to its state, for `ContextStateError`.
     story: deque[str] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -190,16 +185,28 @@ class Context:
         """
         for pending in self.pending:
             if isinstance(pending, PendingGenerate):
-                return pending if self.has_room_for(pending) and not pending.is_held else None
+                return (
+                    pending if self.has_room_for(pending) and not pending.awaits_grammar else None
+                )
             if isinstance(pending, PendingFill) and pending is not self.pending[0]:
                 return None
         return None
 
     @property
-    def is_held(self) -> bool:
+    def wants_one_token(self) -> bool:
+        """Whether a running context that was not planned yet wants a single token in a step."""
+        in_flight = self.in_flight
+        if in_flight is None:
+            return self.num_remaining == 1
+        if in_flight.generate is not None:
+            return self.continues_in_flight(in_flight.generate)
+        return len(self.token_ids) - in_flight.end == 1
+
+    @property
+    def awaits_grammar(self) -> bool:
         """Whether what comes next is a Generate whose grammar is being compiled."""
         head = self.pending[0] if self.pending else None
-        return isinstance(head, PendingGenerate) and head.is_held
+        return isinstance(head, PendingGenerate) and head.awaits_grammar
 
     def is_at(self, generate: PendingGenerate | None) -> bool:
         """Whether this Generate is at the head of the queue."""
@@ -209,7 +216,7 @@ class Context:
         """Whether a Generate that begins now yields any token."""
         return 0 < len(self.token_ids) < self.max_tokens and generate.sampling.max_tokens > 0
 
-    def goes_on_unseen(self, generate: PendingGenerate) -> bool:
+    def continues_in_flight(self, generate: PendingGenerate) -> bool:
         """Whether a Generate draws another token after the one in flight, unless that ends it.
 
         Known by counting. False as well when the next draw depends on which token it is, or when
@@ -227,38 +234,38 @@ class Context:
 
     @property
     def speculative_generate(self) -> PendingGenerate | None:
-        """The Generate that takes one token in the next step, if that may be more by guesses."""
-        head, flight = self.pending[0] if self.pending else None, self.in_flight
+        """The Generate that takes one token in the next step, if guesses may make that more."""
+        head, in_flight = self.pending[0] if self.pending else None, self.in_flight
         if not isinstance(head, PendingGenerate) or head.row is None or head.row.needs_history:
             return None
-        if flight is None:
+        if in_flight is None:
             return head if self.num_remaining == 1 else None
-        return head if flight.generate is head and self.goes_on_unseen(head) else None
+        return head if in_flight.generate is head and self.continues_in_flight(head) else None
 
-    def abandon_flight(self) -> None:
-        """What is still in flight is of no use any more: its generation is over."""
+    def discard_in_flight(self) -> None:
+        """The row in flight must not count any more: its generation is over."""
         if self.in_flight is not None:
             self.in_flight = None
             self.epoch += 1
 
-    def begin_as(self, parent: Context) -> None:
-        """Be born, with all of the parent; the caller retains the blocks."""
+    def fork_from(self, parent: Context) -> None:
+        """Carry out the pending fork: take over all of the parent. The caller retains the blocks."""
         self.fork = None
         self.token_ids = list(parent.token_ids)
         self.hashes = list(parent.hashes)
         self.block_table = BlockTable(parent.block_table.ids)
         self.num_computed = parent.num_computed
 
-    def lift(self, priority: int) -> Context | None:
-        """Make everything that is queued here at least as urgent as what is about to wait for it.
+    def raise_priority(self, priority: int) -> Context | None:
+        """Give all queued work at least the priority of new work that will wait for it.
 
-        An unborn context waits for its parent up to the fork, and so on. So priorities never fall
-        along a queue, that of a fork being its child's, and the walk back ends at the first that
-        is small enough.
+        A pending fork waits for its parent up to the fork, and so on. So priority numbers never
+        fall along a queue, that of a fork being its child's, and the walk back ends at the first
+        that is small enough.
 
         Returns:
-            The born context up to whose head the walk came, so that its rank may be another now;
-            None if it ended before.
+            The context with no pending fork up to whose head the walk came, so that its rank may
+            have changed; None if it ended before.
         """
         context = self
         queue: Iterable[Pending] = reversed(context.pending)
@@ -325,6 +332,18 @@ class Context:
             tokens = self.token_ids[number * size : (number + 1) * size]
             self.hashes.append(block_hash(parent, tokens))
         return self.hashes[index]
+
+    def reusable_digests(self) -> Iterator[bytes]:
+        """The hashes of its next blocks, as long as finding them saves computing.
+
+        A block is of use if it is full, and something in it need not be computed.
+        """
+        size = self.block_size
+        index = self.num_computed // size
+        last = min(self.first_needed(), len(self.token_ids))
+        while (index + 1) * size <= len(self.token_ids) and index * size < last:
+            yield self.digest(index)
+            index += 1
 
     def step_back(self, position: int) -> None:
         """Have the token at `position` computed again, if it was: its logits are needed."""

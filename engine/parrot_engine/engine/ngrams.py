@@ -15,6 +15,14 @@ from typing import Final
 MAX_PLACES: Final = 16
 #: Tokens that are remembered at most, some 150 bytes each.
 MAX_INDEXED: Final = 65_536
+#: Right guesses at a time that a generation is trusted to have at first, the share of the newest
+#: outcome in the average, and the average from which on it pauses.
+_FIRST_AVERAGE: Final = 1.0
+_NEWEST: Final = 0.25
+_TOO_FEW: Final = 0.25
+#: Tokens of the first pause, and of the longest.
+_SHORTEST_PAUSE: Final = 16
+_LONGEST_PAUSE: Final = 512
 
 
 class NgramIndex:
@@ -101,3 +109,25 @@ class NgramIndex:
         while len(guess) < count:
             guess.append(guess[len(guess) - (last - best)])
         return guess
+
+
+class Guesser:
+    """The guesses of one generation, and how they came out."""
+
+    def __init__(self, min_length: int, max_length: int) -> None:
+        self.index = NgramIndex(min_length, max_length)
+        #: Right guesses at a time, lately.
+        self.average = _FIRST_AVERAGE
+        #: Tokens of the generation before it makes guesses (again).
+        self.resumes_at = 0
+        self._pause = _SHORTEST_PAUSE
+
+    def note(self, num_right: int, num_generated: int) -> None:
+        """So many guesses of a row were right; so many tokens are generated now."""
+        self.average += _NEWEST * (num_right - self.average)
+        if num_right:
+            self._pause = _SHORTEST_PAUSE
+        elif self.average < _TOO_FEW:
+            self.average = _TOO_FEW
+            self.resumes_at = num_generated + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)

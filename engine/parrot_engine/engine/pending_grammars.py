@@ -1,6 +1,6 @@
-"""Generations whose grammar is being compiled: they are held, and everybody else goes on.
+"""Generations whose grammar is being compiled: they wait, and all others go on.
 
-A context is held from when such a generation comes to the head of its queue; until then what is in
+A context waits from when such a generation comes to the head of its queue; until then what is in
 front of it is computed. Its KV may be taken meanwhile, as that of an idle one. A grammar that
 cannot be compiled fails its context at once, wherever in the queue it stands.
 """
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _WAIT_S = 0.002
 
 
-class _Held(NamedTuple):
+class _Pending(NamedTuple):
     context: Context
     generate: PendingGenerate
     compiled: Future[CompiledGrammar]
@@ -34,13 +34,13 @@ class _Held(NamedTuple):
     deadline: float
 
 
-class HeldGenerations:
+class PendingGrammars:
     """The generations of a store that wait for their grammars. One thread drives it."""
 
     def __init__(self, store: ContextStore, compiler: GrammarCompiler) -> None:
         self._store = store
         self._compiler = compiler
-        self._held: list[_Held] = []
+        self._pending: list[_Pending] = []
 
     def submit(self, primitive: Generate, *, seed: int, end_token_ids: frozenset[int]) -> None:
         """Queue a validated Generate that has a grammar.
@@ -51,29 +51,29 @@ class HeldGenerations:
         assert primitive.sampling.grammar is not None
         compiled = self._compiler.compile(primitive.sampling.grammar)
         context, generate = self._store.submit_generate(
-            primitive, seed=seed, end_token_ids=end_token_ids, is_held=True
+            primitive, seed=seed, end_token_ids=end_token_ids, awaits_grammar=True
         )
-        held = _Held(context, generate, compiled, time.monotonic() + COMPILE_TIMEOUT_S)
-        if not self._try_release(held):
-            self._held.append(held)
+        pending = _Pending(context, generate, compiled, time.monotonic() + COMPILE_TIMEOUT_S)
+        if not self._try_release(pending):
+            self._pending.append(pending)
 
     def release(self) -> None:
         """Let go on whatever has its grammar by now; what cannot have it fails."""
-        if self._held:
-            self._held = [held for held in self._held if not self._try_release(held)]
+        if self._pending:
+            self._pending = [pending for pending in self._pending if not self._try_release(pending)]
 
     def wait(self) -> None:
         """Wait a moment for a grammar to be ready."""
-        wait([held.compiled for held in self._held], _WAIT_S, FIRST_COMPLETED)
+        wait([pending.compiled for pending in self._pending], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
         """Nothing is waited for any more."""
-        self._held.clear()
+        self._pending.clear()
         self._compiler.close()
 
-    def _try_release(self, held: _Held) -> bool:
+    def _try_release(self, pending: _Pending) -> bool:
         """Whether there is nothing to wait for any more."""
-        context, generate, compiled, deadline = held
+        context, generate, compiled, deadline = pending
         if context.state == "gone" or generate not in context.pending:
             return True
         if not compiled.done():

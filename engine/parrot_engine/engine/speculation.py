@@ -24,51 +24,18 @@ the step some of its time. Guesses are made only
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from parrot_engine.batch import RowOutcome, SampledToken
-from parrot_engine.engine.ngrams import NgramIndex
+from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
+from parrot_engine.engine.ngrams import Guesser
 from parrot_engine.settings import BuiltinSettings
-
-if TYPE_CHECKING:
-    from parrot_engine.engine.contexts import Context, PendingGenerate
-    from parrot_engine.engine.step_plan import PlannedRow
 
 #: Right guesses a generation of the step that have to be expected: what waiting for the step costs
 #: all of them, in tokens.
 _WORTH: Final = 0.2
-#: Right guesses at a time that a generation is trusted to have at first, the share of the newest
-#: outcome in the average, and the average from which on it pauses.
-_FIRST_AVERAGE: Final = 1.0
-_NEWEST: Final = 0.25
-_TOO_FEW: Final = 0.25
-#: Tokens of the first pause, and of the longest.
-_SHORTEST_PAUSE: Final = 16
-_LONGEST_PAUSE: Final = 512
 #: Tokens of prompts that are indexed between two steps: some 2 ms.
 _INDEXED_PER_STEP: Final = 8192
-
-
-class Guesser:
-    """The guesses of one generation, and how they came out."""
-
-    def __init__(self, min_length: int, max_length: int) -> None:
-        self.index = NgramIndex(min_length, max_length)
-        #: Right guesses at a time, lately.
-        self.average = _FIRST_AVERAGE
-        #: Tokens of the generation before it makes guesses (again).
-        self.resumes_at = 0
-        self._pause = _SHORTEST_PAUSE
-
-    def note(self, num_right: int, num_generated: int) -> None:
-        """So many guesses of a row were right; so many tokens are generated now."""
-        self.average += _NEWEST * (num_right - self.average)
-        if num_right:
-            self._pause = _SHORTEST_PAUSE
-        elif self.average < _TOO_FEW:
-            self.average = _TOO_FEW
-            self.resumes_at = num_generated + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class Speculation:

@@ -1,4 +1,4 @@
-"""The outcome of a step: waited for, and let count as far as it still matters.
+"""The outcome of a step: waited for, and applied as far as it still matters.
 
 Between launch and outcome a context may have been freed or have failed, lost its KV, or have ended
 its generation. What lies in the model's numbers or the runner becomes a failure of the contexts.
@@ -11,10 +11,9 @@ import logging
 import torch
 
 from parrot_engine.batch import Launch, RowOutcome, SampledToken
-from parrot_engine.engine.batcher import Batcher
+from parrot_engine.engine.batcher import Batcher, StepPlan
 from parrot_engine.engine.context_store import ContextStore
-from parrot_engine.engine.contexts import PendingGenerate
-from parrot_engine.engine.step_plan import PlannedRow, StepPlan
+from parrot_engine.engine.contexts import PendingGenerate, PlannedRow
 from parrot_engine.exceptions import ShardError
 
 _log = logging.getLogger(__name__)
@@ -23,15 +22,15 @@ _log = logging.getLogger(__name__)
 _UNSOUND = SampledToken(None, None)
 
 
-class Outcomes:
+class StepResults:
     """Applies outcomes to the contexts of a store, whose steps a batcher has planned."""
 
     def __init__(self, store: ContextStore, batcher: Batcher) -> None:
         self._store = store
         self._batcher = batcher
 
-    def land(self, plan: StepPlan, launch: Launch) -> None:
-        """Wait for the outcome of a step, and let it count.
+    def apply(self, plan: StepPlan, launch: Launch) -> None:
+        """Wait for the outcome of a step, and apply it.
 
         Raises:
             ShardError: a process of a tensor-parallel engine was lost.
@@ -56,12 +55,12 @@ class Outcomes:
         else:
             for planned, outcome in zip(plan.rows, outcomes, strict=True):
                 if planned.row.num_guesses == 0:
-                    self._apply(planned, outcome)
+                    self._apply_row(planned, outcome)
                     continue
                 if planned.context.in_flight is planned:
                     planned.context.in_flight = None
                 for part in self._batcher.check_guesses(planned, outcome):
-                    self._apply(*part)
+                    self._apply_row(*part)
 
     def _fail(self, plan: StepPlan, problem: str) -> None:
         """Give up what a step was to compute, except for rows that are of no use any more."""
@@ -70,8 +69,8 @@ class Outcomes:
             if context.state != "gone" and planned.epoch == context.epoch:
                 self._store.fail(context, "engine_error", problem)
 
-    def _apply(self, planned: PlannedRow, outcome: RowOutcome) -> None:
-        """Let the outcome of a row count, as far as it still matters.
+    def _apply_row(self, planned: PlannedRow, outcome: RowOutcome) -> None:
+        """Apply the outcome of a row, as far as it still matters.
 
         Meanwhile the context may have been freed or have failed; it may have lost its KV: then only
         its token counts; and its generation may be over.
@@ -101,14 +100,14 @@ class Outcomes:
                     context,
                     "numerical_error",
                     "the model's logits are not finite for this context",
-                    distrust=True,
+                    invalidate=True,
                 )
             return
         goes_on = False
         if generate is not None and token is not None and is_next:
             goes_on = self._store.add_token(context, generate, token)
             if not goes_on and context.in_flight is not None:
-                context.abandon_flight()
+                context.discard_in_flight()
                 self._batcher.trim(context, context.num_computed)
         if not goes_on or context.state != "running":
             self._store.settle(context)
@@ -122,7 +121,7 @@ class Outcomes:
             fill.scores.extend(outcome.scores)
             self._store.complete_fill(context)
             # Forks in front of a Generate are of the context without its tokens, or its failure.
-            self._store.bear_forks(context)
+            self._store.fork_pending(context)
 
 
 def _grammar_problem(generate: PendingGenerate | None) -> str:

@@ -13,7 +13,7 @@ on it is immutable, until it is evicted or its only owner withdraws it. Two bloc
 same hash.
 
 Where there is a host tier (`parrot_engine.kv_cache.host_tier`), what it holds counts as found when
-changes of the index are told.
+changes of the index are reported.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from parrot_engine.exceptions import BlockStateError
 from parrot_engine.kv_cache.block_hash import short_hash
@@ -31,6 +34,8 @@ from parrot_engine.protocol import BlockChanges, Retention
 STORY_LENGTH = 2048
 #: Blocks that may be kept before others, of all: further ones take the place of the longest kept.
 KEPT_SHARE = 0.5
+#: Block ids that a table has room for at first.
+_MIN_CAPACITY = 8
 
 
 class BlockPool:
@@ -40,7 +45,20 @@ class BlockPool:
     does not allow; that is a bug of the caller.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        host_slots: int = 0,
+        on_reuse: Callable[[int], None] | None = None,
+    ) -> None:
+        """A pool of which no block is in use.
+
+        Args:
+            num_blocks: in all.
+            host_slots: of a host tier; 0 where there is none.
+            on_reuse: called with a cached block before its content is given up.
+        """
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -56,18 +74,19 @@ class BlockPool:
         self._was_shared = bytearray(num_blocks)
         #: Whether whoever released a block last dropped it.
         self._is_dropped = bytearray(num_blocks)
-        #: Copies outside of the pool, and who is told of a block whose content is given up.
-        self.host: HostSlots | None = None
-        self.on_reuse: Callable[[int], None] | None = None
+        #: Copies outside of the pool.
+        self.host = HostSlots(host_slots, self._lost_on_host) if host_slots else None
+        self._on_reuse = on_reuse
         #: Blocks whose content is on its way from there: each has one reference of nobody's table.
         self.arriving: set[int] = set()
-        #: Steps launched so far, and how many there were when a block was released.
+        #: Steps launched so far (see `count_launch`), and how many there were when a block was
+        #: released.
         self.num_launches = 0
         self._released_at = [0] * num_blocks
         #: How often a block has become one that can be given away, or has been taken.
         self.num_changes = 0
-        #: What has changed in the index since it was last told: registered (True) or gone.
-        self._untold: dict[bytes, bool] = {}
+        #: Changes of the index since the last report: registered (True) or gone.
+        self._unreported: dict[bytes, bool] = {}
         self._log: deque[tuple[int, str]] = deque(maxlen=STORY_LENGTH)
 
     @property
@@ -101,6 +120,11 @@ class BlockPool:
         """Steps that had been launched when a block was released last: none after them reads it."""
         return self._released_at[block]
 
+    def count_launch(self) -> int:
+        """One more step was launched; returns how many there were."""
+        self.num_launches += 1
+        return self.num_launches
+
     def references(self, block: int) -> int:
         """How many tables hold this block."""
         return self._references[block]
@@ -123,8 +147,8 @@ class BlockPool:
             block = self._free.pop()
         elif self._cached or self._kept:
             block, _ = (self._cached or self._kept).popitem(last=False)
-            if self.on_reuse is not None:
-                self.on_reuse(block)
+            if self._on_reuse is not None:
+                self._on_reuse(block)
             self._forget(block)
         else:
             raise BlockStateError("block pool", f"all {self.num_blocks} blocks are in use")
@@ -194,7 +218,7 @@ class BlockPool:
         self._hashes[block] = digest
         self._by_hash[digest] = block
         if self.host is None or digest not in self.host:
-            self._tell(digest, is_found=True)
+            self._report(digest, is_found=True)
         self._note(block, "registered")
         return block
 
@@ -218,19 +242,19 @@ class BlockPool:
         Args:
             everything: all that can be found, for somebody who knows nothing yet.
         """
-        untold = self._untold
+        unreported = self._unreported
         if everything:
-            untold = dict.fromkeys(chain(self._by_hash, self.host or ()), True)
-        self._untold = {}
+            unreported = dict.fromkeys(chain(self._by_hash, self.host or ()), True)
+        self._unreported = {}
         return BlockChanges(
-            [short_hash(digest) for digest, stored in untold.items() if stored],
-            [short_hash(digest) for digest, stored in untold.items() if not stored],
+            [short_hash(digest) for digest, stored in unreported.items() if stored],
+            [short_hash(digest) for digest, stored in unreported.items() if not stored],
         )
 
-    def lost_on_host(self, digest: bytes) -> None:
+    def _lost_on_host(self, digest: bytes) -> None:
         """The host tier's copy of a block is no more."""
         if digest not in self._by_hash:
-            self._tell(digest, is_found=False)
+            self._report(digest, is_found=False)
 
     def story(self, block: int) -> list[str]:
         """The remembered changes of a block, oldest first, and how it stands."""
@@ -283,15 +307,65 @@ class BlockPool:
             del self._by_hash[digest]
             self._hashes[block] = None
             if self.host is None or digest not in self.host:
-                self._tell(digest, is_found=False)
+                self._report(digest, is_found=False)
 
-    def _tell(self, digest: bytes, *, is_found: bool) -> None:
-        """Note a change of the index, which undoes one that nobody was told of."""
-        if self._untold.pop(digest, None) is None:
-            self._untold[digest] = is_found
+    def _report(self, digest: bytes, *, is_found: bool) -> None:
+        """Note a change of the index, which undoes one that was not reported yet."""
+        if self._unreported.pop(digest, None) is None:
+            self._unreported[digest] = is_found
 
     def _note(self, block: int, what: str) -> None:
         self._log.append((block, what))
 
     def _illegal(self, block: int, problem: str) -> BlockStateError:
         return BlockStateError(f"block {block}", problem, self.story(block))
+
+
+class BlockTable:
+    """The block table of one context: block ids in the order of the positions that they hold.
+
+    A list to work with and an array to hand out: a step needs the tables of all its rows as arrays
+    of int32, and making them anew in every step, from lists of hundreds of blocks, would cost more
+    than the rest of its planning.
+    """
+
+    __slots__ = ("_array", "_view", "ids")
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        #: The ids, to be read only; changes go through the methods.
+        self.ids = list(ids)
+        self._array = np.empty(max(_MIN_CAPACITY, 2 * len(self.ids)), dtype=np.int32)
+        self._array[: len(self.ids)] = self.ids
+        #: What `array` gave out last; None when the length has changed since.
+        self._view: npt.NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def array(self) -> npt.NDArray[np.int32]:
+        """The ids as a view, which is right until the table changes."""
+        view = self._view
+        if view is None:
+            view = self._view = self._array[: len(self.ids)]
+        return view
+
+    def append(self, block: int) -> None:
+        """Add a block at the end."""
+        count = len(self.ids)
+        if count == len(self._array):
+            grown = np.empty(2 * count, dtype=np.int32)
+            grown[:count] = self._array
+            self._array = grown
+        self._array[count] = block
+        self.ids.append(block)
+        self._view = None
+
+    def replace(self, index: int, block: int) -> None:
+        """Put another block in place of one."""
+        self.ids[index] = block
+        self._array[index] = block
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` blocks only."""
+        del self.ids[count:]
+        self._view = None

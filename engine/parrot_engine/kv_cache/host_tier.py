@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from parrot_engine.engine.contexts import Context
 from parrot_engine.exceptions import BlockStateError
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
@@ -54,25 +53,28 @@ class HostTier:
     """Copies of blocks in host memory, and their ways there and back. One thread drives it."""
 
     def __init__(
-        self, pool: BlockPool, copies: BlockCopies, *, reserve: int, least_blocks: int
+        self, num_blocks: int, copies: BlockCopies, *, reserve: int, least_blocks: int
     ) -> None:
-        """Stand behind a pool.
+        """Make the pool of the device's blocks, and stand behind it.
 
         Args:
-            pool: of the device's blocks; told of the tier here.
+            num_blocks: of the device.
             copies: moves the content.
             reserve: blocks that should always be there to be given away without another copy.
             least_blocks: shorter runs of blocks are computed rather than brought back.
         """
-        self._pool = pool
         self._copies = copies
-        self.slots = HostSlots(copies.num_slots, pool.lost_on_host)
-        pool.host, pool.on_reuse = self.slots, self._reused
+        #: The pool of the device's blocks.
+        self.pool = pool = BlockPool(
+            num_blocks, host_slots=copies.num_slots, on_reuse=self._on_reuse
+        )
+        assert pool.host is not None
+        self.slots: HostSlots = pool.host
         self._reserve = max(1, min(reserve, copies.num_slots // 2, pool.num_blocks))
         self._least_blocks = least_blocks
         self._max_arriving = max(copies.chunk, int(ARRIVING_SHARE * pool.num_blocks))
         #: Hashes on their way in, and those of which the ones before were fetched.
-        self._coming: set[bytes] = set()
+        self._loading: set[bytes] = set()
         self._begun: set[bytes] = set()
         self._arrivals: deque[tuple[Copy, list[_Arriving]]] = deque()
         #: Copies on their way out, with blocks and slots, and the last one of each.
@@ -88,39 +90,37 @@ class HostTier:
         self.num_loaded = 0
 
     @property
-    def is_fetching(self) -> bool:
+    def is_loading_any(self) -> bool:
         """Whether blocks are on their way in."""
         return bool(self._arrivals)
 
     @property
     def room(self) -> int:
         """Blocks that may be fetched now."""
-        return max(0, self._max_arriving - len(self._coming))
+        return max(0, self._max_arriving - len(self._loading))
 
     # In
 
-    def is_coming(self, digest: bytes) -> bool:
+    def is_loading(self, digest: bytes) -> bool:
         """Whether a block is on its way in."""
-        return digest in self._coming
+        return digest in self._loading
 
-    def missing(self, context: Context) -> list[bytes]:
-        """Hashes of the next blocks of a context that only the host has; none if not worth it."""
-        size, found = context.block_size, list[bytes]()
-        index = context.num_computed // size
-        last = min(context.first_needed(), len(context.token_ids))
-        # A block is of use if it is full, and something in it need not be computed.
-        while (index + 1) * size <= len(context.token_ids) and index * size < last:
-            digest = context.digest(index)
-            if digest not in self.slots or digest in self._coming:
+    def loadable(self, digests: Iterable[bytes]) -> list[bytes]:
+        """The first of these blocks, as far as only the host has them; none if not worth it.
+
+        `digests` are those of consecutive blocks that a context would compute next.
+        """
+        found = list[bytes]()
+        for digest in digests:
+            if digest not in self.slots or digest in self._loading:
                 break
-            if self._pool.find(digest) is not None:
+            if self.pool.find(digest) is not None:
                 break
             found.append(digest)
-            index += 1
         is_worth_it = len(found) >= self._least_blocks or bool(self._begun.intersection(found[:1]))
         return found if is_worth_it else []
 
-    def fetch(self, digests: Sequence[bytes], limit: int) -> int:
+    def load(self, digests: Sequence[bytes], limit: int) -> int:
         """Bring blocks back that the host has, as far as there is room.
 
         Args:
@@ -137,23 +137,23 @@ class HostTier:
                 self._begun.clear()
             self._begun.add(digests[count])
         for first in range(0, count, self._copies.chunk):
-            self._fetch(digests[first : min(count, first + self._copies.chunk)])
+            self._load(digests[first : min(count, first + self._copies.chunk)])
         return count
 
-    def _fetch(self, digests: Sequence[bytes]) -> None:
+    def _load(self, digests: Sequence[bytes]) -> None:
         # In the order of their slots, which lie together if they were written together.
         reading = sorted((self.slots.begin_read(digest), digest) for digest in digests)
-        arriving = [_Arriving(digest, slot, self._pool.allocate()) for slot, digest in reading]
+        arriving = [_Arriving(digest, slot, self.pool.allocate()) for slot, digest in reading]
         behind = list(self._overtaken)
         behind += (self._being_written[i.slot] for i in arriving if i.slot in self._being_written)
         copy = self._copies.load(
             [item.slot for item in arriving],
             [item.block for item in arriving],
-            after=max(self._pool.released_at(item.block) for item in arriving),
+            after=max(self.pool.released_at(item.block) for item in arriving),
             behind=_once(behind),
         )
-        self._pool.arriving.update(item.block for item in arriving)
-        self._coming.update(digests)
+        self.pool.arriving.update(item.block for item in arriving)
+        self._loading.update(digests)
         self._begun.difference_update(digests)
         self._arrivals.append((copy, arriving))
         self.num_loaded += len(arriving)
@@ -170,12 +170,12 @@ class HostTier:
         # From the end, so that leaves would be evicted first.
         for digest, slot, block in reversed(arrived):
             self.slots.end_read(slot)
-            self._pool.arriving.remove(block)
-            self._coming.remove(digest)
+            self.pool.arriving.remove(block)
+            self._loading.remove(digest)
             # NOTE: a copy that was forgotten meanwhile may be one that is not to be trusted.
             if self.slots.find(digest) == slot:
-                block = self._pool.register(block, digest)
-            self._pool.release(block)
+                block = self.pool.register(block, digest)
+            self.pool.release(block)
 
     def wait(self) -> None:
         """Wait a moment for blocks to arrive."""
@@ -193,7 +193,7 @@ class HostTier:
         Args:
             idle: block tables of contexts that do nothing, the first to lose its KV first.
         """
-        pool = self._pool
+        pool = self.pool
         if pool.num_empty >= self._reserve or pool.num_changes < self._look_at:
             return
         room = self._reserve - len(self._leaving)
@@ -209,7 +209,7 @@ class HostTier:
 
     def _choose(self, idle: Iterable[Sequence[int]], room: int) -> tuple[list[int], bool]:
         """Blocks to be copied, at most so many, and whether all of the reserve has copies then."""
-        pool = self._pool
+        pool = self.pool
         wanted, looks = self._reserve - pool.num_empty, _LOOKS * self._reserve
         chosen: list[int] = []
         for block in chain(pool.eviction_order(), _held_alone(idle, pool)):
@@ -228,7 +228,7 @@ class HostTier:
     def _store(self, blocks: Sequence[int]) -> None:
         pairs: list[tuple[int, int]] = []
         for block in blocks:
-            digest = self._pool.digest(block)
+            digest = self.pool.digest(block)
             assert digest is not None
             if self.slots.take(digest) is None:
                 break
@@ -246,7 +246,7 @@ class HostTier:
         self._departures.append((copy, blocks, slots))
         self.num_stored += len(blocks)
 
-    def _reused(self, block: int) -> None:
+    def _on_reuse(self, block: int) -> None:
         """A registered block is about to be given to somebody else."""
         copy = self._leaving.get(block)
         if copy is not None and not copy.is_read():
@@ -262,8 +262,7 @@ class HostTier:
 
     def launched(self) -> None:
         """It was launched."""
-        self._pool.num_launches += 1
-        self._copies.launched(self._pool.num_launches)
+        self._copies.launched(self.pool.count_launch())
 
     def close(self) -> None:
         """Give the memory back."""
@@ -277,8 +276,8 @@ class HostTier:
         """
         self.slots.check_integrity()
         items = [item for _, arriving in self._arrivals for item in arriving]
-        if {item.block for item in items} != self._pool.arriving or (
-            {item.digest for item in items} != self._coming
+        if {item.block for item in items} != self.pool.arriving or (
+            {item.digest for item in items} != self._loading
         ):
             raise BlockStateError("host tier", "what is on its way in is miscounted")
 

@@ -15,13 +15,12 @@ from doubles import EOS, POISON, VOCAB_SIZE, Trace, prompt, reference_generate, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.engine import contexts
+from parrot_engine.engine.batcher import StepPlanner
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.contexts import Context
-from parrot_engine.engine.step_planner import StepWalk
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.kv_cache.block_hash import block_hash
-from parrot_engine.kv_cache.block_pool import BlockPool
-from parrot_engine.kv_cache.block_table import BlockTable
+from parrot_engine.kv_cache.block_pool import BlockPool, BlockTable
 from parrot_engine.protocol import (
     Engine,
     Failed,
@@ -78,8 +77,8 @@ def test_outputs_do_not_depend_on_scheduling(
     assert all(len(batch.rows) <= max_batch_size for batch in runner.batches)
 
 
-def _write_into_shared_blocks(walk: StepWalk, table: BlockTable, tail: int) -> bool:
-    del walk, table, tail
+def _write_into_shared_blocks(planner: StepPlanner, table: BlockTable, tail: int) -> bool:
+    del planner, table, tail
     return False
 
 
@@ -109,7 +108,7 @@ def mutant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """An engine with one bug."""
     name: str = request.param
     if name == "no copy on write":
-        monkeypatch.setattr(StepWalk, "_must_copy", _write_into_shared_blocks)
+        monkeypatch.setattr(StepPlanner, "_must_copy", _write_into_shared_blocks)
     elif name == "hash without parent":
         monkeypatch.setattr(contexts, "block_hash", _hash_without_parent)
     elif name == "last token not recomputed":

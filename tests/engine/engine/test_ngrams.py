@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_engine.engine.ngrams import MAX_PLACES, NgramIndex
-from parrot_engine.engine.speculation import Guesser
+from parrot_engine.engine.ngrams import MAX_PLACES, Guesser, NgramIndex
 
 texts = st.lists(st.integers(0, 3), max_size=80) | st.lists(st.integers(0, 1), max_size=60)
 

@@ -19,9 +19,9 @@ from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow, RowOutcome
 from parrot_engine.engine.batcher import Batcher
-from parrot_engine.engine.contexts import Context
-from parrot_engine.engine.speculation import Guesser, Speculation
-from parrot_engine.engine.step_plan import PlannedRow
+from parrot_engine.engine.contexts import Context, PlannedRow
+from parrot_engine.engine.ngrams import Guesser
+from parrot_engine.engine.speculation import Speculation
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.settings import MAX_SPECULATIVE_TOKENS, BuiltinSettings

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 )
 from parrot_engine.exceptions import BlockStateError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash, short_hash
-from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_slots import HostSlots
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import Retention
@@ -97,8 +96,8 @@ class TierMachine(RuleBasedStateMachine):
     ) -> None:
         self.runner = ScriptedRunner(num_blocks=num_blocks, block_size=1)
         self.copies = ScriptedCopies(self.runner, num_slots=num_slots, chunk=chunk, seed=seed)
-        self.pool = BlockPool(num_blocks)
-        self.tier = HostTier(self.pool, self.copies, reserve=reserve, least_blocks=1)
+        self.tier = HostTier(num_blocks, self.copies, reserve=reserve, least_blocks=1)
+        self.pool = self.tier.pool
         self.held: list[int] = []
         self.told: set[int] = set()
 
