@@ -249,7 +249,7 @@ class Context:
             self.epoch += 1
 
     def fork_from(self, parent: Context) -> None:
-        """Carry out the pending fork: take over all of the parent. The caller retains the blocks."""
+        """Carry out the pending fork: take over all of the parent. The caller retains blocks."""
         self.fork = None
         self.token_ids = list(parent.token_ids)
         self.hashes = list(parent.hashes)

@@ -76,7 +76,7 @@ class EngineDriver:
         self._callback: StepCallback | None = None
         self._blocks_callback: BlocksCallback | None = None
         #: Whoever attached last knows nothing of the cache yet.
-        self._tell_everything = False
+        self._reports_all = False
         self._stopping = False
         self._crashed = False
         #: A step would raise, although there may be nothing to do.
@@ -105,7 +105,7 @@ class EngineDriver:
             self._callback = callback
             reports = isinstance(self._engine, BlockReporting) and self.info.reports_blocks
             self._blocks_callback = on_blocks if reports else None
-            self._tell_everything = self._blocks_callback is not None
+            self._reports_all = self._blocks_callback is not None
             self._wake.notify()
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
@@ -185,7 +185,7 @@ class EngineDriver:
                         or self._pending
                         or self._refused
                         or self._resets
-                        or self._tell_everything
+                        or self._reports_all
                         or self._lost
                         or self._stopping
                     ):
@@ -196,9 +196,9 @@ class EngineDriver:
                     batch, refused = list(self._pending), self._refused
                     self._pending.clear()
                     self._refused = []
-                    everything, self._tell_everything = self._tell_everything, False
+                    everything, self._reports_all = self._reports_all, False
                 if everything and not self._crashed:
-                    self._tell_blocks(everything=True)
+                    self._report_blocks(everything=True)
                 if resets:
                     has_work = self._forget_everything()
                     for done in resets:
@@ -283,9 +283,9 @@ class EngineDriver:
         if force or now - self._stats_at >= _STATS_INTERVAL_S:
             self._stats = replace(self._engine.stats(), busy_s=self._busy_s)
             self._stats_at = now
-            self._tell_blocks()
+            self._report_blocks()
 
-    def _tell_blocks(self, *, everything: bool = False) -> None:
+    def _report_blocks(self, *, everything: bool = False) -> None:
         with self._wake:
             callback = self._blocks_callback
         if callback is None or not isinstance(self._engine, BlockReporting):

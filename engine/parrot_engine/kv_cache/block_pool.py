@@ -78,7 +78,7 @@ class BlockPool:
         self.host = HostSlots(host_slots, self._lost_on_host) if host_slots else None
         self._on_reuse = on_reuse
         #: Blocks whose content is on its way from there: each has one reference of nobody's table.
-        self.arriving: set[int] = set()
+        self.loading: set[int] = set()
         #: Steps launched so far (see `count_launch`), and how many there were when a block was
         #: released.
         self.num_launches = 0
@@ -269,7 +269,7 @@ class BlockPool:
             BlockStateError: a leak, a double free, or an index that does not match.
         """
         expected = Counter(block for table in tables for block in table)
-        expected.update(self.arriving)
+        expected.update(self.loading)
         for block, count in enumerate(self._references):
             if count != expected[block]:
                 raise self._illegal(block, f"{count} references, but {expected[block]} holders")

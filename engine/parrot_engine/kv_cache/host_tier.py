@@ -1,17 +1,18 @@
-"""The host tier: blocks that leave the device go to host memory, and come back ahead of use.
+"""The host tier: blocks evicted from the device are in host memory, and are loaded ahead of use.
 
-A second pool of slots, each the size of a block, known by the same hashes. It is told nothing of
+A second pool of slots, each the size of a block, known by the same hashes. It knows nothing of
 contexts: it adds to the prefix cache what the prefix cache has lost.
 
-*Out.* Blocks are copied before they are evicted, not when: those that would go next (cached ones,
-and what idle contexts hold) have their copy made beside the steps until enough of them can be given
-away at once. Blocks that were dropped by who released them are not copied. A block may be taken and
-written while it is being copied; what is launched then waits for the copy to have read it.
+*Stores.* Blocks are copied before they are evicted, not when: those that would go next (cached
+ones, and what idle contexts hold) have their copy made beside the steps until enough of them can be
+given away at once. Blocks that were dropped by who released them are not copied. A block may be
+taken and written while it is being copied; what is launched then waits for the copy to have read
+it.
 
-*In.* A context that could go on from blocks that only the host has does not get a row; the blocks
-are brought into free ones of the device, are registered in the prefix cache when they are there,
-and the next plan finds them as it finds any prefix. Meanwhile they are the tier's, and everybody
-else goes on. Copies stay in the host's memory until they are the oldest.
+*Loads.* A context that could go on from blocks that only the host has does not get a row; the
+blocks are loaded into free ones of the device, are registered in the prefix cache when they are
+there, and the next plan finds them as it finds any prefix. Meanwhile they are the tier's, and all
+others go on. Copies stay in the host's memory until they are the oldest.
 
 Whether a run of blocks is worth it is a matter of its length: a copy begins late (a step goes by
 without the context) and then is faster than computing (`parrot_engine.kv_cache.host_rates`).
@@ -31,19 +32,19 @@ from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.kv_cache.host_slots import HostSlots
 
 #: Share of the device's blocks that may be on their way in at once.
-ARRIVING_SHARE = 0.25
+LOADING_SHARE = 0.25
 #: The reserve is looked at again after so many changes of the pool, as a share of it.
 _RECOUNT_SHARE = 1 / 8
 #: Blocks that are looked at for so many that are wanted, at most.
 _LOOKS = 4
 #: Runs that are remembered to have been fetched in part.
-_MAX_BEGUN = 1024
+_MAX_PARTLY_LOADED = 1024
 #: Seconds that a step waits for a copy when there is nothing else to do, and between two looks.
 _WAIT_S = 0.002
 _LOOK_S = 0.00005
 
 
-class _Arriving(NamedTuple):
+class _BlockLoad(NamedTuple):
     digest: bytes
     slot: int
     block: int
@@ -72,14 +73,14 @@ class HostTier:
         self.slots: HostSlots = pool.host
         self._reserve = max(1, min(reserve, copies.num_slots // 2, pool.num_blocks))
         self._least_blocks = least_blocks
-        self._max_arriving = max(copies.chunk, int(ARRIVING_SHARE * pool.num_blocks))
+        self._max_loading = max(copies.chunk, int(LOADING_SHARE * pool.num_blocks))
         #: Hashes on their way in, and those of which the ones before were fetched.
         self._loading: set[bytes] = set()
-        self._begun: set[bytes] = set()
-        self._arrivals: deque[tuple[Copy, list[_Arriving]]] = deque()
+        self._partly_loaded: set[bytes] = set()
+        self._loads: deque[tuple[Copy, list[_BlockLoad]]] = deque()
         #: Copies on their way out, with blocks and slots, and the last one of each.
-        self._departures: deque[tuple[Copy, list[int], list[int]]] = deque()
-        self._leaving: dict[int, Copy] = {}
+        self._stores: deque[tuple[Copy, list[int], list[int]]] = deque()
+        self._storing: dict[int, Copy] = {}
         self._being_written: dict[int, Copy] = {}
         #: Copies that have not read all of their blocks, some of which were taken since.
         self._overtaken: list[Copy] = []
@@ -92,12 +93,12 @@ class HostTier:
     @property
     def is_loading_any(self) -> bool:
         """Whether blocks are on their way in."""
-        return bool(self._arrivals)
+        return bool(self._loads)
 
     @property
     def room(self) -> int:
         """Blocks that may be fetched now."""
-        return max(0, self._max_arriving - len(self._loading))
+        return max(0, self._max_loading - len(self._loading))
 
     # In
 
@@ -117,8 +118,8 @@ class HostTier:
             if self.pool.find(digest) is not None:
                 break
             found.append(digest)
-        is_worth_it = len(found) >= self._least_blocks or bool(self._begun.intersection(found[:1]))
-        return found if is_worth_it else []
+        is_rest = not self._partly_loaded.isdisjoint(found[:1])
+        return found if is_rest or len(found) >= self._least_blocks else []
 
     def load(self, digests: Sequence[bytes], limit: int) -> int:
         """Bring blocks back that the host has, as far as there is room.
@@ -133,9 +134,9 @@ class HostTier:
         count = min(len(digests), limit, self.room)
         if 0 < count < len(digests):
             # The rest comes when there is room for it, however short it is.
-            if len(self._begun) >= _MAX_BEGUN:
-                self._begun.clear()
-            self._begun.add(digests[count])
+            if len(self._partly_loaded) >= _MAX_PARTLY_LOADED:
+                self._partly_loaded.clear()
+            self._partly_loaded.add(digests[count])
         for first in range(0, count, self._copies.chunk):
             self._load(digests[first : min(count, first + self._copies.chunk)])
         return count
@@ -143,34 +144,34 @@ class HostTier:
     def _load(self, digests: Sequence[bytes]) -> None:
         # In the order of their slots, which lie together if they were written together.
         reading = sorted((self.slots.begin_read(digest), digest) for digest in digests)
-        arriving = [_Arriving(digest, slot, self.pool.allocate()) for slot, digest in reading]
+        items = [_BlockLoad(digest, slot, self.pool.allocate()) for slot, digest in reading]
         behind = list(self._overtaken)
-        behind += (self._being_written[i.slot] for i in arriving if i.slot in self._being_written)
+        behind += (self._being_written[i.slot] for i in items if i.slot in self._being_written)
         copy = self._copies.load(
-            [item.slot for item in arriving],
-            [item.block for item in arriving],
-            after=max(self.pool.released_at(item.block) for item in arriving),
+            [item.slot for item in items],
+            [item.block for item in items],
+            after=max(self.pool.released_at(item.block) for item in items),
             behind=_once(behind),
         )
-        self.pool.arriving.update(item.block for item in arriving)
+        self.pool.loading.update(item.block for item in items)
         self._loading.update(digests)
-        self._begun.difference_update(digests)
-        self._arrivals.append((copy, arriving))
-        self.num_loaded += len(arriving)
+        self._partly_loaded.difference_update(digests)
+        self._loads.append((copy, items))
+        self.num_loaded += len(items)
 
     def collect(self) -> None:
-        """Let what has arrived be found, and forget what has left."""
-        while self._departures and self._departures[0][0].is_done():
-            copy, blocks, slots = self._departures.popleft()
-            _forget(self._leaving, blocks, copy)
+        """Register the blocks that were loaded, and finish the copies that were stored."""
+        while self._stores and self._stores[0][0].is_done():
+            copy, blocks, slots = self._stores.popleft()
+            _forget(self._storing, blocks, copy)
             _forget(self._being_written, slots, copy)
-        arrived: list[_Arriving] = []
-        while self._arrivals and self._arrivals[0][0].is_done():
-            arrived += self._arrivals.popleft()[1]
+        loaded: list[_BlockLoad] = []
+        while self._loads and self._loads[0][0].is_done():
+            loaded += self._loads.popleft()[1]
         # From the end, so that leaves would be evicted first.
-        for digest, slot, block in reversed(arrived):
+        for digest, slot, block in reversed(loaded):
             self.slots.end_read(slot)
-            self.pool.arriving.remove(block)
+            self.pool.loading.remove(block)
             self._loading.remove(digest)
             # NOTE: a copy that was forgotten meanwhile may be one that is not to be trusted.
             if self.slots.find(digest) == slot:
@@ -180,7 +181,7 @@ class HostTier:
     def wait(self) -> None:
         """Wait a moment for blocks to arrive."""
         deadline = time.monotonic() + _WAIT_S
-        while self._arrivals and not self._arrivals[0][0].is_done():
+        while self._loads and not self._loads[0][0].is_done():
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_S)
@@ -196,7 +197,7 @@ class HostTier:
         pool = self.pool
         if pool.num_empty >= self._reserve or pool.num_changes < self._look_at:
             return
-        room = self._reserve - len(self._leaving)
+        room = self._reserve - len(self._storing)
         chosen, is_complete = self._choose(idle, room)
         self._look_at = pool.num_changes
         if is_complete:
@@ -241,14 +242,14 @@ class HostTier:
         pairs.sort()
         slots, blocks = [slot for slot, _ in pairs], [block for _, block in pairs]
         copy = self._copies.store(blocks, slots)
-        self._leaving.update(dict.fromkeys(blocks, copy))
+        self._storing.update(dict.fromkeys(blocks, copy))
         self._being_written.update(dict.fromkeys(slots, copy))
-        self._departures.append((copy, blocks, slots))
+        self._stores.append((copy, blocks, slots))
         self.num_stored += len(blocks)
 
     def _on_reuse(self, block: int) -> None:
         """A registered block is about to be given to somebody else."""
-        copy = self._leaving.get(block)
+        copy = self._storing.get(block)
         if copy is not None and not copy.is_read():
             self._overtaken.append(copy)
 
@@ -275,8 +276,8 @@ class HostTier:
             BlockStateError: something does not fit.
         """
         self.slots.check_integrity()
-        items = [item for _, arriving in self._arrivals for item in arriving]
-        if {item.block for item in items} != self.pool.arriving or (
+        items = [item for _, group in self._loads for item in group]
+        if {item.block for item in items} != self.pool.loading or (
             {item.digest for item in items} != self._loading
         ):
             raise BlockStateError("host tier", "what is on its way in is miscounted")

@@ -147,10 +147,10 @@ class TierMachine(RuleBasedStateMachine):
             for name in dict.fromkeys(names)
             if digest(name) in self.tier.slots
             and self.pool.find(digest(name)) is None
-            and not self.tier.is_coming(digest(name))
+            and not self.tier.is_loading(digest(name))
         ]
         before = self.pool.num_free
-        assert self.tier.fetch(wanted, before) == before - self.pool.num_free
+        assert self.tier.load(wanted, before) == before - self.pool.num_free
 
     @rule()
     def collect(self) -> None:
@@ -180,7 +180,7 @@ class TierMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             for _ in range(1000):
                 self.tier.collect()
-                if not self.tier.is_fetching:
+                if not self.tier.is_loading_any:
                     break
             self.pool.release_table(self.held)
             assert self.pool.num_free == self.pool.num_blocks, "a block is lost"
