@@ -116,7 +116,7 @@ def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
     from parrot_simulator.experiments.definitions import GOODPUT
     from parrot_simulator.reports.tables import goodput_table, objectives_table
 
-    results: list[goodput.Found] = []
+    results: list[goodput.GoodputResult] = []
     for case in goodput.CASES:
         found = list(goodput.run(case, seeds=seeds, finest=finest, progress=_say))
         results += found

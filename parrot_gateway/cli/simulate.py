@@ -195,7 +195,7 @@ def workload_command(
                     warm_up=warm_up,
                     requests=requests,
                     stale_s=stale_ms / 1000,
-                    courses=plots is not None and not swept,
+                    timelines=plots is not None and not swept,
                     log=log,
                 )
         _show(results, json)
@@ -224,7 +224,7 @@ def _run(
     warm_up: float,
     requests: int | None,
     stale_s: float,
-    courses: bool,
+    timelines: bool,
     log: Path | None,
 ) -> Results:
     from parrot_simulator.engines.fleet import Staleness
@@ -249,7 +249,7 @@ def _run(
             warm_up=warm_up,
             max_applications=requests,
             staleness=Staleness(stale_s, stale_s, stale_s),
-            courses=courses,
+            timelines=timelines,
             log=recorder,
             progress=_progress(name, started),
         )

@@ -46,12 +46,12 @@ class Network:
         return self.low_s + (self.high_s - self.low_s) * where
 
 
-class Call:
+class RunningCall:
     """One call of a running application. Compared by identity."""
 
     __slots__ = ("inputs_at", "missing", "plan", "round_trip_s", "run", "start_s", "submitted_s")
 
-    def __init__(self, run: Run, plan: CallPlan, round_trip_s: float) -> None:
+    def __init__(self, run: RunningApplication, plan: CallPlan, round_trip_s: float) -> None:
         self.run = run
         self.plan = plan
         self.round_trip_s = round_trip_s
@@ -63,7 +63,7 @@ class Call:
         self.submitted_s = 0.0
 
 
-class Run:
+class RunningApplication:
     """An application that runs. Compared by identity."""
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Run:
         #: Whether it counts in the results: it came after the warm-up.
         self.counted = counted
         self.calls = [
-            Call(
+            RunningCall(
                 self,
                 call,
                 # The same for every policy that the workload is tried with.
@@ -112,7 +112,7 @@ class Run:
         self.tpot_count = 0
 
 
-class Ledger:
+class MeasureRecorder:
     """Measures of the applications that count, by kind and by tenant, and why others failed."""
 
     def __init__(self) -> None:
@@ -121,7 +121,9 @@ class Ledger:
         #: Applications by the code of their first failure, those of the warm-up included.
         self.failures: dict[str, int] = {}
 
-    def add_call(self, call: Call, sequence: EngineSequence, now: float, back_s: float) -> None:
+    def add_call(
+        self, call: RunningCall, sequence: EngineSequence, now: float, back_s: float
+    ) -> None:
         """A call has all of its output, which is at its client `back_s` later."""
         run = call.run
         tokens = sequence.generated
@@ -148,7 +150,7 @@ class Ledger:
         for measures in self._measures_of(run):
             measures.add_call(times)
 
-    def add_application(self, run: Run) -> None:
+    def add_application(self, run: RunningApplication) -> None:
         """An application has ended, with success or without."""
         if not run.counted:
             return
@@ -168,7 +170,7 @@ class Ledger:
             total.merge(measures)
         return total
 
-    def _measures_of(self, run: Run) -> tuple[Measures, Measures]:
+    def _measures_of(self, run: RunningApplication) -> tuple[Measures, Measures]:
         plan = run.plan
         return group_of(self.kinds, plan.kind), group_of(self.tenants, plan.tenant)
 
@@ -176,7 +178,7 @@ class Ledger:
 class Server(Protocol):
     """Where calls are sent."""
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: RunningCall) -> None:
         """A call is at the server, with all that it needs."""
         ...
 
@@ -232,7 +234,7 @@ class Clients:
         self.ended_runs = 0
         #: When the first application came that counts; None: none did.
         self.measured_from: float | None = None
-        self.ledger = Ledger()
+        self.recorder = MeasureRecorder()
 
     def _count_warm_up(self, warm_up: float) -> int:
         """How many applications come before those that count."""
@@ -273,7 +275,7 @@ class Clients:
         self._started += 1
         if counted and self.measured_from is None:
             self.measured_from = now
-        for call in Run(plan, now, self._network, self._seed, counted=counted).calls:
+        for call in RunningApplication(plan, now, self._network, self._seed, counted=counted).calls:
             if not call.plan.after:
                 call.inputs_at = now
                 self._send(call)
@@ -286,20 +288,20 @@ class Clients:
         """Whether the server starts it by itself, once its inputs are there."""
         return self._mode == "graph" and not call.pause_s
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: RunningCall) -> None:
         """The client sends a call, once its pause is over."""
         call.run.live += 1
         call.start_s = call.inputs_at + call.plan.pause_s
         self._clock.at(call.start_s + call.round_trip_s / 2, self.reach_server, call)
 
-    def reach_server(self, call: Call, _: object = None) -> None:
+    def reach_server(self, call: RunningCall, _: object = None) -> None:
         """A call that was sent (or is begun anew there) is at the server."""
         if call.run.failed:
             self._call_ended(call)
         else:
             self._server.submit(call)
 
-    def call_done(self, call: Call, sequence: EngineSequence) -> None:
+    def call_done(self, call: RunningCall, sequence: EngineSequence) -> None:
         """The server has all of a call's output."""
         now = self._clock.now
         run = call.run
@@ -308,7 +310,7 @@ class Clients:
         inside = [c for c in consumers if self._stays_inside(c.plan)]
         goes_back = len(inside) < len(consumers) or not consumers
         back_s = call.round_trip_s / 2 if goes_back else 0.0
-        self.ledger.add_call(call, sequence, now, back_s)
+        self.recorder.add_call(call, sequence, now, back_s)
         for consumer in inside:
             self._input(consumer)
         if goes_back:
@@ -316,15 +318,15 @@ class Clients:
         else:
             self._call_ended(call)
 
-    def call_failed(self, call: Call, code: str) -> None:
+    def call_failed(self, call: RunningCall, code: str) -> None:
         """A call will have no output: its application is given up."""
         run = call.run
         if not run.failed:
             run.failed = code
-            self.ledger.add_failure(code)
+            self.recorder.add_failure(code)
         self._call_ended(call)
 
-    def _answer_arrives(self, call: Call, _: object) -> None:
+    def _answer_arrives(self, call: RunningCall, _: object) -> None:
         """A call's output is at its client: what waits for it there goes on."""
         for index in call.run.consumers[call.plan.index]:
             consumer = call.run.calls[index]
@@ -333,7 +335,7 @@ class Clients:
         call.run.ended_s = max(call.run.ended_s, self._clock.now)
         self._call_ended(call)
 
-    def _input(self, consumer: Call) -> None:
+    def _input(self, consumer: RunningCall) -> None:
         """One more input of a call is there."""
         consumer.missing -= 1
         consumer.inputs_at = self._clock.now
@@ -346,7 +348,7 @@ class Clients:
         else:
             self._send(consumer)
 
-    def _call_ended(self, call: Call) -> None:
+    def _call_ended(self, call: RunningCall) -> None:
         run = call.run
         run.live -= 1
         if run.live or (run.unfinished and not run.failed):
@@ -354,7 +356,7 @@ class Clients:
         plan = run.plan
         if self._mode == "graph":
             self._server.forget_application(plan.id)
-        self.ledger.add_application(run)
+        self.recorder.add_application(run)
         self.live_runs -= 1
         self.ended_runs += 1
         # Each call refers to its run: without this only the garbage collector would free them.

@@ -273,7 +273,7 @@ class EngineUse:
 
 
 @dataclass(slots=True)
-class Course:
+class Timeline:
     """How an engine was used over time, in a fixed number of equal bins that widen as it goes."""
 
     bins: int = 400
@@ -331,7 +331,7 @@ class Results:
     events: int
     scheduler_steps: int
     #: By engine id; empty unless they were asked for.
-    courses: dict[str, Course] = field(default_factory=dict)
+    timelines: dict[str, Timeline] = field(default_factory=dict)
 
     @property
     def goodput(self) -> float:

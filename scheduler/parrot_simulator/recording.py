@@ -30,7 +30,7 @@ class LogFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayComparison:
     """What a log's replay showed."""
 
     steps: int
@@ -47,7 +47,7 @@ class Comparison:
         return self.compared > 0 and self.differs_at is None
 
 
-def compare(lines: Iterable[str]) -> Comparison:
+def compare(lines: Iterable[str]) -> ReplayComparison:
     """Replay an event log, and compare what is decided with the decisions in it.
 
     Memory does not grow with the log.
@@ -85,5 +85,5 @@ def compare(lines: Iterable[str]) -> Comparison:
     if recorded:
         raise ValueError(f"the log has {len(recorded)} lines of decisions without their steps")
     if differs is None:
-        return Comparison(steps, compared)
-    return Comparison(steps, compared, *differs)
+        return ReplayComparison(steps, compared)
+    return ReplayComparison(steps, compared, *differs)

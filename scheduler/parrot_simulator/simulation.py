@@ -17,7 +17,7 @@ from parrot_scheduler.events import ApplicationFinished, Event, TaskFinished, Ta
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import TaskId
 
-from parrot_simulator.clients import Call, Clients, Network
+from parrot_simulator.clients import Clients, Network, RunningCall
 from parrot_simulator.clock import Clock
 from parrot_simulator.engines.engine import SimulatedEngine
 from parrot_simulator.engines.fleet import EngineChange, Fleet, Staleness
@@ -53,7 +53,7 @@ def simulate(
     staleness: Staleness | None = None,
     changes: Sequence[EngineChange] = (),
     share_tenants: bool = False,
-    courses: bool = False,
+    timelines: bool = False,
     log: StepLog | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> Results:
@@ -71,7 +71,7 @@ def simulate(
         staleness: How late the scheduler learns of what engines do.
         changes: Engines that leave (their tasks are submitted anew), drain or join again.
         share_tenants: Whether tenants share cached prefixes.
-        courses: Record each engine's course over time.
+        timelines: Record each engine's timeline over time.
         log: Told of every step of the scheduler.
         progress: Called now and then with applications ended so far and the virtual time.
 
@@ -91,7 +91,7 @@ def simulate(
         staleness=staleness or Staleness(),
         changes=changes,
         share_tenants=share_tenants,
-        courses=courses,
+        timelines=timelines,
         log=log,
         progress=progress,
     ).run()
@@ -101,7 +101,7 @@ def simulate(
 class _Submitted:
     """A call at the server, its sequence, and the engine that it was placed on."""
 
-    call: Call
+    call: RunningCall
     sequence: EngineSequence
     engine: SimulatedEngine | None = None
 
@@ -123,7 +123,7 @@ class _Simulation:
         staleness: Staleness,
         changes: Sequence[EngineChange],
         share_tenants: bool,
-        courses: bool,
+        timelines: bool,
         log: StepLog | None,
         progress: Callable[[int, float], None] | None,
     ) -> None:
@@ -134,11 +134,11 @@ class _Simulation:
         self._progress = progress
         self._clock = Clock()
         self._scheduler = Scheduler(config)
-        #: What the scheduler hears of in its next step.
+        #: Events for the scheduler's next step.
         self._events: list[Event] = []
         self._tasks: dict[TaskId, _Submitted] = {}
         self._next_task = 0
-        self._wish: float | None = None
+        self._wake_time: float | None = None
         self._tick_at: float | None = None
         self._steps = 0
         self._happened = 0
@@ -161,7 +161,7 @@ class _Simulation:
             self,
             staleness=staleness,
             changes=changes,
-            with_courses=courses,
+            with_timelines=timelines,
         )
         self._settings: dict[str, Any] = {
             "workload": workload.name,
@@ -237,11 +237,11 @@ class _Simulation:
         task = self._tasks.pop(task_id)
         if task.engine is not None:
             task.engine.cancel(self._clock.now, task.sequence)
-        self.tell(TaskFinished(task_id, task.sequence.cached, 0, succeeded=False))
+        self.notify(TaskFinished(task_id, task.sequence.cached, 0, succeeded=False))
         self._clients.call_failed(task.call, "cancelled")
 
     def _wake_at(self, time: float) -> None:
-        self._wish = time
+        self._wake_time = time
         if self._tick_at is None or time < self._tick_at:
             self._tick_at = time
             self._clock.at(time, self._tick, time)
@@ -250,30 +250,30 @@ class _Simulation:
         if time != self._tick_at:
             return
         self._tick_at = None
-        if self._wish is None:
+        if self._wake_time is None:
             return
-        if self._wish <= self._clock.now:
-            self._wish = None
-            self.tell(Tick())
+        if self._wake_time <= self._clock.now:
+            self._wake_time = None
+            self.notify(Tick())
         else:
-            self._wake_at(self._wish)
+            self._wake_at(self._wake_time)
 
-    # What clients and engines do
+    # Events of clients and engines
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: RunningCall) -> None:
         """See `clients.Server`."""
         task_id = self._next_task
         self._next_task += 1
         call.submitted_s = self._clock.now
         task, sequence = self._maker.make(task_id, call)
         self._tasks[task_id] = _Submitted(call, sequence)
-        self.tell(TaskSubmitted(task))
+        self.notify(TaskSubmitted(task))
 
     def forget_application(self, application: str) -> None:
         """See `clients.Server`."""
-        self.tell(ApplicationFinished(application))
+        self.notify(ApplicationFinished(application))
 
-    def tell(self, event: Event, _: object = None) -> None:
+    def notify(self, event: Event, _: object = None) -> None:
         """See `fleet.Gateway`."""
         self._events.append(event)
 
@@ -281,7 +281,7 @@ class _Simulation:
         """See `fleet.Gateway`."""
         call = self._tasks.pop(sequence.task_id).call
         succeeded = not sequence.failed
-        self.tell(
+        self.notify(
             TaskFinished(sequence.task_id, sequence.cached, sequence.generated, succeeded=succeeded)
         )
         if succeeded:
@@ -295,20 +295,20 @@ class _Simulation:
 
     def _results(self) -> Results:
         now = self._clock.now
-        clients, ledger = self._clients, self._clients.ledger
+        clients, recorder = self._clients, self._clients.recorder
         measured_from = clients.measured_from if clients.measured_from is not None else now
         return Results(
             settings=self._settings,
-            total=ledger.total(),
-            kinds=ledger.kinds,
-            tenants=ledger.tenants,
+            total=recorder.total(),
+            kinds=recorder.kinds,
+            tenants=recorder.tenants,
             engines=self._fleet.uses(),
             duration_s=now,
             measured_s=now - measured_from,
-            failures=ledger.failures,
+            failures=recorder.failures,
             actions=dict(self._scheduler.counts),
             ignored=dict(self._scheduler.ignored),
             events=self._happened,
             scheduler_steps=self._steps,
-            courses=self._fleet.courses,
+            timelines=self._fleet.timelines,
         )

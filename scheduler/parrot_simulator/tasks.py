@@ -1,11 +1,11 @@
-"""Calls that have reached the server: as the scheduler is told of them, and as engines run them."""
+"""Calls that have reached the server: as tasks for the scheduler, as sequences for engines."""
 
 from __future__ import annotations
 
 from parrot_scheduler.task import LATENCY, BlockHash, GroupRef, Task, TaskId
 
-from parrot_simulator.clients import Call
-from parrot_simulator.engines.prompts import Prompt, PromptMaker, stable_hash
+from parrot_simulator.clients import RunningCall
+from parrot_simulator.engines.prompts import HashedPrompt, PromptMaker, stable_hash
 from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.plan import ClientMode, Segment
 
@@ -29,8 +29,8 @@ class TaskMaker:
         self._share_tenants = share_tenants
         self._beginnings: dict[Segment, str] = {}
 
-    def make(self, task_id: TaskId, call: Call) -> tuple[Task, EngineSequence]:
-        """What the scheduler is told of a call, and what an engine is to run."""
+    def make(self, task_id: TaskId, call: RunningCall) -> tuple[Task, EngineSequence]:
+        """The scheduler's task of a call, and the engine's sequence."""
         application, plan = call.run.plan, call.plan
         salt = "" if self._share_tenants else application.tenant
         prompt = self._prompts.make(salt, plan.prompt)
@@ -49,7 +49,7 @@ class TaskMaker:
         )
         return task, sequence
 
-    def _task(self, task_id: TaskId, call: Call, prompt: Prompt) -> Task:
+    def _task(self, task_id: TaskId, call: RunningCall, prompt: HashedPrompt) -> Task:
         application, plan = call.run.plan, call.plan
         prefix: tuple[BlockHash, ...] = prompt.hashes() if self._hashed else ()
         first: Segment = plan.prompt[0]
@@ -86,7 +86,7 @@ class TaskMaker:
         )
 
     def _beginning(self, first: Segment) -> str:
-        """Without a name, how a prompt begins says what it is."""
+        """A template name for prompts of unnamed templates: how they begin."""
         name = self._beginnings.get(first)
         if name is None:
             if len(self._beginnings) >= MAX_BEGINNINGS:

@@ -19,7 +19,7 @@ from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, StepModel
 from parrot_simulator.clients import Network
 from parrot_simulator.engines.fleet import EngineChange, Staleness
 from parrot_simulator.engines.profiles import PROFILES, EngineProfile
-from parrot_simulator.metrics import Course, Results, Sketch, jain
+from parrot_simulator.metrics import Results, Sketch, Timeline, jain
 from parrot_simulator.plan import ApplicationPlan, CallPlan, ClientMode, Segment
 from parrot_simulator.simulation import simulate
 
@@ -414,13 +414,13 @@ def test_jain() -> None:
 
 
 def test_course_keeps_its_sums_as_it_widens() -> None:
-    course = Course(bins=8, width_s=0.5)
+    timeline = Timeline(bins=8, width_s=0.5)
     for i in range(100):
-        course.add(float(i), i + 0.75, 4, 100, 12)
-    assert len(course.batch) == 8
-    assert sum(course.batch) == pytest.approx(100 * 0.75 * 4)
-    assert sum(course.kv) == pytest.approx(100 * 0.75 * 100)
-    assert sum(course.filled) == pytest.approx(1200)
+        timeline.add(float(i), i + 0.75, 4, 100, 12)
+    assert len(timeline.batch) == 8
+    assert sum(timeline.batch) == pytest.approx(100 * 0.75 * 4)
+    assert sum(timeline.kv) == pytest.approx(100 * 0.75 * 100)
+    assert sum(timeline.filled) == pytest.approx(1200)
 
 
 def test_profiles_say_where_their_numbers_are_from() -> None:

@@ -10,7 +10,7 @@ from math import ceil, sqrt
 from parrot_simulator.engines.sequences import EngineSequence
 
 
-class Decodes:
+class DecodeBatch:
     """Sequences in decode: each gets one token a step.
 
     Args:

@@ -22,7 +22,7 @@ from parrot_simulator.engines.prompts import Part, block_hashes
 _RANKS: dict[Retention, int] = {"drop": 0, "normal": 1, "keep": 2}
 
 
-class Node:
+class CacheNode:
     """A part of a prefix on one engine. Compared by identity."""
 
     __slots__ = (
@@ -42,15 +42,15 @@ class Node:
         "used_at",
     )
 
-    def __init__(self, key: int, blocks: int, parent: Node | None, owner: str) -> None:
+    def __init__(self, key: int, blocks: int, parent: CacheNode | None, owner: str) -> None:
         self.key = key
         self.blocks = blocks
         self.parent = parent
         #: The only application that ever used it; None once there are two.
         self.owner: str | None = owner
         #: Neighbours among what that application used.
-        self.older: Node | None = None
-        self.newer: Node | None = None
+        self.older: CacheNode | None = None
+        self.newer: CacheNode | None = None
         self.resident = 0
         self.host = 0
         #: Sequences that use it.
@@ -64,10 +64,10 @@ class Node:
         self.used_at = 0.0
 
 
-class Match(NamedTuple):
+class CacheMatch(NamedTuple):
     """The longest run of a prompt's blocks that is here."""
 
-    nodes: list[Node]
+    nodes: list[CacheNode]
     #: On the device, and behind those in the host tier only.
     device_blocks: int
     host_blocks: int
@@ -92,17 +92,17 @@ class Cache:
         self.host_tokens = 0
         #: In all, so far.
         self.evicted_tokens = 0
-        #: Blocks that were stored (True) or can be found no more, in order, until somebody takes
-        #: them away; stays empty unless they are recorded.
+        #: Blocks that were stored (True) or can be found no more, in order, until `take_changes`;
+        #: stays empty unless they are recorded.
         self._changes: list[tuple[bool, tuple[BlockHash, ...]]] = []
         self._records = records
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, CacheNode] = {}
         #: Unpinned leaves, those to go first first; entries may be out of date.
-        self._leaves: list[tuple[int, float, int, Node]] = []
+        self._leaves: list[tuple[int, float, int, CacheNode]] = []
         self._serial = 0
-        self._host: OrderedDict[Node, None] = OrderedDict()
+        self._host: OrderedDict[CacheNode, None] = OrderedDict()
         #: The latest node of each application.
-        self._owned: dict[str, Node] = {}
+        self._owned: dict[str, CacheNode] = {}
 
     @property
     def used_tokens(self) -> int:
@@ -111,12 +111,12 @@ class Cache:
 
     @property
     def free_tokens(self) -> int:
-        """What could be had by evicting everything that nobody uses."""
+        """Free after evicting everything that no sequence uses."""
         return self.capacity_tokens - self.pinned_tokens - self.private_tokens
 
-    def match(self, parts: Sequence[Part]) -> Match:
-        """What of a prompt is here."""
-        nodes: list[Node] = []
+    def match(self, parts: Sequence[Part]) -> CacheMatch:
+        """The longest cached run of a prompt's blocks."""
+        nodes: list[CacheNode] = []
         device = host = 0
         for part in parts:
             node = self._nodes.get(part.key)
@@ -131,7 +131,7 @@ class Cache:
             host += have - resident
             if have < node.blocks:
                 break
-        return Match(nodes, device, host)
+        return CacheMatch(nodes, device, host)
 
     def take_private(self, tokens: int) -> None:
         """Running sequences have so many more tokens that cannot be found; negative: fewer."""
@@ -142,7 +142,7 @@ class Cache:
         changes, self._changes = self._changes, []
         return changes
 
-    def pin(self, node: Node, owner: str) -> None:
+    def pin(self, node: CacheNode, owner: str) -> None:
         """A sequence uses a node from now on."""
         if node.pins == 0:
             self.pinned_tokens += node.resident * self.block_tokens
@@ -150,7 +150,9 @@ class Cache:
         if node.owner is not None and node.owner != owner:
             self._disown(node)
 
-    def unpin(self, nodes: Sequence[Node], now: float, retention: Retention, owner: str) -> None:
+    def unpin(
+        self, nodes: Sequence[CacheNode], now: float, retention: Retention, owner: str
+    ) -> None:
         """A sequence is done with its nodes, which are in order from the root."""
         rank = _RANKS[retention]
         for node in reversed(nodes):
@@ -166,7 +168,7 @@ class Cache:
             if not node.resident:
                 self._clean(node)
 
-    def load(self, match: Match) -> None:
+    def load(self, match: CacheMatch) -> None:
         """Bring pinned nodes' blocks back from the host; there is room for them."""
         for node in match.nodes:
             if node.host > node.resident:
@@ -174,11 +176,11 @@ class Cache:
             if node.host:
                 self._host.move_to_end(node)
 
-    def node_of(self, part: Part, parent: Node | None, owner: str) -> Node:
+    def node_of(self, part: Part, parent: CacheNode | None, owner: str) -> CacheNode:
         """The node of a part, made if there is none, pinned for one more sequence."""
         node = self._nodes.get(part.key)
         if node is None:
-            node = self._nodes[part.key] = Node(part.key, part.blocks, parent, owner)
+            node = self._nodes[part.key] = CacheNode(part.key, part.blocks, parent, owner)
             node.older = self._owned.get(owner)
             if node.older is not None:
                 node.older.newer = node
@@ -188,7 +190,7 @@ class Cache:
         self.pin(node, owner)
         return node
 
-    def store(self, node: Node, blocks: int) -> int:
+    def store(self, node: CacheNode, blocks: int) -> int:
         """A sequence that pins a node has (or is about to have) its first `blocks` blocks.
 
         Returns:
@@ -259,7 +261,7 @@ class Cache:
             evictable = node.resident > 0 and node.pins == 0 and node.leaves == 0
             assert evictable == (id(node) in offered)
 
-    def _grow(self, node: Node, blocks: int) -> None:
+    def _grow(self, node: CacheNode, blocks: int) -> None:
         size = self.block_tokens
         if node.resident == 0 and node.parent is not None:
             node.parent.leaves += 1
@@ -274,7 +276,7 @@ class Cache:
         # Only what a sequence pins ever grows.
         self.pinned_tokens += new
 
-    def _shrink(self, node: Node, blocks: int) -> None:
+    def _shrink(self, node: CacheNode, blocks: int) -> None:
         size = self.block_tokens
         if self.host_capacity_tokens:
             self._offload(node)
@@ -286,7 +288,7 @@ class Cache:
         if self._records and gone < end:
             self._changes.append((False, block_hashes(node.key, gone, end)))
 
-    def _offload(self, node: Node) -> None:
+    def _offload(self, node: CacheNode) -> None:
         size = self.block_tokens
         if node.host < node.resident <= self.host_capacity_tokens // size:
             need = (node.resident - node.host) * size
@@ -302,7 +304,7 @@ class Cache:
         if node.host:
             self._host.move_to_end(node)
 
-    def _drop_host(self, node: Node) -> None:
+    def _drop_host(self, node: CacheNode) -> None:
         del self._host[node]
         self.host_tokens -= node.host * self.block_tokens
         if self._records and node.host > node.resident:
@@ -311,7 +313,7 @@ class Cache:
         node.host = 0
         self._clean(node)
 
-    def _offer(self, node: Node) -> None:
+    def _offer(self, node: CacheNode) -> None:
         """Put a node among those that may go, if it may."""
         if node.resident and not node.pins and not node.leaves:
             self._serial += 1
@@ -320,7 +322,7 @@ class Cache:
                 self._leaves = [entry for entry in self._leaves if self._is_current(entry)]
                 heapify(self._leaves)
 
-    def _is_current(self, entry: tuple[int, float, int, Node]) -> bool:
+    def _is_current(self, entry: tuple[int, float, int, CacheNode]) -> bool:
         rank, used_at, _, node = entry
         return (
             node.resident > 0
@@ -330,7 +332,7 @@ class Cache:
             and node.used_at == used_at
         )
 
-    def _disown(self, node: Node) -> None:
+    def _disown(self, node: CacheNode) -> None:
         owner = node.owner
         if owner is None:
             return
@@ -344,7 +346,7 @@ class Cache:
             node.older.newer = node.newer
         node.owner = node.older = node.newer = None
 
-    def _clean(self, node: Node | None) -> None:
+    def _clean(self, node: CacheNode | None) -> None:
         """Forget nodes that hold nothing and lead nowhere, up to the root."""
         while (
             node is not None
@@ -361,7 +363,7 @@ class Cache:
                 node.links -= 1
 
 
-def _length(node: Node | None) -> int:
+def _length(node: CacheNode | None) -> int:
     """Nodes from this one to the oldest of its owner."""
     length = 0
     while node is not None:

@@ -4,9 +4,9 @@ An engine works in steps, as vLLM does: every running sequence decodes one token
 the step's token budget fills prompts, first come first served by priority; those that can wait
 get a part of it only while something more urgent decodes, if the profile says so. As long as the
 batch stays the same the time of many steps is a sum with a closed form, so there is one event for
-all of them: when somebody finishes, memory runs out, a prompt is filled, or somebody arrives, who
-is taken in at the next step's beginning. Blocks can be found by others as soon as the step that
-computes them is planned, as in vLLM. When memory runs out, the sequence that came last is
+all of them: when a sequence finishes, memory runs out, a prompt is filled, or a sequence arrives,
+which is taken in at the next step's beginning. Blocks can be found by others as soon as the step
+that computes them is planned, as in vLLM. When memory runs out, the sequence that came last is
 preempted and computed again later.
 
 Partly filled blocks count by their tokens: half a block per sequence less than real.
@@ -21,15 +21,15 @@ from typing import Protocol
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.task import EngineId
 
-from parrot_simulator.engines.batch import Decodes, MacroStep, StepBudget
+from parrot_simulator.engines.batch import DecodeBatch, MacroStep, StepBudget
 from parrot_simulator.engines.cache import Cache
 from parrot_simulator.engines.profiles import EngineProfile
-from parrot_simulator.engines.sequences import EngineSequence, Holdings
-from parrot_simulator.metrics import Course
+from parrot_simulator.engines.sequences import EngineSequence, KvAllocations
+from parrot_simulator.metrics import Timeline
 
 
 class Listener(Protocol):
-    """What is told of an engine's doings, at the time when they happen."""
+    """Receives an engine's events, at the time when they happen."""
 
     def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
         """Call `engine.wake(time, version)` then."""
@@ -48,7 +48,7 @@ class Listener(Protocol):
         ...
 
     def stepped(self, engine: SimulatedEngine, now: float) -> None:
-        """The engine has planned anew: a good time to look at its counts and block events."""
+        """The engine has planned its next steps: its counts and block events are current."""
         ...
 
 
@@ -73,8 +73,8 @@ class SimulatedEngine:
     Args:
         engine_id: as the scheduler knows it.
         profile: what it holds and how fast it is.
-        listener: told of what happens, and when to come back.
-        course: records how it was used over time; None: nothing does.
+        listener: receives its events, and wakes it.
+        timeline: records how it was used over time; None: nothing does.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SimulatedEngine:
         engine_id: EngineId,
         profile: EngineProfile,
         listener: Listener,
-        course: Course | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.id = engine_id
         self.profile = profile
@@ -93,16 +93,16 @@ class SimulatedEngine:
             records=profile.prefix_caching,
         )
         self.counts = EngineCounts()
-        self._course = course
+        self._timeline = timeline
         self._listener = listener
         self._serial = 0
         self._version = 0
-        self._holdings = Holdings(self.cache, prefix_caching=profile.prefix_caching)
+        self._allocations = KvAllocations(self.cache, prefix_caching=profile.prefix_caching)
         #: By (priority, arrival).
         self._waiting: LazyHeap[EngineSequence] = LazyHeap()
         self._loading: dict[EngineSequence, None] = {}
         self._filling: dict[EngineSequence, None] = {}
-        self._decodes = Decodes(profile.block_tokens)
+        self._decodes = DecodeBatch(profile.block_tokens)
         self._link_free_at = 0.0
 
         # The macro-step in work; what its steps fill, and whether they decode.
@@ -135,7 +135,7 @@ class SimulatedEngine:
         self.cache.check()
         if not self.running:
             assert self._decodes.context_tokens == self._decodes.repeated_tokens == 0
-            assert self._holdings.claimed_tokens == 0
+            assert self._allocations.claimed_tokens == 0
 
     # What can be asked of it
 
@@ -151,10 +151,10 @@ class SimulatedEngine:
             self._listener.ended(self, sequence, now)
             return
         self._waiting.push(sequence, sequence.key)
-        self._stir(now)
+        self._replan(now)
 
     def cancel(self, now: float, sequence: EngineSequence) -> None:
-        """Stop a sequence; nothing is told of its end."""
+        """Stop a sequence; the listener hears nothing of its end."""
         if sequence.state == "waiting":
             self._waiting.remove(sequence)
             sequence.state = "ended"
@@ -182,7 +182,7 @@ class SimulatedEngine:
         return sorted(lost, key=lambda s: s.key[1])
 
     def wake(self, now: float, version: int) -> None:
-        """A wish of `wake_engine` came due."""
+        """A time that `wake_engine` asked for has come; an outdated `version` does nothing."""
         if version != self._version:
             return
         self._wake_pending = False
@@ -196,15 +196,15 @@ class SimulatedEngine:
             del self._loading[sequence]
             self._filling[sequence] = None
             sequence.state = "filling"
-            self._stir(now, at_once=True)
+            self._replan(now, at_once=True)
 
     # Macro-steps
 
-    def _stir(self, now: float, *, at_once: bool = False) -> None:
-        """Somebody came: plan anew at the end of the step in work, if there could be room."""
+    def _replan(self, now: float, *, at_once: bool = False) -> None:
+        """A sequence came: plan anew at the end of the step in work, if there could be room."""
         if not self._working:
             if not self._wake_pending:
-                # Not at once: others may come at this very moment.
+                # Not at once: others may arrive at this very moment.
                 self._wake_pending = True
                 self._version += 1
                 self._listener.wake_engine(self, now, self._version)
@@ -237,15 +237,15 @@ class SimulatedEngine:
         counts.busy_s += elapsed
         counts.batch_seconds += elapsed * batch
         counts.kv_seconds += elapsed * (kv + grown / 2)
-        if self._course is not None:
-            self._course.add(macro.since, now, batch, kv, filled)
+        if self._timeline is not None:
+            self._timeline.add(macro.since, now, batch, kv, filled)
         counts.steps += steps
         counts.prefilled_tokens += filled
         for sequence, tokens in chunks:
             sequence.computed += tokens * steps
             sequence.prefilled += tokens * steps
             if steps > 1:
-                self._holdings.publish(sequence, sequence.computed)
+                self._allocations.publish(sequence, sequence.computed)
         if grown:
             counts.generated_tokens += grown
             decodes.advance(steps)
@@ -261,7 +261,7 @@ class SimulatedEngine:
                     self._listener.filled(self, sequence, now)
 
     def _plan(self, now: float) -> None:
-        """Decide on the next macro-step, and wish to be woken at its end."""
+        """Decide on the next macro-step, and ask to be woken at its end."""
         profile = self.profile
         self._version += 1
         blocked = False
@@ -285,7 +285,7 @@ class SimulatedEngine:
         while budget.tokens > 0 and not blocked:
             first = self._waiting.first()
             if first is None or budget.left_for(first) <= 0:
-                # Nobody is in line; or the next one there, and all behind it, can wait.
+                # Nothing waits; or the first of the queue, and all behind it, can wait.
                 break
             if self._may_enter(first, budget.tokens) and self._admit(first, now):
                 self._waiting.remove(first)
@@ -339,7 +339,7 @@ class SimulatedEngine:
         running = self.running
         if running >= profile.max_batch:
             return False
-        claimed = self._holdings.claimed_tokens + self._holdings.claim(sequence)
+        claimed = self._allocations.claimed_tokens + self._allocations.claim(sequence)
         if profile.token_cap is not None and running and claimed > profile.token_cap:
             return False
         # A prompt that is filled whole shares a step only if it fits.
@@ -347,7 +347,7 @@ class SimulatedEngine:
 
     def _admit(self, sequence: EngineSequence, now: float) -> bool:
         """Take a sequence in, if its whole prompt finds room."""
-        match = self._holdings.take(sequence, len(self._decodes), alone=not self.running)
+        match = self._allocations.take(sequence, len(self._decodes), alone=not self.running)
         if match is None:
             return False
         if sequence.admitted_at < 0:
@@ -373,7 +373,7 @@ class SimulatedEngine:
             tokens = min(tokens, budget.left_for(sequence))
         budget.spend(sequence, tokens)
         self._chunks.append((sequence, tokens))
-        self._holdings.publish(sequence, sequence.computed + tokens)
+        self._allocations.publish(sequence, sequence.computed + tokens)
 
     def _finish_prompt(self, sequence: EngineSequence, now: float) -> None:
         """All is filled, and its first (or next) token is there."""
@@ -407,8 +407,8 @@ class SimulatedEngine:
         else:
             del self._loading[sequence]
         if done:
-            self._holdings.publish_output(sequence)
-        self._holdings.release(sequence, now)
+            self._allocations.publish_output(sequence)
+        self._allocations.release(sequence, now)
 
     def _preempt(self, now: float) -> None:
         """Send the running sequence that came last back to the queue; its KV is let go."""

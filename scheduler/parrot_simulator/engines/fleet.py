@@ -1,4 +1,4 @@
-"""The engines of one simulation: they join and leave, and what they do is told of, now or late."""
+"""The engines of one simulation: they join and leave; the scheduler hears of them, now or late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parrot_simulator.clock import Clock
 from parrot_simulator.engines.engine import SimulatedEngine
 from parrot_simulator.engines.profiles import EngineProfile
 from parrot_simulator.engines.sequences import EngineSequence
-from parrot_simulator.metrics import Course, EngineUse
+from parrot_simulator.metrics import EngineUse, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Staleness:
 
 
 class EngineChange(NamedTuple):
-    """Something that befalls an engine, by its place among `engines`."""
+    """An engine leaves, drains or joins again; by its place among `engines`."""
 
     at_s: float
     engine: int
@@ -45,10 +45,10 @@ class EngineChange(NamedTuple):
 
 
 class Gateway(Protocol):
-    """Who is told of what engines do."""
+    """Receives what engines do."""
 
-    def tell(self, event: Event, _: object = None) -> None:
-        """Something that the scheduler is to hear at once."""
+    def notify(self, event: Event, _: object = None) -> None:
+        """An event for the scheduler, at once."""
         ...
 
     def ended(self, sequence: EngineSequence) -> None:
@@ -66,10 +66,10 @@ class Fleet:
     Args:
         profiles: one an engine; all have joined by the time this returns.
         clock: the simulation's.
-        gateway: is told.
+        gateway: receives what they do.
         staleness: how late the scheduler learns of what engines do.
         changes: engines that leave, drain or join again.
-        with_courses: record each engine's course over time.
+        with_timelines: record each engine's timeline over time.
 
     Raises:
         ValueError: a change names no engine.
@@ -83,7 +83,7 @@ class Fleet:
         *,
         staleness: Staleness,
         changes: Sequence[EngineChange],
-        with_courses: bool,
+        with_timelines: bool,
     ) -> None:
         for change in changes:
             if not 0 <= change.engine < len(profiles):
@@ -92,15 +92,15 @@ class Fleet:
         self._clock = clock
         self._gateway = gateway
         self._staleness = staleness
-        self._with_courses = with_courses
+        self._with_timelines = with_timelines
         self.engines: dict[EngineId, SimulatedEngine] = {}
-        self.courses: dict[str, Course] = {}
+        self.timelines: dict[str, Timeline] = {}
         self._reported_at: dict[EngineId, float] = {}
         self._left: list[EngineUse] = []
         for index in range(len(profiles)):
             self._join(index)
         for change in changes:
-            clock.at(change.at_s, self._befall, change)
+            clock.at(change.at_s, self._apply, change)
 
     def uses(self) -> list[EngineUse]:
         """What each engine did until now or until it left, those that have left first."""
@@ -109,13 +109,15 @@ class Fleet:
     def _join(self, index: int) -> None:
         profile = self._profiles[index]
         engine_id = f"engine-{index}"
-        course = self.courses.setdefault(engine_id, Course()) if self._with_courses else None
-        engine = SimulatedEngine(engine_id, profile, self, course)
+        timeline = (
+            self.timelines.setdefault(engine_id, Timeline()) if self._with_timelines else None
+        )
+        engine = SimulatedEngine(engine_id, profile, self, timeline)
         self.engines[engine_id] = engine
         self._reported_at[engine_id] = float("-inf")
-        self._gateway.tell(EngineJoined(profile.description(engine_id)))
+        self._gateway.notify(EngineJoined(profile.description(engine_id)))
 
-    def _befall(self, change: EngineChange, _: object) -> None:
+    def _apply(self, change: EngineChange, _: object) -> None:
         engine_id = f"engine-{change.engine}"
         engine = self.engines.get(engine_id)
         if change.what == "join":
@@ -124,22 +126,22 @@ class Fleet:
         elif engine is None:
             return
         elif change.what == "drain":
-            self._gateway.tell(EngineDraining(engine_id))
+            self._gateway.notify(EngineDraining(engine_id))
         else:
             lost = engine.stop(self._clock.now)
             self._left.append(_use_of(engine))
             del self.engines[engine_id]
-            self._gateway.tell(EngineLeft(engine_id))
+            self._gateway.notify(EngineLeft(engine_id))
             for sequence in lost:
                 self._gateway.lost(sequence)
 
-    def _tell(self, event: Event, delay_s: float) -> None:
+    def _notify(self, event: Event, delay_s: float) -> None:
         if delay_s > 0:
-            self._clock.at(self._clock.now + delay_s, self._gateway.tell, event)
+            self._clock.at(self._clock.now + delay_s, self._gateway.notify, event)
         else:
-            self._gateway.tell(event)
+            self._gateway.notify(event)
 
-    # What engines say
+    # Events of engines
 
     def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
         """See `engine.Listener`."""
@@ -163,7 +165,7 @@ class Fleet:
             sequence.cached,
             sequence.generated,
         )
-        self._tell(event, self._staleness.progress_s)
+        self._notify(event, self._staleness.progress_s)
 
     def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
         """See `engine.Listener`."""
@@ -174,11 +176,11 @@ class Fleet:
         staleness = self._staleness
         for stored, hashes in engine.cache.take_changes():
             kind = BlocksStored if stored else BlocksEvicted
-            self._tell(kind(engine.id, hashes), staleness.blocks_s)
+            self._notify(kind(engine.id, hashes), staleness.blocks_s)
         if now - self._reported_at[engine.id] >= staleness.report_interval_s:
             self._reported_at[engine.id] = now
             report = EngineReport(engine.id, engine.running, engine.waiting, engine.used_tokens)
-            self._tell(report, staleness.report_s)
+            self._notify(report, staleness.report_s)
 
 
 def _use_of(engine: SimulatedEngine) -> EngineUse:

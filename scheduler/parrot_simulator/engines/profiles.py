@@ -3,8 +3,8 @@
 A step takes the time of its products (reading the weights, or the arithmetic of the tokens it
 fills, whichever is longer), of reading keys and values, something for each sequence that decodes,
 and a constant. The arithmetic of attention in prefill, which grows with the context, is not in it:
-prompts far above 10,000 tokens are filled slower in reality. The scheduler is told the four terms
-of its own `StepModel`, and neither what a sequence adds nor what a prefix saves.
+prompts far above 10,000 tokens are filled slower in reality. The scheduler knows the four
+terms of its own `StepModel`, and neither what a sequence adds nor what a prefix saves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EngineProfile:
     """One kind of simulated engine."""
 
     name: str
-    #: What the scheduler is told.
+    #: As the scheduler knows it.
     step_model: StepModel
     #: Tokens of KV that fit.
     capacity_tokens: int
@@ -44,7 +44,7 @@ class EngineProfile:
     prefix_caching: bool = True
     #: Off: prompts are filled before anything is decoded, each whole, as vLLM did in 2024.
     chunked_prefill: bool = True
-    #: Decodes read a prefix that they share once per step.
+    #: DecodeBatch read a prefix that they share once per step.
     shared_attention: bool = False
     #: Tokens of prompts in a step in which something more urgent decodes, as the builtin engine's
     #: `max_background_tokens`; None: as many as fit.

@@ -61,7 +61,7 @@ class Part:
         return self._hashes
 
 
-class Prompt:
+class HashedPrompt:
     """A prompt as caches see it."""
 
     __slots__ = ("last_key", "parts", "tokens")
@@ -90,7 +90,7 @@ class PromptMaker:
         self._parts: dict[tuple[int, object, int], Part] = {}
         self._roots: dict[str, int] = {}
 
-    def make(self, salt: str, segments: Iterable[Segment]) -> Prompt:
+    def make(self, salt: str, segments: Iterable[Segment]) -> HashedPrompt:
         """The prompt of some segments; prompts of different salts share nothing."""
         key = self._roots.get(salt)
         if key is None:
@@ -103,9 +103,9 @@ class PromptMaker:
             tokens = part.end_tokens
             if part.blocks:
                 parts.append(part)
-        return Prompt(parts, tokens, key)
+        return HashedPrompt(parts, tokens, key)
 
-    def behind(self, prompt: Prompt, segment: Segment) -> Part:
+    def behind(self, prompt: HashedPrompt, segment: Segment) -> Part:
         """The part that a segment makes at a prompt's end."""
         return self._part(prompt.last_key, prompt.tokens, segment)
 

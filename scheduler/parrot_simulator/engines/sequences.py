@@ -5,8 +5,8 @@ from __future__ import annotations
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.task import TaskId
 
-from parrot_simulator.engines.cache import Cache, Match, Node
-from parrot_simulator.engines.prompts import Part, Prompt
+from parrot_simulator.engines.cache import Cache, CacheMatch, CacheNode
+from parrot_simulator.engines.prompts import HashedPrompt, Part
 
 
 class EngineSequence:
@@ -43,7 +43,7 @@ class EngineSequence:
     def __init__(
         self,
         task_id: TaskId,
-        prompt: Prompt,
+        prompt: HashedPrompt,
         output_tokens: int,
         *,
         max_tokens: int | None = None,
@@ -83,13 +83,13 @@ class EngineSequence:
         self.finish_step = 0
         self.own_context = 0
         #: Pinned, from the root; and which of the prompt's parts is the last of them.
-        self.nodes: list[Node] = []
+        self.nodes: list[CacheNode] = []
         self.cursor = 0
         #: Tokens of KV of its own; while decoding, at the beginning of its decode.
         self.private = 0
 
 
-class Holdings:
+class KvAllocations:
     """KV of running sequences: prefixes that they found, and tokens of their own.
 
     Args:
@@ -107,7 +107,7 @@ class Holdings:
         """Tokens that a sequence may come to."""
         return sequence.prompt.tokens + sequence.max_tokens
 
-    def take(self, sequence: EngineSequence, reserve: int, *, alone: bool) -> Match | None:
+    def take(self, sequence: EngineSequence, reserve: int, *, alone: bool) -> CacheMatch | None:
         """Let a sequence have room for its whole prompt, and what is known of it.
 
         Args:

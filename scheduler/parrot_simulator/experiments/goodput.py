@@ -37,7 +37,7 @@ LOWEST, HIGHEST = -24, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class Bounds:
     """What an application has to meet; None: any."""
 
     #: Seconds to the first token, of the slowest call; seconds a token after it, on average.
@@ -48,18 +48,18 @@ class Objective:
     why: str = ""
 
 
-_PERSON = Objective(
+_PERSON = Bounds(
     ttft_s=2.0,
     tpot_s=0.05,
     why="A person reads along: 50 ms a token is 20 tokens/s, well above reading speed, and 2 s is "
     "about what one waits for an answer to begin.",
 )
-_JOB = Objective(
+_JOB = Bounds(
     times_alone=3.0,
     why="Somebody waits for the whole result only. Three times as long as with nobody else there, "
     "on the baseline's fleet, so that a faster arm gets no tighter bound.",
 )
-_TURN = Objective(
+_TURN = Bounds(
     ttft_s=5.0,
     tpot_s=0.05,
     why="Each turn's first token within what filling a context of 186,000 tokens anew takes (26.8 "
@@ -67,7 +67,7 @@ _TURN = Objective(
 )
 
 #: Bounds by kind of application. Fixed before any search was run.
-OBJECTIVES: Mapping[str, Objective] = {
+OBJECTIVES: Mapping[str, Bounds] = {
     "multi-agent": _JOB,
     "map-reduce": _JOB,
     "chat": _PERSON,
@@ -80,7 +80,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GoodputCase:
     """A workload whose load is searched."""
 
     workload: str
@@ -89,7 +89,7 @@ class Case:
     parameters: Callable[[float], Mapping[str, str | float]]
     #: Where the search of the first arm begins; others begin where the one before them ended.
     first: float
-    #: The workload with one application of each kind, for `Objective.times_alone`.
+    #: The workload with one application of each kind, for `Bounds.times_alone`.
     alone: Mapping[str, str | float] = field(default_factory=dict)
     engines: int = 4
     #: Of `PROFILES`.
@@ -108,8 +108,8 @@ _SMALL_CHUNKS = Arm("LMetric, chunks of 2048", "lmetric", engine={"max_batch_tok
 
 #: Short horizons, so that all searches together take some minutes: a load a little beyond what
 #: engines can do in the long run may pass. That is so for every arm.
-CASES: tuple[Case, ...] = (
-    Case(
+CASES: tuple[GoodputCase, ...] = (
+    GoodputCase(
         "multi-agent",
         "jobs/s",
         lambda load: {"branches": 8, "rate": load, "count": max(1, round(120 * load))},
@@ -117,14 +117,14 @@ CASES: tuple[Case, ...] = (
         alone={"branches": 8, "count": 1},
         note="8 branches, arrivals for 120 s",
     ),
-    Case(
+    GoodputCase(
         "gpts",
         "calls/s",
         lambda load: {"rate": load, "count": max(4, round(30 * load))},
         first=50.0,
         note="arrivals for 30 s",
     ),
-    Case(
+    GoodputCase(
         "mixed",
         "times 30 chats/s and 1.09 summaries/s",
         mixed_load,
@@ -133,7 +133,7 @@ CASES: tuple[Case, ...] = (
         more=(_SMALL_CHUNKS,),
         note="arrivals for 30 s",
     ),
-    Case(
+    GoodputCase(
         "agents",
         "agents at once",
         lambda load: {
@@ -152,7 +152,7 @@ CASES: tuple[Case, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SearchResult:
     """What a search found: the highest step that passes, and the lowest seen to fail.
 
     `passed` is None when nothing passed, `failed` when nothing failed.
@@ -171,7 +171,7 @@ def search(
     highest: int = HIGHEST,
     stride: int = STRIDE,
     finest: int = 1,
-) -> Level:
+) -> SearchResult:
     """The highest step in `lowest` to `highest` that passes, where all below it pass too.
 
     Goes from `start` in strides until one passes and one fails, then halves what is between them
@@ -196,11 +196,11 @@ def search(
         step = (passed + failed) // 2
         runs += 1
         passed, failed = (step, failed) if passes(step) else (passed, step)
-    return Level(passed, failed, runs)
+    return SearchResult(passed, failed, runs)
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Plain):
+class GoodputResult(Plain):
     """The goodput of one arm on one workload."""
 
     workload: str
@@ -220,12 +220,12 @@ class Found(Plain):
 
 
 def run(
-    case: Case,
+    case: GoodputCase,
     *,
     seeds: int = 1,
     finest: int = 1,
     progress: Callable[[str], None] = lambda text: None,
-) -> Iterator[Found]:
+) -> Iterator[GoodputResult]:
     """The goodput of each arm, that of `BASELINE` first.
 
     Args:
@@ -255,9 +255,11 @@ def run(
         yield replace(found, ratio=found.load / base if base and found.load else None)
 
 
-def _found(case: Case, arm: Arm, level: Level, shares: Mapping[int, tuple[float, str]]) -> Found:
+def _found(
+    case: GoodputCase, arm: Arm, level: SearchResult, shares: Mapping[int, tuple[float, str]]
+) -> GoodputResult:
     passed, failed = level.passed, level.failed
-    return Found(
+    return GoodputResult(
         workload=case.workload,
         unit=case.unit,
         arm=arm.name,
@@ -270,12 +272,14 @@ def _found(case: Case, arm: Arm, level: Level, shares: Mapping[int, tuple[float,
     )
 
 
-def load_of(case: Case, step: int) -> float:
+def load_of(case: GoodputCase, step: int) -> float:
     """A load of the case's grid."""
     return float(case.first * 2.0 ** (step / STEPS))
 
 
-def run_once(case: Case, arm: Arm, load: float, alone: Mapping[str, float], seed: int) -> Results:
+def run_once(
+    case: GoodputCase, arm: Arm, load: float, alone: Mapping[str, float], seed: int
+) -> Results:
     """One simulation at one load, with the objectives of `OBJECTIVES`.
 
     `alone`: seconds of an application on the empty fleet, by kind; see `jobs_alone`.
@@ -284,7 +288,7 @@ def run_once(case: Case, arm: Arm, load: float, alone: Mapping[str, float], seed
     return _simulate(case, arm, with_objectives(workload, alone), seed)
 
 
-def jobs_alone(case: Case) -> dict[str, float]:
+def jobs_alone(case: GoodputCase) -> dict[str, float]:
     """Seconds of one application on the baseline's empty fleet, by kind; empty without need."""
     if not case.alone:
         return {}
@@ -292,7 +296,7 @@ def jobs_alone(case: Case) -> dict[str, float]:
     return {kind: measures.job_s.mean for kind, measures in results.kinds.items()}
 
 
-def _simulate(case: Case, arm: Arm, workload: Workload, seed: int) -> Results:
+def _simulate(case: GoodputCase, arm: Arm, workload: Workload, seed: int) -> Results:
     return run_arm(
         workload, arm, profile=case.profile, engines=case.engines, network=RECORDED, seed=seed
     )

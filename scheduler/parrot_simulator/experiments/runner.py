@@ -54,7 +54,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Plain):
+class ArmResult(Plain):
     """One arm at one point: means over the seeds. Times in the metric's unit (s, or ms a token)."""
 
     figure: str
@@ -126,7 +126,7 @@ def run(
     *,
     seeds: int = DEFAULT_SEEDS,
     progress: Callable[[str], None] = lambda text: None,
-) -> Iterator[Outcome]:
+) -> Iterator[ArmResult]:
     """All points and arms of an experiment, one outcome after the other."""
     for point in experiment.points:
         for arm in experiment.arms:
@@ -192,7 +192,9 @@ def _sketch(measures: Measures, metric: Metric) -> tuple[Sketch, float]:
     return measures.tpot_s, 1000.0
 
 
-def _outcome(experiment: Experiment, point: Point, arm: Arm, results: Sequence[Results]) -> Outcome:
+def _outcome(
+    experiment: Experiment, point: Point, arm: Arm, results: Sequence[Results]
+) -> ArmResult:
     shown = [_measures(r, experiment.kind) for r in results]
     found = [_sketch(measures, experiment.metric) for measures in shown]
     means = [sketch.mean * unit for sketch, unit in found]
@@ -201,7 +203,7 @@ def _outcome(experiment: Experiment, point: Point, arm: Arm, results: Sequence[R
         sketches = [_sketch(_measures(r, kind), metric) for r in results]
         besides[f"{kind or 'all'} {metric}"] = fmean(s.mean * unit for s, unit in sketches)
     with_goal = sum(m.with_goal for m in shown)
-    return Outcome(
+    return ArmResult(
         figure=experiment.figure,
         point=point.label,
         arm=arm.name,
@@ -233,7 +235,7 @@ class Comparison(Plain):
     printed: float | None
 
 
-def compare(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Comparison]:
+def compare(experiment: Experiment, outcomes: Sequence[ArmResult]) -> list[Comparison]:
     """Every other arm against the base."""
     by_place = {(o.point, o.arm): o for o in outcomes}
     found = []
@@ -263,7 +265,7 @@ def compare(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Compari
 PRINTED_RATES = {"vLLM 2023": 12.0, "ours, ordinary engine": 2.4}
 
 
-def _compare_rates(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Comparison]:
+def _compare_rates(experiment: Experiment, outcomes: Sequence[ArmResult]) -> list[Comparison]:
     bound = experiment.rate_at_ms
     assert bound is not None
     rates = {

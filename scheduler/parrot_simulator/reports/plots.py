@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from parrot_simulator.experiments.definitions import Experiment
-from parrot_simulator.experiments.runner import Outcome
-from parrot_simulator.metrics import Course, Results
+from parrot_simulator.experiments.runner import ArmResult
+from parrot_simulator.metrics import Results, Timeline
 from parrot_simulator.reports.tables import UNITS
 
-#: Engines in one picture of courses.
+#: Engines in one picture of timelines.
 MAX_ENGINES = 16
 
 
@@ -49,7 +49,7 @@ def draw(results: Mapping[str, Results], folder: Path, suffix: str = "svg") -> l
         suffix: `svg` or `png`.
 
     Returns:
-        The files: `completion.*`, and `engines-NAME.*` for each run whose courses were recorded.
+        The files: `completion.*`, and `engines-NAME.*` for each run whose timelines were recorded.
 
     Raises:
         PlotsUnavailableError: matplotlib is not installed.
@@ -59,7 +59,7 @@ def draw(results: Mapping[str, Results], folder: Path, suffix: str = "svg") -> l
     folder.mkdir(parents=True, exist_ok=True)
     files = [_completion(plt, results, folder / f"completion.{suffix}")]
     for name, result in results.items():
-        if result.courses:
+        if result.timelines:
             safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
             files.append(_engines(plt, name, result, folder / f"engines-{safe}.{suffix}"))
     return files
@@ -91,7 +91,7 @@ def draw_load(
     return _save(plt, figure, path)
 
 
-def draw_experiment(experiment: Experiment, outcomes: Sequence[Outcome], folder: Path) -> Path:
+def draw_experiment(experiment: Experiment, outcomes: Sequence[ArmResult], folder: Path) -> Path:
     """The mean of each arm at each point, as `figure-NAME.svg`.
 
     Raises:
@@ -143,16 +143,16 @@ def _completion(plt: Any, results: Mapping[str, Results], path: Path) -> Path:
 
 
 def _engines(plt: Any, name: str, result: Results, path: Path) -> Path:
-    """Course of each engine: batch, KV in use, tokens filled per second."""
-    courses = dict(list(result.courses.items())[:MAX_ENGINES])
+    """Timeline of each engine: batch, KV in use, tokens filled per second."""
+    timelines = dict(list(result.timelines.items())[:MAX_ENGINES])
     figure, axes = plt.subplots(
-        len(courses), 3, squeeze=False, sharex=True, figsize=(12, 1.2 + 1.4 * len(courses))
+        len(timelines), 3, squeeze=False, sharex=True, figsize=(12, 1.2 + 1.4 * len(timelines))
     )
-    for row, (engine_id, course) in zip(axes, courses.items(), strict=True):
-        times = [i * course.width_s for i in range(course.bins)]
-        used = _used_bins(course, result.duration_s)
-        for axis, values in zip(row, (course.batch, course.kv, course.filled), strict=True):
-            rates = [value / course.width_s for value in values[:used]]
+    for row, (engine_id, timeline) in zip(axes, timelines.items(), strict=True):
+        times = [i * timeline.width_s for i in range(timeline.bins)]
+        used = _used_bins(timeline, result.duration_s)
+        for axis, values in zip(row, (timeline.batch, timeline.kv, timeline.filled), strict=True):
+            rates = [value / timeline.width_s for value in values[:used]]
             axis.fill_between(times[:used], rates, step="post", alpha=0.6)
             axis.set_ylim(bottom=0)
         row[0].set_ylabel(engine_id, rotation=0, ha="right")
@@ -162,13 +162,13 @@ def _engines(plt: Any, name: str, result: Results, path: Path) -> Path:
         axis.set_title(title)
     for axis in axes[-1]:
         axis.set_xlabel("virtual time (s)")
-    left_out = len(result.courses) - len(courses)
+    left_out = len(result.timelines) - len(timelines)
     figure.suptitle(name + (f" (and {left_out} engines more)" if left_out else ""))
     return _save(plt, figure, path)
 
 
-def _used_bins(course: Course, duration_s: float) -> int:
-    return min(course.bins, int(duration_s / course.width_s) + 1)
+def _used_bins(timeline: Timeline, duration_s: float) -> int:
+    return min(timeline.bins, int(duration_s / timeline.width_s) + 1)
 
 
 def _save(plt: Any, figure: Any, path: Path) -> Path:

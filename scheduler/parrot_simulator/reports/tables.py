@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parrot_simulator.experiments.definitions import GOODPUT, Experiment
-from parrot_simulator.experiments.goodput import BASELINE, OBJECTIVES, SHARE, STEPS, Case, Found
-from parrot_simulator.experiments.runner import Comparison, Outcome
+from parrot_simulator.experiments.goodput import (
+    BASELINE,
+    OBJECTIVES,
+    SHARE,
+    STEPS,
+    GoodputCase,
+    GoodputResult,
+)
+from parrot_simulator.experiments.runner import ArmResult, Comparison
 from parrot_simulator.metrics import Measures, Results
 
 #: Of the metrics of experiments.
@@ -72,7 +79,7 @@ def table(results: Mapping[str, Results]) -> str:
 
 
 def experiment_table(
-    experiment: Experiment, outcomes: Sequence[Outcome], comparisons: Sequence[Comparison]
+    experiment: Experiment, outcomes: Sequence[ArmResult], comparisons: Sequence[Comparison]
 ) -> str:
     """One experiment: every arm at every point, how many times its base is better, and what the
     paper printed and measured.
@@ -136,7 +143,7 @@ def losses(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def goodput_table(case: Case, found: Sequence[Found]) -> str:
+def goodput_table(case: GoodputCase, found: Sequence[GoodputResult]) -> str:
     """The goodput of each arm on one workload."""
 
     def given(value: float | None) -> float:
@@ -182,8 +189,12 @@ def objectives_table() -> str:
     return f"Loads are 2^(1/{STEPS}) apart. Objectives:\n\n" + markdown(head, rows)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table: the first `left` columns to the left, the others to the right."""
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table: the first `left` columns to the left, the others to the right; columns
+    without any text are left out.
+    """
+    used = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    head, rows = [head[c] for c in used], [[row[c] for c in used] for row in rows]
     marks = ["---" if column < left else "--:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, marks, *rows))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_simulator.experiments import goodput
-from parrot_simulator.experiments.goodput import ARMS, BASELINE, CASES, OBJECTIVES, Case
+from parrot_simulator.experiments.goodput import ARMS, BASELINE, CASES, OBJECTIVES, GoodputCase
 from parrot_simulator.reports.tables import goodput_table, objectives_table
 from parrot_simulator.workloads import build
 from typer.testing import CliRunner
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from parrot_gateway.cli.main import app
 
 #: Chats for 4 s, on one slow engine.
-TINY = Case(
+TINY = GoodputCase(
     "calibration",
     "chats/s",
     lambda load: {"rate": load, "count": max(1, round(4 * load))},
@@ -77,7 +77,7 @@ def test_the_grid_is_geometric() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.workload)
-def test_every_application_has_an_objective(case: Case) -> None:
+def test_every_application_has_an_objective(case: GoodputCase) -> None:
     # The smallest load of the grid, and the first one.
     for step in (goodput.LOWEST, 0):
         workload = build(case.workload, case.parameters(goodput.load_of(case, step)))
@@ -93,7 +93,7 @@ def test_every_application_has_an_objective(case: Case) -> None:
 
 
 def test_a_job_may_take_times_what_it_takes_alone() -> None:
-    case = Case(
+    case = GoodputCase(
         "mixed",
         "",
         lambda load: {"rate": load, "count": 3, "summaries": 2, "scale": 0.2},
@@ -159,7 +159,7 @@ def test_what_never_passes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_kind_that_fails_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goodput, "ARMS", ARMS[:1])
     monkeypatch.setattr(goodput, "jobs_alone", lambda case: {"map-reduce": 1e-6})
-    case = Case(
+    case = GoodputCase(
         "mixed", "", lambda load: {"rate": 1, "count": 40, "summaries": 1, "scale": 0.1}, first=1.0
     )
     (result,) = goodput.run(case)
