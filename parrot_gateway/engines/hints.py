@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
+from parrot_scheduler.task import OBJECTIVE_KINDS
 
 from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.semantic.graph.objective import KINDS
 
 HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
 
@@ -24,8 +24,8 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def urgency_of(metadata: CallMetadata) -> int:
     """0 for somebody who waits; smaller is more urgent. The caller's priority comes first."""
-    weaker = len(KINDS) - 1 - KINDS.index(metadata.objective.kind)
-    return weaker - len(KINDS) * metadata.priority
+    weaker = len(OBJECTIVE_KINDS) - 1 - OBJECTIVE_KINDS.index(metadata.objective.kind)
+    return weaker - len(OBJECTIVE_KINDS) * metadata.priority
 
 
 def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:

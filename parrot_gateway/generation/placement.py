@@ -7,9 +7,9 @@ Plain values and protocols: which engine it becomes is decided by the scheduler,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from parrot_gateway.semantic.graph.objective import LATENCY, Objective
+from parrot_scheduler.task import LATENCY, GroupRef, Objective
 
 if TYPE_CHECKING:
     from parrot_engine.protocol import EngineInfo, Retention
@@ -28,14 +28,6 @@ def salt_of(tenant: str) -> str:
     return "" if tenant == DEFAULT_TENANT else tenant
 
 
-class TaskGroupRef(NamedTuple):
-    """A task group that a call is in: calls that matter only when the last of them ends."""
-
-    id: str
-    size: int
-    objective: Objective
-
-
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
     """What is known of a call beside its prompt. The default is an ordinary call: a client waits
@@ -49,7 +41,7 @@ class CallMetadata:
     #: What calls of its kind have in common; empty: the prefix of its prompt says it.
     template: str = ""
     objective: Objective = LATENCY
-    groups: tuple[TaskGroupRef, ...] = ()
+    groups: tuple[GroupRef, ...] = ()
     #: As its caller gave it: larger is earlier, within the tenant.
     priority: int = 0
     #: Calls on the longest chain that waits for it.

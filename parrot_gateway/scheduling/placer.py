@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from parrot_engine.protocol import EngineInfo, Retention
 from parrot_scheduler.actions import Place
 from parrot_scheduler.events import ApplicationFinished
-from parrot_scheduler.task import Task
+from parrot_scheduler.task import OBJECTIVE_KINDS, Task
 
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
@@ -20,7 +20,6 @@ from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
 from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.scheduling.tasks import prefix_of, task_of
-from parrot_gateway.semantic.graph.objective import KINDS
 
 if TYPE_CHECKING:
     from parrot_engine.text import Tokenizer
@@ -52,7 +51,7 @@ class EnginePlacement:
         placement = self._submitted
         place = await placement.placed()
         # A caller's own priority comes first, as far as he has one.
-        self.priority = place.priority - len(KINDS) * self._placer.metadata.priority
+        self.priority = place.priority - len(OBJECTIVE_KINDS) * self._placer.metadata.priority
         self.retention = place.retention
         return self._placer._engine(placement.task, place, time.perf_counter() - self._asked_at)
 

@@ -13,7 +13,6 @@ from parrot_scheduler.events import TaskUpdated
 
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
-from parrot_gateway.scheduling.tasks import group_refs, scheduler_objective
 
 
 @dataclass(slots=True)
@@ -74,10 +73,8 @@ def difference(task_id: int, before: CallMetadata, after: CallMetadata) -> TaskU
     """The update that the scheduler needs, or None."""
     event = TaskUpdated(
         task_id,
-        objective=(
-            None if before.objective == after.objective else scheduler_objective(after.objective)
-        ),
-        groups=None if before.groups == after.groups else group_refs(after),
+        objective=None if before.objective == after.objective else after.objective,
+        groups=None if before.groups == after.groups else after.groups,
         successors=None if before.successors == after.successors else after.successors,
     )
     return None if event == TaskUpdated(task_id) else event

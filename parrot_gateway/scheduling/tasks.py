@@ -6,11 +6,10 @@ import asyncio
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
 from parrot_engine.protocol import EngineInfo
-from parrot_scheduler.task import GroupRef, Objective, Task
+from parrot_scheduler.task import Task
 
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.semantic.graph import objective as core_objective
 
 #: Tokens whose hashes are made in place, in about a millisecond.
 _INLINE_TOKENS = 8192
@@ -66,8 +65,8 @@ def task_of(
         max_tokens=max(1, request.sampling.max_tokens),
         prefix=prefix,
         template=template,
-        objective=scheduler_objective(metadata.objective),
-        groups=group_refs(metadata),
+        objective=metadata.objective,
+        groups=metadata.groups,
         # The API's priority is larger for earlier, as OpenAI's peers have it.
         priority=-metadata.priority,
         successors=metadata.successors,
@@ -77,20 +76,7 @@ def task_of(
     )
 
 
-def group_refs(metadata: CallMetadata) -> tuple[GroupRef, ...]:
-    """The task groups of a call in the scheduler's words."""
-    return tuple(
-        GroupRef(group.id, group.size, scheduler_objective(group.objective))
-        for group in metadata.groups
-    )
-
-
 def capacity_tokens(info: EngineInfo) -> int:
     """Tokens of KV that fit on an engine, as far as it tells."""
     paged = info.num_blocks * info.block_size
     return paged or _UNPAGED_CONTEXTS * info.max_context_tokens
-
-
-def scheduler_objective(objective: core_objective.Objective) -> Objective:
-    """The same in the scheduler's words."""
-    return Objective(objective.kind, objective.seconds)

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from parrot_scheduler.task import Objective
+
 from parrot_gateway.exceptions import ConflictError, DoubleProducerError, RequestTooLargeError
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
-from parrot_gateway.semantic.graph.objective import Objective
 from parrot_gateway.semantic.semantic_call import PATHS, Form, Step, body_of, steps_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session

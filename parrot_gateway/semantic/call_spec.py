@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parrot_scheduler.task import Objective
+
 from parrot_gateway.semantic.contexts import ContextName
-from parrot_gateway.semantic.graph.objective import Objective
 from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform
 

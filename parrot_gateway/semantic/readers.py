@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from parrot_scheduler.task import LATENCY, Objective
+
 from parrot_gateway.exceptions import DeadlineError
-from parrot_gateway.semantic.graph.objective import LATENCY, Objective
 from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.variable import Variable

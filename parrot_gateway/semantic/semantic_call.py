@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective, parse_objective
+from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.templates.body_template import (
     Placeholder,
     is_placeholder_name,

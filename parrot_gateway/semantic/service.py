@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from parrot_scheduler.task import LATENCY
+
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     NotFoundError,
@@ -38,7 +40,6 @@ from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.job_maker import job_of_call, job_of_transform
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective import LATENCY
 from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 from parrot_gateway.semantic.readers import Readers

@@ -6,6 +6,7 @@ tokens. Ids come from the caller, and are not reused while they live.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -19,24 +20,97 @@ BlockHash: TypeAlias = int
 
 ObjectiveKind: TypeAlias = Literal["throughput", "deadline", "tpot", "ttft", "latency"]
 
+#: Weakest first: the stronger of two leaves the scheduler less freedom. `throughput` leaves all of
+#: it; `deadline` leaves when, within a span; `tpot` (time per output token) leaves the beginning;
+#: `ttft` (time to first token) fixes the beginning; `latency` leaves nothing.
+OBJECTIVE_KINDS: tuple[ObjectiveKind, ...] = ("throughput", "deadline", "tpot", "ttft", "latency")
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TIMED = re.compile(r"(deadline|tpot|ttft)\s*=\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(us|ms|s|min|h)")
+_LONGEST_S = 24 * 3600.0
+_MAX_SHOWN = 60
+
 
 class Objective(NamedTuple):
-    """What a task is run for; `seconds` goes with the timed kinds only."""
+    """What a task is run for; `seconds` goes with the timed kinds only.
+
+    The scheduler takes any combination, and treats a timed kind without a positive time as one
+    without a bound; `of` and `parse` refuse it.
+    """
 
     kind: ObjectiveKind = "throughput"
     #: `deadline`: from the task's arrival on; `ttft`, `tpot`: the time itself.
     seconds: float | None = None
+
+    @classmethod
+    def of(cls, kind: ObjectiveKind, seconds: float | None = None) -> Objective:
+        """An objective whose time goes with its kind.
+
+        Raises:
+            ValueError: A timed kind without a positive time, or another kind with one.
+        """
+        timed = kind in ("deadline", "tpot", "ttft")
+        if timed != (seconds is not None) or (seconds is not None and seconds <= 0):
+            raise ValueError(f"an objective {kind} cannot have the time {seconds}")
+        return cls(kind, seconds)
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """Read `latency`, `throughput`, `ttft=200ms`, `tpot=50ms` or `deadline=2s`.
+
+        Units are us, ms, s, min and h; a number needs one. Case and blanks around do not matter.
+
+        Raises:
+            ValueError: Anything else, no time at all, or more than a day.
+        """
+        plain = text.strip().lower()
+        if plain == "latency":
+            return LATENCY
+        if plain == "throughput":
+            return THROUGHPUT
+        found = _TIMED.fullmatch(plain)
+        if found is None:
+            shown = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+            raise ValueError(
+                f"'{shown}' is no objective. Give latency, throughput, or a time with its unit: "
+                "ttft=200ms, tpot=50ms, deadline=2s."
+            )
+        kind = next(kind for kind in OBJECTIVE_KINDS if kind == found[1])
+        seconds = float(found[2]) * _UNITS[found[3]]
+        if not 0 < seconds <= _LONGEST_S:
+            raise ValueError(f"The time of '{plain}' must be more than nothing and at most a day.")
+        return cls.of(kind, seconds)
 
     @property
     def is_latency(self) -> bool:
         """Whether somebody sits and waits: such tasks bound an engine's step time."""
         return self.kind in ("latency", "ttft", "tpot")
 
+    @property
+    def strength(self) -> tuple[int, float]:
+        """Larger is stronger; of two of one kind the shorter time is the stronger."""
+        return OBJECTIVE_KINDS.index(self.kind), -(self.seconds or 0.0)
+
+    def __str__(self) -> str:
+        """As `parse` reads it, in the largest unit that gives a short number."""
+        if self.seconds is None:
+            return self.kind
+        for unit in ("h", "min", "s", "ms", "us"):
+            number = f"{self.seconds / _UNITS[unit]:.9f}".rstrip("0").rstrip(".")
+            if float(number) * _UNITS[unit] == self.seconds and self.seconds >= _UNITS[unit]:
+                return f"{self.kind}={number}{unit}"
+        return f"{self.kind}={self.seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
 
 #: Nobody waits.
 THROUGHPUT = Objective()
 #: Somebody waits for the whole of it.
 LATENCY = Objective("latency")
+
+
+def stronger(one: Objective, other: Objective) -> Objective:
+    """The stronger of two; the first when they are equal."""
+    return other if other.strength > one.strength else one
 
 
 class GroupRef(NamedTuple):

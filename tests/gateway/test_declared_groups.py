@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from parrot_scheduler.event_log import read_step, replay
 from parrot_scheduler.events import Event, TaskSubmitted, TaskUpdated
-from parrot_scheduler.task import Objective, Task
+from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, Task
 from scripted_runner import ScriptedRunner, service_of, spec
 from semantic_tools import Http, echo
 from serving import Service, serving, until
@@ -17,7 +17,7 @@ from test_scheduling import SYSTEM, fills, small_engine
 
 from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, parse_objective
+from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.settings.model import SchedulerSettings

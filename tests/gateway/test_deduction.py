@@ -7,20 +7,14 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parrot_scheduler.task import LATENCY, OBJECTIVE_KINDS, THROUGHPUT, Objective, stronger
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.semantic.graph import deduction as module
 from parrot_gateway.semantic.graph.deduction import Deduction, deduce
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode, TransformNode
-from parrot_gateway.semantic.graph.objective import (
-    KINDS,
-    LATENCY,
-    THROUGHPUT,
-    Objective,
-    parse_objective,
-    stronger,
-)
+from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.variable import Variable
 
 TTFT = Objective("ttft", 0.2)
@@ -100,7 +94,7 @@ def test_strength_is_an_order(a: Objective, b: Objective, c: Objective) -> None:
     assert stronger(a, b) in (a, b)
     assert stronger(a, b).strength == stronger(b, a).strength
     assert stronger(stronger(a, b), c).strength == stronger(a, stronger(b, c)).strength
-    if KINDS.index(a.kind) > KINDS.index(b.kind):
+    if OBJECTIVE_KINDS.index(a.kind) > OBJECTIVE_KINDS.index(b.kind):
         assert stronger(a, b) == a
     if a.kind == b.kind and (a.seconds or 0) < (b.seconds or 0):
         assert stronger(a, b) == a
@@ -109,7 +103,7 @@ def test_strength_is_an_order(a: Objective, b: Objective, c: Objective) -> None:
 def test_impossible_objectives() -> None:
     for kind, seconds in (("latency", 1.0), ("ttft", None), ("ttft", 0.0)):
         with pytest.raises(ValueError):
-            Objective(kind, seconds)  # type: ignore[arg-type]
+            Objective.of(kind, seconds)  # type: ignore[arg-type]
 
 
 def test_latency_travels_along_a_chain() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 from scripted_runner import ScriptedRunner, service_of, submit
 from serving import until
 
-from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.reference import reference_of
 

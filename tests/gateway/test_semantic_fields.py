@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_scheduler.task import LATENCY
 
 from parrot_gateway.api.semantic.fields import (
     FIELDS,
@@ -18,7 +19,6 @@ from parrot_gateway.api.semantic.fields import (
     read_fields,
 )
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.semantic.graph.objective import LATENCY
 from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
+from parrot_scheduler.task import LATENCY
 
 from parrot_gateway.api.parrot_v3.bodies import (
     AuthBody,
@@ -45,7 +46,6 @@ from parrot_gateway.http.auth import KeyCheck
 from parrot_gateway.http.exchange import Exchange, size_of_headers
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
-from parrot_gateway.semantic.graph.objective import LATENCY
 from parrot_gateway.semantic.semantic_call import objective_of
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.session_secret import SessionSecrets

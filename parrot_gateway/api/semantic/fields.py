@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+from parrot_scheduler.task import Objective
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.semantic.graph.objective import Objective, parse_objective
+from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.session import check_name
 from parrot_gateway.semantic.templates.body_template import is_placeholder_name
 from parrot_gateway.semantic.templates.reference import has_reference

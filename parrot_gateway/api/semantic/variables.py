@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import msgspec
+from parrot_scheduler.task import LATENCY
 
 from parrot_gateway.api.openai.sse import DONE, KEEP_ALIVE
 from parrot_gateway.exceptions import (
@@ -23,7 +24,7 @@ from parrot_gateway.generation.requests.validation import decode, missing_parame
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.semantic.graph.objective import LATENCY, parse_objective
+from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
 from parrot_gateway.semantic.templates.reference import find_references, reference_of

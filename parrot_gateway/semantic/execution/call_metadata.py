@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from parrot_gateway.generation.placement import CallMetadata, TaskGroupRef
+from parrot_scheduler.task import GroupRef
+
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
@@ -16,14 +18,14 @@ def metadata_of(job: Job, objectives: ObjectiveTracker, tenant: str) -> CallMeta
     session = job.session.id
     groups = [
         # Its smallest member names a group; all members agree on that.
-        TaskGroupRef(f"{session}/{min(members)}", len(members), objective)
+        GroupRef(f"{session}/{min(members)}", len(members), objective)
         for members, objective in objectives.groups_of(job)
     ]
     declared = objectives.declared_group_of(job)
     if declared is not None:
         name, size, objective = declared
         # NOTE: also while it is the only member: others that come go where it is.
-        groups.insert(0, TaskGroupRef(f"{session}/group {name}", size, objective))
+        groups.insert(0, GroupRef(f"{session}/group {name}", size, objective))
     return CallMetadata(
         tenant=tenant,
         call=job.id,

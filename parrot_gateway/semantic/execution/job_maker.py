@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 
 import msgspec
+from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import enter
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.node import CallNode, ForeignInput, TransformNode
-from parrot_gateway.semantic.graph.objective import THROUGHPUT
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.templates.body_template import BodyTemplate

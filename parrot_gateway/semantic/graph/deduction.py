@@ -27,14 +27,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, stronger
+
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective import (
-    LATENCY,
-    THROUGHPUT,
-    Objective,
-    stronger,
-)
 
 #: Calls visited in one deduction, over all waits; weaker waits beyond it do not travel.
 MAX_STEPS = 200_000

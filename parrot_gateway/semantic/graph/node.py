@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from parrot_gateway.semantic.graph.objective import THROUGHPUT, Objective
+from parrot_scheduler.task import THROUGHPUT, Objective
+
 from parrot_gateway.semantic.variable import Failure
 
 NodeState: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]

@@ -18,10 +18,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, stronger
+
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.deduction import Deduction, deduce, travels_as
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective, stronger
 from parrot_gateway.semantic.graph.parallel_groups import runs_side_by_side
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.variable import Variable

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 from parrot_v3_client import SAMPLING
 
 from parrot_gateway.api.parrot_v3.bodies import (
@@ -29,7 +30,6 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
 )
 from parrot_gateway.generation.requests.validation import decode
-from parrot_gateway.semantic.graph.objective import LATENCY, THROUGHPUT, Objective
 from parrot_gateway.semantic.semantic_call import (
     MAX_OUTPUTS,
     PATHS,

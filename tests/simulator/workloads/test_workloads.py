@@ -20,7 +20,6 @@ from parrot_simulator.workloads.graph import deduced
 from parrot_gateway.semantic.graph.deduction import deduce
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective import LATENCY as GATEWAY_LATENCY
 from parrot_gateway.semantic.variable import Variable
 
 
@@ -180,7 +179,7 @@ def by_the_gateway(
         graph.add(
             CallNode(id=f"c{call.index}", session_id="s", inputs=inputs, output=f"v{call.index}")
         )
-    found = deduce(graph, {f"v{index}": GATEWAY_LATENCY for index in waited})
+    found = deduce(graph, {f"v{index}": LATENCY for index in waited})
     objectives = [found.objective_of(f"c{call.index}").kind for call in calls]
     return objectives, {frozenset(int(name[1:]) for name in group) for group in found.groups}
 
