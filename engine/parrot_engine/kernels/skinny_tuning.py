@@ -1,6 +1,6 @@
 """Which kernel and tile a product of few tokens takes: a table measured offline.
 
-Found by `python -m parrot_engine.bench.matmul_sweep` (docs/engine-performance.md) instead of
+Found by `python tools/engine_study.py matmul_sweep` (docs/engine-performance.md) instead of
 tuning at run time: what is compiled depends on the model and eight classes of batch sizes, never
 on timing. Does not import triton.
 """

@@ -219,7 +219,7 @@ def test_logits_are_near_those_of_a_whole_cache(checkpoint: Path) -> None:
         )
         harness = PagedHarness(load_runner(checkpoint, settings))
         logits.append(harness.fill(PagedSequence(), range(5, 60), 16))
-    # Random weights are harsher than trained ones, which `bench.kv_accuracy` looks at.
+    # Random weights are harsher than trained ones, which `engine_study.py kv_accuracy` looks at.
     assert 1e-3 < relative_error(logits[1], logits[0]) < 0.3
 
 

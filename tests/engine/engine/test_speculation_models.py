@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from doubles import Trace
+from engine_studies.speculation import run_forced
 from guessing import GREEDY
-from parrot_engine.bench.speculation import run_forced
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams

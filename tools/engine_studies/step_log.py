@@ -19,7 +19,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-
 from parrot_engine.batch import Launch, RowOutcome, StepBatch
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.runner.model_runner import ModelRunner

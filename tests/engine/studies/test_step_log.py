@@ -8,7 +8,7 @@ from pathlib import Path
 import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
-from parrot_engine.bench.step_log import Gap, StepLog, StepRecord, by_kind, longest
+from engine_studies.step_log import Gap, StepLog, StepRecord, by_kind, longest
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Generate
 from parrot_engine.runner.loader import load_runner

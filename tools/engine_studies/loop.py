@@ -1,4 +1,4 @@
-"""What the engine's loop costs and hides: `python -m parrot_engine.bench.loop`.
+"""What the engine's loop costs and hides: `python tools/engine_study.py loop`.
 
 `host`: CPU time of one `BuiltinEngine.step` of n decodes, with a runner that has every token at
 once and computes nothing: what planning and applying take in Python. `device` (with a GPU): wall
@@ -9,18 +9,18 @@ of 512 tokens.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-
 from parrot_engine.batch import RowOutcome, Runner, SampledToken, StepBatch
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
+
+from engine_studies.harness import emit
 
 _TOKEN = RowOutcome(SampledToken(5, None))
 _NO_TOKEN = RowOutcome()
@@ -119,22 +119,24 @@ def _use_graphs(runner: ModelRunner, rows: int) -> None:
         graphs.capture_all()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--layers", type=int, default=None)
     parser.add_argument("--shape", default="llama-8b")
     parser.add_argument("--graphs", action="store_true", help="with CUDA graphs")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     torch.set_num_threads(1)
     for rows in options.rows:
         entry = {"case": "host", "rows": rows, **host_ms(rows, steps=options.steps)}
-        print(json.dumps(entry), flush=True)
+        emit(entry)
     if not torch.cuda.is_available():
         return
-    from parrot_engine.bench.steps import dummy_runner
+    from engine_studies.steps import dummy_runner
 
     runner = dummy_runner(16, 30_000, options.layers, options.shape)
     if options.graphs:
@@ -143,8 +145,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for overlap in ("off", "auto", "on"):
             median = device_ms(runner, rows, overlap, steps=options.steps)
             entry = {"case": "device", "rows": rows, "overlap": overlap, "median_ms": median}
-            print(json.dumps(entry), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            emit(entry)

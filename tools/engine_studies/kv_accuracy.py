@@ -1,4 +1,4 @@
-"""What rounding keys and values costs in accuracy: `python -m parrot_engine.bench.kv_accuracy`.
+"""What rounding keys and values costs in accuracy: `python tools/engine_study.py kv_accuracy`.
 
 Texts that the model has not seen are read in chunks, each behind what is in the cache (teacher
 forcing), once for each way of storing it. `nats` is the mean loss a token; `same_top` the share of
@@ -16,14 +16,11 @@ far as the model's longest context goes, one behind the other (`joined`).
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
-
 from parrot_engine.attention.interface import AttentionBackend
 from parrot_engine.batch import BatchRow, StepBatch
 from parrot_engine.kernels.selection import resolve_kernels
@@ -34,9 +31,12 @@ from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer
 from parrot_engine.text.loading import load_text_assets
+from torch import Tensor
+
+from engine_studies.harness import emit, show_table
 
 #: Passages of a checkout of the repository.
-_PASSAGES = Path(__file__).parents[3] / "tests" / "engine" / "held_out_passages.txt"
+_PASSAGES = Path(__file__).parents[2] / "tests" / "engine" / "held_out_passages.txt"
 _SEPARATOR = "\n\n***\n\n"
 #: Tokens of a step.
 CHUNK = 64
@@ -154,37 +154,29 @@ def load(folder: Path, way: Way, num_tokens: int, **given: Any) -> ModelRunner:
     return runner
 
 
-def _table(entries: Sequence[dict[str, Any]]) -> str:
-    lines = [("texts", "KV", "tokens", "nats", "same_top", "kl", "kl_max")]
-    lines += [
-        (
-            entry["texts"],
-            entry["kv"],
-            str(entry["tokens"]),
-            f"{entry['nats']:.4f}",
-            f"{100 * entry['same_top']:.2f} %",
-            f"{entry['kl']:.2e}",
-            f"{entry['kl_max']:.2e}",
-        )
-        for entry in entries
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
+def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        entry["texts"],
+        entry["kv"],
+        str(entry["tokens"]),
+        f"{entry['nats']:.4f}",
+        f"{100 * entry['same_top']:.2f} %",
+        f"{entry['kl']:.2e}",
+        f"{entry['kl_max']:.2e}",
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--model", default=DEMO_MODEL, help="a folder, a hub id, or parrot-demo")
     parser.add_argument("--text", type=Path, default=_PASSAGES, help="texts apart by lines of ***")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default: cpu)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--kernels", default="auto", choices=("auto", "torch", "triton"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     device = resolve_device(options.device)
     kernels = resolve_kernels(options.kernels, device)
     folder = resolve_model(options.model)
@@ -201,16 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load(folder, way, most, device=str(device), dtype=options.dtype, kernels=kernels)
         for way in ways
     ]
-    entries = [
-        {"texts": name, "kv": way.name, **figures._asdict()}
-        for name, group in texts.items()
-        for way, figures in zip(ways, measure(runners, group), strict=True)
-    ]
-    print(_table(entries))
-    if options.json is not None:
-        report = {"model": options.model, "dtype": options.dtype, "device": str(device)}
-        options.json.write_text(json.dumps({**report, "cases": entries}, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    subject = {"model": options.model, "dtype": options.dtype, "device": str(device)}
+    rows: list[tuple[str, ...]] = [("texts", "KV", "tokens", "nats", "same_top", "kl", "kl_max")]
+    for name, group in texts.items():
+        for way, figures in zip(ways, measure(runners, group), strict=True):
+            entry = {**subject, "texts": name, "kv": way.name, **figures._asdict()}
+            emit(entry)
+            rows.append(_cells(entry))
+    show_table(rows)

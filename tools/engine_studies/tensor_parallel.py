@@ -1,11 +1,11 @@
-"""Decode steps of one model over several GPUs: `python -m parrot_engine.bench.tensor_parallel`.
+"""Decode steps of one model over several GPUs: `python tools/engine_study.py tensor_parallel`.
 
 Random weights in the shape of a well-known model, greedy decodes with contexts of 576 tokens,
 steps as the engine runs them (batcher, plan, graphs, sampling): the wall clock of consecutive
-steps divided by their number, as in `parrot_engine.bench.steps`. One GPU is measured in the same
-run; `gain` is its time over that of several. Of large shapes `--layers` takes the first ones, so
-that one GPU can hold them: what is measured then is a part of the model, for both alike. Each way
-runs in a process of its own, as a process can exchange peer memory only once.
+steps divided by their number, as in `steps`. One GPU is measured in the same run; `gain` is its
+time over that of several. Of large shapes `--layers` takes the first ones, so that one GPU can
+hold them: a part of the model is measured then, for both alike. Each way runs in a process of its
+own, as a process can exchange peer memory only once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parrot_engine.bench.device import Limits
-from parrot_engine.bench.steps import Bench, time_decode
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.loading.hub import resolve_model, shape_names
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
+
+from engine_studies.harness import emit
+from engine_studies.steps import Bench, time_decode
 
 _BLOCK_SIZE = 64
 _CONTEXT = 576
@@ -69,7 +71,7 @@ def measure(folder: Path, way: Way, batches: Sequence[int]) -> dict[int, dict[st
         runner = engine._runner
         assert isinstance(runner, ModelRunner)
         assert runner._graphs is not None
-        print(json.dumps({"way": way.name, "load_s": load_s}), flush=True)
+        emit({"way": way.name, "load_s": load_s})
         # No bounds are asked for.
         bench = Bench(runner, settings, runner._graphs, Limits(0.0, 0.0))
         return {batch: time_decode(bench, batch, _CONTEXT, 0, graphs=True) for batch in batches}
@@ -85,15 +87,17 @@ def _cut(folder: Path, layers: int | None, into: Path) -> Path:
     return into
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--shape", default="llama-3.1-8b", help=", ".join(shape_names()))
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2], help="numbers of GPUs")
     parser.add_argument("--batches", type=int, nargs="+", default=list(_BATCHES))
     parser.add_argument("--no-nccl", action="store_true", help="with peer memory only")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     ways = [Way(1, peer_memory=True)]
     for size in options.sizes:
         ways += [Way(size, peer) for peer in (True, False) if peer or not options.no_nccl]
@@ -117,8 +121,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "tokens_per_s": round(1000 * batch / entry["ms"]),
                     "gain": round(alone[batch]["ms"] / entry["ms"], 3),
                 }
-                print(json.dumps(line), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+                emit(line)

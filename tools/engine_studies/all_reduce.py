@@ -1,4 +1,4 @@
-"""Sums over GPUs of one host, by size and way: `python -m parrot_engine.bench.all_reduce --size 2`.
+"""Sums over GPUs of one host, by size and way: `python tools/engine_study.py all_reduce --size 2`.
 
 Ways: `nccl`; `one_shot`, in which each GPU reads what all others have (what the engine takes for
 small steps); `two_shot`, in which each adds up one part and then fetches the others' parts. Times
@@ -9,19 +9,19 @@ difference from NCCL's sum over the largest entry.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
 from parrot_engine.bench.device import time_s
 from parrot_engine.distributed.collective import PeerMemory, TorchCollective
 from parrot_engine.models.sharding import Shard
+from torch import Tensor
+
+from engine_studies.harness import emit
 
 #: Bytes of a sum: 1, 16, 64, 128 and 256 tokens of 4,096 bf16 values, and a step of prefill.
 _SIZES = (8 << 10, 128 << 10, 512 << 10, 1 << 20, 2 << 20, 16 << 20)
@@ -81,23 +81,25 @@ def _measure(shard: Shard, store: Path) -> None:
             line[f"{name}_error"] = round(difference, 5)
         line["copy_us"] = _time_us(x.clone)
         if shard.rank == 0:
-            print(json.dumps(line), flush=True)
+            emit(line)
     collective.least(0)
     collective.leave()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--size", type=int, default=2, help="GPUs")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     if options.rank is not None:
         _measure(Shard(options.rank, options.size), options.store)
         return
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "parrot_engine.bench.all_reduce"]
+        command = [sys.executable, sys.argv[0], "all_reduce"]
         command += ["--size", str(options.size), "--store", f"{folder}/store", "--rank"]
         ranks = [
             subprocess.Popen([*command, str(rank)])  # noqa: S603 -- our own interpreter
@@ -109,7 +111,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for rank in ranks:
                 rank.kill()
     sys.exit(max(map(abs, codes)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Microbenchmarks of the kernels on a GPU: `python -m parrot_engine.bench.kernels`.
+"""Microbenchmarks of the kernels on a GPU: `python tools/engine_study.py kernels`.
 
 The attention shape is that of Llama-3.1-8B in bf16. Several layers' caches are used in turn, so
 that none is found in the L2 cache. Every line gives its share of the device's measured limit.
@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, TileCuts
@@ -30,6 +26,9 @@ from parrot_engine.attention.triton_backend import (
 from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.kernels import rowwise
+from torch import Tensor
+
+from engine_studies.harness import emit
 
 LLAMA_8B = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, block_size=16)
 _DTYPE = torch.bfloat16
@@ -174,7 +173,7 @@ def report(load: Load, seconds: float, limits: Limits, **more: Any) -> dict[str,
         "of_matmul": round(load.flops / seconds / limits.flops_per_s, 3),
         **more,
     }
-    print(json.dumps(entry), flush=True)
+    emit(entry)
     return entry
 
 
@@ -254,7 +253,7 @@ def long_row_cases(limits: Limits, block_size: int, *, quantized: bool = False) 
             "rule_us": _long_row_us(load, shape, quantized=quantized),
             "parts_us": times,
         }
-        print(json.dumps(entry), flush=True)
+        emit(entry)
 
 
 def _most_parts(load: Load, shape: AttentionShape, **settings: Any) -> int:
@@ -345,19 +344,21 @@ def _try(
     report(load, seconds, limits, kind=kind, tuning=tuple(tuning), block=shape.block_size)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--sweep", action="store_true", help="other tile sizes too")
     parser.add_argument("--long-rows", action="store_true", help="nothing but these, see above")
     parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
     parser.add_argument(
         "--kv-cache-dtype", choices=["auto", "fp8_e4m3"], default="auto", help="auto: bf16"
     )
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     quantized = options.kv_cache_dtype != "auto"
     limits = measure_limits()
-    print(json.dumps(limits._asdict()), flush=True)
+    emit(limits._asdict())
     if options.long_rows:
         for block_size in options.block_sizes:
             long_row_cases(limits, block_size, quantized=quantized)
@@ -368,7 +369,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.sweep:
         for block_size in options.block_sizes:
             sweep(limits, block_size)
-
-
-if __name__ == "__main__":
-    main()

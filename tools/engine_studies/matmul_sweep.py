@@ -1,4 +1,4 @@
-"""Sweep of kernels and tiles: `python -m parrot_engine.bench.matmul_sweep`.
+"""Sweep of kernels and tiles: `python tools/engine_study.py matmul_sweep`.
 
 Times every candidate for the products of `matmul`, and prints a line of JSON for each product and
 the rows of the table in `kernels/skinny_tuning.py`.
@@ -15,10 +15,14 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-
 from parrot_engine.attention.launch import device_limits
 from parrot_engine.bench.device import Limits, measure_limits
-from parrot_engine.bench.matmul import (
+from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
+from parrot_engine.models.ops import Affine, Ops
+from parrot_engine.models.triton_ops import TritonOps
+
+from engine_studies.harness import emit
+from engine_studies.matmul import (
     DTYPE,
     SHAPES,
     TOKENS,
@@ -28,14 +32,10 @@ from parrot_engine.bench.matmul import (
     Shape,
     apply,
     draw_operands,
-    print_line,
     time_alone,
     time_case,
     weights_in_turn,
 )
-from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, Tuning
-from parrot_engine.models.ops import Affine, Ops
-from parrot_engine.models.triton_ops import TritonOps
 
 
 def candidates(case: Case, tokens: int, shared_memory: int) -> Iterator[Tuning]:
@@ -117,7 +117,7 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, *zip(*jobs, strict=True), chunksize=4))
-    print_line({"candidates": len(jobs)})
+    emit({"candidates": len(jobs)})
     for case, of_case in itertools.groupby(jobs, key=lambda job: job[0]):
         weights = weights_in_turn(case)
         chosen = []
@@ -126,7 +126,7 @@ def sweep(shapes: Sequence[Shape], token_counts: Sequence[int], limits: Limits) 
             entry = _best(case, draw_operands(case, tokens, weights), tunings)
             seconds = entry["us"] / 1e6
             of_copy = round(case.weight_bytes / seconds / limits.bytes_per_s, 3)
-            print_line(
+            emit(
                 {"case": f"{case.model} {case.name}", "tokens": tokens, "of_copy": of_copy, **entry}
             )
             won = entry["us"] < entry["unfused_us"]
@@ -186,17 +186,19 @@ def _try(case: Case, operands: Operands, tuning: Tuning, repeats: int) -> float:
         return float("inf")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", type=int, nargs="*", choices=TOKENS, default=list(TOKENS))
     parser.add_argument("--cases", nargs="*", help="qkv, o, gate_up, down, head; default: all")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     with torch.inference_mode():
         limits = measure_limits()
         torch.cuda.empty_cache()
-        print_line(limits._asdict())
+        emit(limits._asdict())
         shapes = [SHAPES[name] for name in options.models]
         if options.cases is not None:
             shapes = [
@@ -204,7 +206,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for shape in shapes
             ]
         sweep(shapes, options.tokens, limits)
-
-
-if __name__ == "__main__":
-    main()

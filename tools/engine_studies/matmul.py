@@ -1,4 +1,4 @@
-"""Products of few tokens on a GPU: `python -m parrot_engine.bench.matmul`.
+"""Products of few tokens on a GPU: `python tools/engine_study.py matmul`.
 
 For each weight of two models and 1 to 128 tokens: torch's product alone; the same with the norm,
 activation and residual around it as kernels of their own; and what the table in
@@ -10,19 +10,19 @@ Where that table comes from: `matmul_sweep`.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.kernels.largest import find_largest
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
+from torch import Tensor
+
+from engine_studies.harness import emit
 
 DTYPE = torch.bfloat16
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -154,11 +154,6 @@ def time_alone(operands: Operands) -> float:
     return _time(work, operands)
 
 
-def print_line(entry: dict[str, Any]) -> None:
-    """A line of JSON."""
-    print(json.dumps(entry), flush=True)
-
-
 def products(shape: Shape, token_counts: Sequence[int], limits: Limits) -> None:
     """Each weight alone: torch's product, the unfused operations, and the table's choice."""
     ours = TritonOps()
@@ -169,7 +164,7 @@ def products(shape: Shape, token_counts: Sequence[int], limits: Limits) -> None:
             alone = time_alone(operands)
             unfused = time_case(UNFUSED, case, operands)
             fused = time_case(ours, case, operands)
-            print_line(
+            emit(
                 {
                     "case": f"{case.model} {case.name}",
                     "tokens": tokens,
@@ -202,7 +197,7 @@ def steps(shape: Shape, token_counts: Sequence[int], limits: Limits) -> None:
             ops.logits(stream.total(), norm, head)
 
         unfused, fused = (time_s(partial(work, ops), repeats=9) for ops in (UNFUSED, TritonOps()))
-        print_line(
+        emit(
             {
                 "case": f"{shape.name} all products of a step",
                 "tokens": tokens,
@@ -231,7 +226,7 @@ def heads(shape: Shape, limits: Limits) -> None:
         found = (logits[:, 0].contiguous(), *torch.empty((2, tokens), dtype=torch.int64).cuda())
         argmax = time_s(partial(torch.argmax, logits, dim=-1), calls=4)
         largest = time_s(partial(find_largest, logits, *found), calls=4)
-        print_line(
+        emit(
             {
                 "case": f"{case.model} behind the layers",
                 "tokens": tokens,
@@ -244,21 +239,19 @@ def heads(shape: Shape, limits: Limits) -> None:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--models", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", type=int, nargs="*", choices=TOKENS, default=list(TOKENS))
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     with torch.inference_mode():
         limits = measure_limits()
         torch.cuda.empty_cache()
-        print_line(limits._asdict())
+        emit(limits._asdict())
         for shape in (SHAPES[name] for name in options.models):
             products(shape, options.tokens, limits)
             steps(shape, options.tokens, limits)
             heads(shape, limits)
-
-
-if __name__ == "__main__":
-    main()

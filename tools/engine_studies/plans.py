@@ -1,4 +1,4 @@
-"""What laying out a step costs the host: `python -m parrot_engine.bench.plans`.
+"""What laying out a step costs the host: `python tools/engine_study.py plans`.
 
 Needs no GPU: plans are those for an H200. Attention has the shape of Llama-3.1-8B. A line of JSON
 a case, medians of CPU time in milliseconds: `tokens` gathers ids and positions, `lay_out` makes
@@ -8,7 +8,6 @@ the work list, `write` puts both into the buffer that CUDA graphs read; `bytes` 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from parrot_engine.attention.launch import DeviceLimits
 from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
-from parrot_engine.bench.kernels import LLAMA_8B, decode_load, prefill_load
 from parrot_engine.runner.graphs import Bucket
 from parrot_engine.runner.step_tokens import gather_tokens
+
+from engine_studies.harness import emit
+from engine_studies.kernels import LLAMA_8B, decode_load, prefill_load
 
 #: Rows, keys of each, and how many of them all have in common.
 _CASES = (
@@ -58,12 +58,14 @@ def _median_ms(work: Callable[[], Any], repeats: int) -> float:
     return round(1000 * statistics.median(times), 3)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--block-sizes", type=int, nargs="*", default=[16, 64])
     parser.add_argument("--repeats", type=int, default=200)
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     for block_size in options.block_sizes:
         shape = LLAMA_8B._replace(block_size=block_size)
         attention = TritonAttention(
@@ -116,8 +118,4 @@ def _report(name: str, attention: TritonAttention, rows: Sequence[BatchRow], rep
         "write_ms": _median_ms(lambda: bucket.write(buffer, tokens, host), repeats),
         "bytes": 4 * (bucket.write(buffer, tokens, host) - bucket.start),
     }
-    print(json.dumps(entry), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    emit(entry)

@@ -1,4 +1,4 @@
-"""What a draw of one token a row costs: `python -m parrot_engine.bench.draws`.
+"""What a draw of one token a row costs: `python tools/engine_study.py draws`.
 
 Microseconds on the device for some numbers of rows and kinds of draws, on logits that are all
 alike (`flat`), normal, and of a few likely tokens (`peaked`), with Triton's kernel and with
@@ -8,12 +8,8 @@ torch's operators. The floor is the time to read the logits once.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-
 from parrot_engine.batch import SamplingRow
 from parrot_engine.bench.device import measure_limits, time_s
 from parrot_engine.kernels.selection import Kernels
@@ -21,6 +17,9 @@ from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import Largest, choose
 from parrot_engine.runner.sampling_inputs import prepare
 from parrot_engine.runner.upload import Upload
+from torch import Tensor
+
+from engine_studies.harness import emit
 
 DRAWS = {
     "temperature": SamplingParams(temperature=0.8),
@@ -51,12 +50,14 @@ def time_draw(logits: Tensor, params: SamplingParams, *, by_kernel: bool) -> flo
     return time_s(lambda: choose(logits, inputs, largest=largest, kernels=kernels))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--vocab-size", type=int, default=128_256)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     rate = measure_limits().bytes_per_s
     torch.cuda.empty_cache()
     for count in options.rows:
@@ -68,8 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for by_kernel in (True, False):
                     label = f"{name}_us" if by_kernel else f"{name}_torch_us"
                     entry[label] = round(1e6 * time_draw(logits, params, by_kernel=by_kernel), 1)
-            print(json.dumps(entry), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            emit(entry)

@@ -1,6 +1,6 @@
 """What grammars cost the host: compiling one, and a mask for each token.
 
-    python -m parrot_engine.bench.grammars
+    python tools/engine_study.py grammars
 
 Over the demo model's vocabulary, and over a made one of 128,000 tokens: random words of 1 to 12
 letters, digits and spaces, beside all single bytes. Texts are random walks: each token is drawn
@@ -10,18 +10,18 @@ CPU time of the thread that makes them, compiling in wall-clock time.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
 import time
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model
 from parrot_engine.protocol import Grammar
 from parrot_engine.text.loading import load_text_assets
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 SCHEMA = {
     "type": "object",
@@ -93,8 +93,13 @@ def measure(
     return compile_s, times
 
 
-def main() -> None:
-    """Print a table."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
+    del parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     demo = load_text_assets(resolve_model(DEMO_MODEL)).tokenizer_json
     for name, text, width, end in (
         ("demo, 4096 tokens", demo, 4096, 1),
@@ -113,7 +118,3 @@ def main() -> None:
                 f"99 % {times[int(len(times) * 0.99)]:7.1f}   most {times[-1]:8.1f}"
             )
         compiler.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Layers of a decode step, without embedding and head: `python -m parrot_engine.bench.layer`.
+"""Layers of a decode step, without embedding and head: `python tools/engine_study.py layer`.
 
 Layers of one model's shape with random bf16 weights, each with weights and a cache of its own, as
 many as it takes to be several times an L2 cache: norms, products and attention. The same are
@@ -9,20 +9,20 @@ latter for attention alone, in a graph of its own.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.bench.device import time_s
-from parrot_engine.bench.kernels import Load, decode_load
-from parrot_engine.bench.steps import SHAPES, dummy_runner
 from parrot_engine.models.blocks import LayerInputs
 from parrot_engine.models.ops import Residual
 from parrot_engine.runner.model_runner import ModelRunner
+from torch import Tensor
+
+from engine_studies.harness import emit
+from engine_studies.kernels import Load, decode_load
+from engine_studies.steps import SHAPES, dummy_runner
 
 _BLOCK_SIZE = 64
 _LAYERS = {"llama-8b": 8, "qwen-0.5b": 24}
@@ -87,16 +87,18 @@ def measure(runner: ModelRunner, loads: Sequence[Load]) -> None:
             for work in (step.layers, step.attention)
         )
         entry = {"case": load.name, "layer_us": layer, "attention_us": attention}
-        print(json.dumps(entry), flush=True)
+        emit(entry)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
     parser.add_argument("--shared", action="store_true", help="a shared prefix of 6,144 as well")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     runner = dummy_runner(_BLOCK_SIZE, 4096, _LAYERS[options.shape], options.shape)
     config = runner._model.config
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, _BLOCK_SIZE)
@@ -104,7 +106,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.shared:
         loads.append(decode_load(64, 6400, shape, shared=6144))
     measure(runner, loads)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What guessed tokens bring and cost: `python -m parrot_engine.bench.speculation`.
+"""What guessed tokens bring and cost: `python tools/engine_study.py speculation`.
 
 `forced` (needs a GPU): generations of a model with random weights, in the shape of Llama-3.1-8B.
 Random weights repeat nothing, so every row gets k made-up guesses, and of these the given share is
@@ -16,16 +16,13 @@ CPU time, best of three runs in turn; outputs are compared.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-
 from parrot_engine.batch import RowOutcome, Runner, SampledToken
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.builtin_engine import BuiltinEngine
@@ -37,6 +34,8 @@ from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.settings import BuiltinSettings
+
+from engine_studies.harness import emit, show_table
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _WARM_STEPS = 8
@@ -228,8 +227,9 @@ def run_demo(guesses: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, 
 
 
 def _gpu_runner(shape: str, layers: int | None, rows: int, prompt_tokens: int) -> Runner:
-    from parrot_engine.bench.steps import dummy_runner
     from parrot_engine.runner.graphs import CudaCapture
+
+    from engine_studies.steps import dummy_runner
 
     blocks = rows * (prompt_tokens + 1024) // 64
     runner = dummy_runner(64, blocks, layers, shape)
@@ -242,19 +242,8 @@ def _gpu_runner(shape: str, layers: int | None, rows: int, prompt_tokens: int) -
     return runner
 
 
-def _table(entries: Sequence[dict[str, Any]]) -> str:
-    columns = ("case", "text", "rows", "guesses", "share", "ms", "tokens_per_step", "gain")
-    lines = [columns, *(tuple(str(entry.get(name, "")) for name in columns) for entry in entries)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--guesses", type=int, nargs="+", default=[2, 4, 7])
     parser.add_argument("--prompt-tokens", type=int, default=512)
@@ -262,8 +251,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=None)
     parser.add_argument("--shape", default="llama-8b")
     parser.add_argument("--demo", action="store_true", help="the demo model, even with a GPU")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     torch.set_num_threads(1)
     entries: list[dict[str, Any]] = []
     if torch.cuda.is_available():
@@ -274,10 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if options.demo or not torch.cuda.is_available():
         entries += run_demo(options.guesses)
-    print(_table(entries))
-    if options.json is not None:
-        options.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    columns = ("case", "text", "rows", "guesses", "share", "ms", "tokens_per_step", "gain")
+    for entry in entries:
+        emit(entry)
+    cells = [tuple(str(entry.get(name, "")) for name in columns) for entry in entries]
+    show_table([columns, *cells])

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from parrot_engine.bench import host_tier
+from engine_studies import harness, host_tier
 
 
 def test_all_figures_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "host.json"
     size = ["--contexts", "16", "--tokens", "128", "--shape", "tiny"]
-    host_tier.main([*size, "--host-min-tokens", "1", "--json", str(path)])
-    report = json.loads(path.read_text())
+    harness.run_study(host_tier, [*size, "--host-min-tokens", "1", "--json", str(path)])
+    (report,) = json.loads(path.read_text())
     assert report["computed"]["blocks_from_host"] == 0
     assert report["host_tier"]["blocks_from_host"] > 0
     # All but what each prompt's last token asks for.
@@ -51,4 +51,4 @@ def test_all_figures_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_too_few_contexts_are_refused() -> None:
     with pytest.raises(SystemExit):
-        host_tier.main(["--contexts", "3"])
+        harness.run_study(host_tier, ["--contexts", "3"])

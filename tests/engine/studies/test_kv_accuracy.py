@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from parrot_engine.bench import kv_accuracy
+from engine_studies import harness, kv_accuracy
 
 
 def test_eight_bits_are_near(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,8 +15,8 @@ def test_eight_bits_are_near(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     passages = (folder / "held_out_passages.txt").read_text(encoding="utf-8")
     text.write_text("\n\n***\n\n".join(passages.split("\n\n***\n\n")[:2]), encoding="utf-8")
     path = tmp_path / "figures.json"
-    kv_accuracy.main(["--text", str(text), "--json", str(path)])
-    cases = json.loads(path.read_text())["cases"]
+    harness.run_study(kv_accuracy, ["--text", str(text), "--json", str(path)])
+    cases = json.loads(path.read_text())
     assert {case["texts"] for case in cases} == {"passages", "joined"}
     assert "fp8_e4m3" in capsys.readouterr().out
     for texts in ("passages", "joined"):

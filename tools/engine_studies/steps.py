@@ -1,4 +1,4 @@
-"""Step times of a whole model with random weights: `python -m parrot_engine.bench.steps`.
+"""Step times of a whole model with random weights: `python tools/engine_study.py steps`.
 
 The model has the shape of Llama-3.1-8B or of Qwen2.5-0.5B in bf16. Three times a case:
 
@@ -18,20 +18,17 @@ device: with the keys of prefill tiles whole, and cut as the rule has it.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import TileCuts
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
-from parrot_engine.bench.kernels import Load, decode_load, prefill_load
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.models.blocks import TensorSpec
 from parrot_engine.models.families import family_of
@@ -41,6 +38,9 @@ from parrot_engine.runner.graphs import CudaCapture, StepGraphs
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.runner.step_tokens import gather_tokens
 from parrot_engine.settings import BuiltinSettings
+
+from engine_studies.harness import emit
+from engine_studies.kernels import Load, decode_load, prefill_load
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {
@@ -152,7 +152,7 @@ def time_turns(runner: ModelRunner, shape: AttentionShape) -> None:
                 tile_cuts=tile_cuts,
             )
             entry[name] = round(1000 * time_device(runner, load.rows), 3)
-        print(json.dumps(entry), flush=True)
+        emit(entry)
 
 
 def _engine(bench: Bench, *, graphs: bool) -> BuiltinEngine:
@@ -258,7 +258,7 @@ def _report(bench: Bench, load: Load, entry: dict[str, Any]) -> None:
         "device_of_bound": round(bound / device_ms, 3),
         "engine_of_bound": round(bound / entry["engine_ms"], 3),
     }
-    print(json.dumps(line), flush=True)
+    emit(line)
 
 
 def run_cases(bench: Bench, shape: AttentionShape, *, with_eager: bool) -> None:
@@ -278,18 +278,20 @@ def run_cases(bench: Bench, shape: AttentionShape, *, with_eager: bool) -> None:
     _report(bench, prefill_load(_PREFILL_TOKENS, 0, shape), entry)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-8b")
     parser.add_argument("--layers", type=int, help="fewer than the shape has")
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--turns", action="store_true", help="nothing but these, see above")
     parser.add_argument("--no-eager", action="store_true", help="with CUDA graphs only")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
     limits = measure_limits()
     torch.cuda.empty_cache()
-    print(json.dumps({"shape": options.shape, **limits._asdict()}), flush=True)
+    emit({"shape": options.shape, **limits._asdict()})
     settings = BuiltinSettings.for_device(
         "cuda",
         device="cuda",
@@ -318,13 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.cuda.synchronize()
     taken = free - torch.cuda.mem_get_info()[0]
     capture_s = round(time.perf_counter() - begin, 2)
-    print(
-        json.dumps({"graphs": len(graphs.keys), "capture_s": capture_s, "capture_bytes": taken}),
-        flush=True,
-    )
+    emit({"graphs": len(graphs.keys), "capture_s": capture_s, "capture_bytes": taken})
     bench = Bench(runner, settings, graphs, limits)
     run_cases(bench, shape, with_eager=not options.no_eager)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What the host tier gives: `python -m parrot_engine.bench.host_tier`.
+"""What the host tier gives: `python tools/engine_study.py host_tier`.
 
 Contexts that are together several times as large as the device's cache take turns, each asking for
 one token and being freed. With the host tier their blocks come back from pinned memory; without it
@@ -7,7 +7,7 @@ they are computed again, in the same run, by the same model (random weights, ran
 - `alone`: time to the first token of one context after the other;
 - `at once`: as many as fit on the device ask at the same time;
 - `beside`: one after the other, while others decode: their time between tokens as well, and where
-  the longest of these times come from (`parrot_engine.bench.step_log`).
+  the longest of these times come from (`step_log.py`).
 
 Beside that, how fast blocks are copied, against one large copy from and to pinned memory.
 
@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from parrot_engine.bench.step_log import StepLog, by_kind, kind_line, line, longest
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.kv_cache.host_rates import load_copies
@@ -38,6 +36,9 @@ from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, Sampl
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
+
+from engine_studies.harness import emit
+from engine_studies.step_log import StepLog, by_kind, kind_line, line, longest
 
 #: A model for machines without a GPU.
 _TINY = {
@@ -289,35 +290,35 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _settings(parsed: argparse.Namespace, device: str) -> tuple[BuiltinSettings, int]:
+def _settings(options: argparse.Namespace, device: str) -> tuple[BuiltinSettings, int]:
     """Settings whose cache holds a part of the contexts, and how many it holds."""
     size = BuiltinSettings.for_device(device).block_size
-    blocks = -(-parsed.tokens // size) + 1
-    fitting = max(2, parsed.contexts // _OVERSIZE)
-    beside = _DECODES * (2 * min(_MAX_DECODE_TOKENS, parsed.tokens // 4) // size + 1)
+    blocks = -(-options.tokens // size) + 1
+    fitting = max(2, options.contexts // _OVERSIZE)
+    beside = _DECODES * (2 * min(_MAX_DECODE_TOKENS, options.tokens // 4) // size + 1)
     settings = BuiltinSettings.for_device(
         device,
         device=device,
         num_blocks=fitting * blocks + beside,
-        host_blocks=(parsed.contexts + 2) * blocks,
-        host_min_tokens=parsed.host_min_tokens,
-        max_context_tokens=max(2 * parsed.tokens, 1 << 14 if device == "cuda" else 4096),
+        host_blocks=(options.contexts + 2) * blocks,
+        host_min_tokens=options.host_min_tokens,
+        max_context_tokens=max(2 * options.tokens, 1 << 14 if device == "cuda" else 4096),
         dummy_weights=True,
-        cuda_graphs=parsed.cuda_graphs,
+        cuda_graphs=options.cuda_graphs,
     )
     return settings, fitting
 
 
-def run(parsed: argparse.Namespace) -> dict[str, Any]:
+def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings, fitting = _settings(parsed, device)
+    settings, fitting = _settings(options, device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if parsed.shape == "tiny":
+        if options.shape == "tiny":
             (folder / "config.json").write_text(json.dumps(_TINY))
         else:
-            folder = resolve_model(parsed.shape, with_weights=False)
+            folder = resolve_model(options.shape, with_weights=False)
         begin = time.perf_counter()
         runner = load_runner(folder, settings)
         load_s = time.perf_counter() - begin
@@ -328,17 +329,17 @@ def run(parsed: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit("on this machine computing is faster than copying: no host tier")
     random.seed(0)
     vocab = runner.vocab_size
-    load = Load([random_tokens(parsed.tokens, vocab) for _ in range(parsed.contexts)], fitting)
+    load = Load([random_tokens(options.tokens, vocab) for _ in range(options.contexts)], fitting)
     # Warms up kernels too, which counts for nobody.
     warm = Driver(runner, settings)
     for _ in range(2):
-        warm.ask([random_tokens(parsed.tokens, vocab)])
+        warm.ask([random_tokens(options.tokens, vocab)])
     without = replace(settings, host_blocks=None)
     report = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "shape": parsed.shape,
-        "contexts": parsed.contexts,
-        "tokens": parsed.tokens,
+        "shape": options.shape,
+        "contexts": options.contexts,
+        "tokens": options.tokens,
         "device_blocks": settings.num_blocks,
         "host_blocks": settings.host_blocks,
         "cuda_graphs": settings.cuda_graphs,
@@ -354,10 +355,9 @@ def run(parsed: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `harness.Study`."""
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--shape",
         choices=["tiny", *shape_names()],
@@ -369,20 +369,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--cuda-graphs", choices=["auto", "lazy"], default="auto", help="auto: captured before"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    parsed = parser.parse_args(arguments)
-    if parsed.contexts < 2 * _OVERSIZE:
-        parser.error(f"--contexts: at least {2 * _OVERSIZE}")
-    if not on_gpu:
+
+
+def run(options: argparse.Namespace) -> None:
+    """See `harness.Study`."""
+    if options.contexts < 2 * _OVERSIZE:
+        raise SystemExit(f"--contexts: at least {2 * _OVERSIZE}")
+    if not torch.cuda.is_available():
         torch.set_num_threads(1)
     begin = time.perf_counter()
-    report = run(parsed)
+    report = measure_all(options)
     report["wall_s"] = round(time.perf_counter() - begin, 1)
     print(table(report))
-    print(json.dumps(report), flush=True)
-    if parsed.json is not None:
-        parsed.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    emit(report)
