@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from harness.processes import API_KEY, GatewayProcess, clean_environment
+from harness.interpreter import environment_of, run_python
+from harness.processes import GatewayProcess, clean_environment
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -35,30 +31,12 @@ CALLS = {
 #: Those without a row of figures at the end.
 OTHERS = {"functions_quickstart.py", "curl.sh", "typescript/"}
 REFERENCE = "[[parrot:"
-#: Imported once, by the process of which the interpreters of most examples are forks: it takes
-#: seconds, in which nothing of an example runs.
-LIBRARIES = ["langchain_core.language_models", "langgraph.graph", "llama_index.core", "openai"]
 
 
 def commands() -> dict[str, str]:
     """The table of the README: files and their commands."""
     rows = re.findall(r"^\| \[`([^`]+)`\]\(\S+\) \|.*\| `([^`]+)` \|$", README, re.MULTILINE)
     return dict(rows)
-
-
-def environment_of(gateway: GatewayProcess) -> dict[str, str]:
-    """What the README tells users to set."""
-    path = os.pathsep.join(
-        str(ROOT / folder) for folder in (".", "engine", "scheduler", "integrations")
-    )
-    variables: Mapping[str, str] = {
-        "PYTHONPATH": path,
-        "PARROT_BASE_URL": gateway.base_url,
-        "OPENAI_BASE_URL": gateway.base_url,
-        "PARROT_API_KEY": API_KEY,
-        "OPENAI_API_KEY": API_KEY,
-    }
-    return clean_environment(variables)
 
 
 def run(command: str, gateway: GatewayProcess, *options: str, cwd: Path = ROOT) -> str:
@@ -76,36 +54,6 @@ def run(command: str, gateway: GatewayProcess, *options: str, cwd: Path = ROOT) 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def run_fork(command: str, gateway: GatewayProcess, *options: str, folder: Path) -> str:
-    """The same for a Python program, in a fork of an interpreter with the libraries loaded."""
-    program, script, *arguments = shlex.split(command)
-    assert program == "python"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LIBRARIES)
-    process = context.Process(
-        target=interpret,
-        args=(ROOT / script, [*arguments, *options], environment_of(gateway), folder),
-    )
-    process.start()
-    process.join(100)
-    process.kill()
-    printed = (folder / "stdout").read_text(encoding="utf-8")
-    assert process.exitcode == 0, printed + (folder / "stderr").read_text(encoding="utf-8")
-    return printed
-
-
-def interpret(script: Path, arguments: list[str], variables: dict[str, str], folder: Path) -> None:
-    """Be `python script arguments`, with outputs in files."""
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(ROOT)
-    sys.argv = [str(script), *arguments]
-    sys.path[:0] = [str(script.parent), *variables["PYTHONPATH"].split(os.pathsep)]
-    out, err = ((folder / name).open("w", encoding="utf-8") for name in ("stdout", "stderr"))
-    with out, err, redirect_stdout(out), redirect_stderr(err):
-        runpy.run_path(str(script), run_name="__main__")
 
 
 def rows(printed: str) -> dict[str, tuple[int, int, list[str]]]:
@@ -130,7 +78,10 @@ def test_the_readme_has_all_examples() -> None:
 def test_an_example_runs_and_prints_its_row(
     demo: GatewayProcess, name: str, tmp_path: Path
 ) -> None:
-    printed = run_fork(commands()[name], demo, "--quick", folder=tmp_path)
+    program, script, *arguments = shlex.split(commands()[name])
+    assert program == "python"
+    environment = environment_of(demo)
+    printed = run_python(ROOT / script, [*arguments, "--quick"], environment, tmp_path)
     texts, _, _ = printed.partition("\nway ")
     assert texts.startswith("- ")
     assert len(texts) > 20

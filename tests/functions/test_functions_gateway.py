@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.processes import DEMO_MODEL, GatewayProcess, clean_environment
+from harness.processes import DEMO_MODEL, GatewayProcess
 from parrot_functions import (
     Client,
     DeadlineError,
@@ -159,21 +156,6 @@ def test_the_quickstart(demo: GatewayProcess, monkeypatch: pytest.MonkeyPatch) -
     texts = program["main"](demo.base_url)
     assert list(texts) == ["task", "story", "praise", "wish"]
     assert all(text.strip() for text in texts.values())
-
-
-def test_the_example_of_the_documentation_runs_as_printed(demo: GatewayProcess) -> None:
-    page = (ROOT / "docs" / "semantic-functions.md").read_text(encoding="utf-8")
-    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert "http://127.0.0.1:8000/v1" in program
-    ran = subprocess.run(
-        [sys.executable, "-c", program.replace("http://127.0.0.1:8000/v1", demo.base_url)],
-        env=clean_environment({"OPENAI_API_KEY": demo.api_key or ""}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.split()) > 10
 
 
 def _tale(hero: Input, story: Output = AT_ONCE) -> None:

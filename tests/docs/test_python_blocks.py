@@ -1,0 +1,77 @@
+"""Every Python block of every document runs by itself and does what it is printed for.
+
+All of them run against one gateway with the demo model, each as a program of its own: nothing of an
+earlier block is there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from blocks import PAGES, ROOT, Block, blocks_of
+from harness.interpreter import environment_of, run_python
+from harness.processes import API_KEY, GatewayProcess
+
+#: Pages whose blocks need something else around them, and the test that runs them.
+ELSEWHERE = {
+    "docs/parrot-api.md": "tests/gateway/parrot_v3/test_parrot_v3_process.py",
+    "docs/scheduling.md": "tests/scheduler/order/test_own_order.py",
+}
+#: Blocks that print nothing.
+SILENT = {("docs/langchain.md", "install()")}
+#: Numbers that make a block take long, and what it runs with.
+SMALLER = {"docs/performance.md": ("256", "8")}
+#: What is true at the end of a block besides its output.
+CHECKS = {
+    ("README.md", "Calls that feed one another"): (
+        "import re; assert re.fullmatch(r'\\[\\[parrot:[a-z0-9]+\\]\\]', hero), hero"
+    ),
+    ("README.md", "LangChain"): "assert type(ship).__name__ == 'DeferredText'",
+    ("README.md", "LlamaIndex"): "assert str(response).startswith('[[parrot:'), response",
+    ("docs/langchain.md", "LangChain"): "assert type(ship).__name__ == 'DeferredText'",
+    ("docs/langchain.md", "install()"): (
+        "from openai import OpenAI\n"
+        "assert OpenAI._prepare_options.__module__ == 'langchain_parrot.install'"
+    ),
+    ("docs/langchain.md", "Deferred chains"): "assert type(story).__name__ == 'DeferredText'",
+    ("docs/llama-index.md", "LlamaIndex"): "assert str(response).startswith('[[parrot:')",
+    ("docs/semantic-variables.md", "In short"): (
+        "import re; assert re.fullmatch(r'\\[\\[parrot:[a-z0-9]+\\]\\]', hero), hero"
+    ),
+}
+BLOCKS = [block for page in PAGES for block in blocks_of(page, "python")]
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.page not in ELSEWHERE], ids=str)
+def test_a_block_runs_by_itself(demo: GatewayProcess, block: Block, tmp_path: Path) -> None:
+    place = block.page, block.heading
+    code = block.code.replace("http://127.0.0.1:8000", demo.root)
+    code = code.replace('"none"', repr(API_KEY))
+    if block.page in SMALLER:
+        code = code.replace(*SMALLER[block.page])
+    script = tmp_path / "block.py"
+    script.write_text(f"{code}\n{CHECKS.get(place, '')}\n", encoding="utf-8")
+    printed = run_python(script, [], environment_of(demo), tmp_path)
+    assert "[[parrot:" not in printed
+    assert (len(printed) > 20) is (place not in SILENT), printed
+
+
+def test_all_of_them_were_found() -> None:
+    assert len(BLOCKS) == 16
+    known = {(block.page, block.heading) for block in BLOCKS}
+    assert CHECKS.keys() | SILENT <= known
+    assert SMALLER.keys() | ELSEWHERE.keys() <= {block.page for block in BLOCKS}
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_other_blocks_are_run_elsewhere(page: str, test: str) -> None:
+    assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/langchain.md", "docs/llama-index.md"])
+def test_first_examples_are_short(page: str) -> None:
+    for heading in ("LangChain", "LlamaIndex"):
+        for block in blocks_of(page, "python"):
+            if block.heading == heading:
+                assert len([line for line in block.code.splitlines() if line.strip()]) <= 10
