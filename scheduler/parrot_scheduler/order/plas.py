@@ -52,9 +52,8 @@ class Atlas(Plas):
         super().push(state, application, now)
 
     def remove(self, state: TaskState) -> None:
-        """A task leaves the queue, unplaced or placed."""
-        if state.status != "placed":
-            self._start.pop(state, None)
+        """A task leaves the queue unplaced: it adds nothing to the chain."""
+        self._start.pop(state, None)
         super().remove(state)
 
     def finished(self, state: TaskState, application: Application, now: float) -> None:

@@ -43,7 +43,10 @@ class RankedOrder(OrderPolicy):
             self._aging.add(state)
 
     def remove(self, state: TaskState) -> None:
-        """A task leaves the queue; unknown ones do nothing."""
+        """A task leaves the queue unplaced; unknown ones do nothing."""
+        self._leave(state)
+
+    def _leave(self, state: TaskState) -> None:
         application = self._application_of.pop(state, None)
         if application is None:
             return
@@ -82,7 +85,7 @@ class RankedOrder(OrderPolicy):
         """A task has been placed; counts for turns by age."""
         if self._aging is not None:
             self._aging.placed(state, now)
-        self.remove(state)
+        self._leave(state)
 
     def __len__(self) -> int:
         return len(self._application_of)

@@ -86,9 +86,9 @@ class Queue:
         state = self.order.first(self.now)
         assert state is not None
         application = self.applications[state.task.application]
+        self.order.pop(state, application, self.now)
         state.status = "placed"
         state.placed_at = self.now
-        self.order.pop(state, application, self.now)
         return state
 
     def finish(self, state: TaskState, generated: int | None = None, cached: int = 0) -> None:
@@ -204,6 +204,15 @@ def test_atlas_counts_the_longest_chain_where_plas_counts_all() -> None:
     assert drained == [wide_call, chain_call]
     wide_call, chain_call, drained = ranks["plas"]
     assert drained == [chain_call, wide_call]
+
+
+def test_atlas_adds_up_calls_that_ran_one_after_another() -> None:
+    queue = Queue("atlas")
+    for _ in range(3):
+        queue.finish(_placed(queue, queue.push("chain", output=100)))
+    queue.finish(_placed(queue, queue.push("long", output=300)))
+    chain_call, long_call = queue.push("chain"), queue.push("long")
+    assert queue.drain() == [long_call, chain_call]
 
 
 def _placed(queue: Queue, state: TaskState) -> TaskState:
