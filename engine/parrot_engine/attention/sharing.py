@@ -1,8 +1,13 @@
-"""Which rows of a step begin with the same blocks.
+"""Shared prefixes: which rows of a step begin with the same blocks, and how they are read.
 
 Rows share as long as the physical ids of their blocks are the same, compared as such; never by
 counting references. They are brought into an order in which rows that begin alike are neighbours
 (that of their ids as bytes); what two rows share is then what all rows between them share.
+
+Queries that read the same chunk form a group, which is read by narrow or by wide items. Wide items
+are few and each fills a multiprocessor, so how they fall into rounds decides how long all of them
+take: where one item of two chunks takes no longer than two rounds of one, it saves a part to merge
+for every query, and leaves multiprocessors to the narrow items that run beside.
 
 Plain numpy, no torch, no device.
 """
@@ -12,20 +17,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from parrot_engine.attention.tables import Ints, Tables
+from parrot_engine.attention.policy import Cuts, Policy
+from parrot_engine.attention.tables import Ints, Tables, spans
+
+#: Chunks that an item may span, besides one.
+_SPANS = (2, 4)
+#: What an item costs besides its keys, in chunks: measured on 64 and 128 decodes that share 6,144
+#: tokens (docs/engine-log.md, 17).
+_ITEM_COST = 1
 
 
 class Sharing(NamedTuple):
-    """An order of the rows and what neighbours in it have in common."""
+    """An order of the rows and what neighbours in it have in common; int32 `[num_rows]`."""
 
-    #: Place of each row in the order.
+    #: By row: its place in the order.
     place: Ints
-    #: By place: whole chunks shared with the row before; 0 at the first place.
+    #: By place: how many whole chunks, from the first, it shares with the place before; 0 at the
+    #: first place.
     common: Ints
 
     def reach(self) -> Ints:
-        """By row: how many chunks, from the first, it shares with some other row."""
+        """`[num_rows]`: how many chunks, from the first, the row shares with some other row."""
         following = np.append(self.common[1:], np.int32(0))
         reach: Ints = np.maximum(self.common, following)[self.place]
         return reach
@@ -33,7 +47,7 @@ class Sharing(NamedTuple):
     def leaders(self) -> Ints:
         """`[chunks, places]`: the first of the places that share the chunk with each place.
 
-        Chunks from its length on are shared by nobody.
+        Chunks from its length on are shared by no two rows.
         """
         deepest = int(self.common.max(initial=0))
         chunks = np.arange(deepest, dtype=np.int32)[:, None]
@@ -92,3 +106,118 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
     place[candidates[order]] = np.arange(len(candidates), dtype=np.int32)
     place[others] = np.arange(len(candidates), num_rows, dtype=np.int32)
     return Sharing(place, common)
+
+
+class Readings(NamedTuple):
+    """Pairs of a query and a chunk that it reads, those of a group one after the other; int32."""
+
+    #: `[num_readings]`: index of the query.
+    query: Ints
+    #: `[num_readings]`: number of the chunk, the first one where several are read together.
+    chunk: Ints
+    #: `[num_groups]`: index of the first reading of each group, which all read the same chunk.
+    group_begins: Ints
+
+
+class Groups(NamedTuple):
+    """The groups of `Readings`, `[num_groups]` each."""
+
+    #: Queries of the group.
+    sizes: Ints
+    #: Whether wide items read it.
+    is_wide: npt.NDArray[np.bool_]
+    #: Chunks that the group reads, from that of its readings on.
+    spans: Ints
+
+
+class Shares(NamedTuple):
+    """Groups divided into items; int32 `[num_items]`."""
+
+    #: The group that the item is of.
+    group: Ints
+    #: Index of its first reading, and how many it has.
+    first_member: Ints
+    num_members: Ints
+
+
+def find_groups(readings: Readings, policy: Policy, cuts: Cuts) -> Groups:
+    """Which groups are worth wide items, each still reading its one chunk."""
+    num_groups = len(readings.group_begins)
+    sizes = np.diff(readings.group_begins, append=np.int32(len(readings.query)))
+    is_wide = sizes * policy.group >= policy.wide_min_rows
+    if is_wide.any():
+        narrow = -(-sizes[is_wide] // policy.narrow_members)
+        wide = -(-sizes[is_wide] // policy.wide_members)
+        if (narrow - wide).sum() * cuts.chunk * policy.token_bytes < policy.wide_min_bytes:
+            is_wide[:] = False
+    return Groups(sizes, is_wide, np.ones(num_groups, dtype=np.int32))
+
+
+def join_chunks(
+    readings: Readings, groups: Groups, policy: Policy
+) -> tuple[Readings, Groups] | None:
+    """Wide groups of the same members at consecutive chunks as one, if that is no slower.
+
+    For layers without a window, where whoever reads a chunk reads those before. None: nothing is to
+    be joined.
+    """
+    wide = np.flatnonzero(groups.is_wide)
+    items = -(-groups.sizes[wide] // policy.wide_members)
+    begins = readings.group_begins[wide]
+    # Groups of equal size and equal first member at following chunks have all members in common:
+    # who shares a chunk shares those before.
+    at = {
+        (int(chunk), int(query), int(size)): (int(group), int(count))
+        for chunk, query, size, group, count in zip(
+            readings.chunk[begins],
+            readings.query[begins],
+            groups.sizes[wide],
+            wide,
+            items,
+            strict=True,
+        )
+    }
+    best, least = 1, -(-int(items.sum()) // policy.wide_round) * (1 + _ITEM_COST)
+    joined: dict[int, list[int]] = {}
+    for span in _SPANS:
+        runs: dict[int, list[int]] = {}
+        count = int(items.sum())
+        for (chunk, query, size), (group, each) in at.items():
+            run = [at.get((chunk + step, query, size)) for step in range(span)]
+            if chunk % span == 0 and None not in run:
+                runs[group] = [found[0] for found in run[1:] if found is not None]
+                count -= (span - 1) * each
+        cost = -(-count // policy.wide_round) * (span + _ITEM_COST)
+        if runs and cost <= least:
+            best, least, joined = span, cost, runs
+    if not joined:
+        return None
+    gone = np.zeros(len(groups.sizes), dtype=bool)
+    widths = groups.spans.copy()
+    for group, following in joined.items():
+        gone[following] = True
+        widths[group] = best
+    left = ~gone
+    entries = np.repeat(left, groups.sizes)
+    sizes = groups.sizes[left]
+    return (
+        Readings(
+            readings.query[entries],
+            readings.chunk[entries],
+            np.cumsum(sizes, dtype=np.int32) - sizes,
+        ),
+        Groups(sizes, groups.is_wide[left], widths[left]),
+    )
+
+
+def divide_groups(readings: Readings, groups: Groups, policy: Policy) -> Shares:
+    """As many items a group as it fills."""
+    room = np.where(groups.is_wide, np.int32(policy.wide_members), np.int32(policy.narrow_members))
+    per_group = -(-groups.sizes // room)
+    group = np.repeat(np.arange(len(groups.sizes), dtype=np.int32), per_group)
+    offset = spans(np.zeros_like(per_group), per_group) * room[group]
+    return Shares(
+        group,
+        readings.group_begins[group] + offset,
+        np.minimum(room[group], groups.sizes[group] - offset),
+    )

@@ -17,18 +17,21 @@ Ints = npt.NDArray[np.int32]
 
 
 class Tables(NamedTuple):
-    """A batch, row by row and token by token."""
+    """A batch, row by row and token by token; int32 arrays."""
 
-    #: The block tables of all rows, one behind the other.
+    #: `[num_block_ids]`: the block tables of all rows, one behind the other.
     block_ids: Ints
-    #: By row: where its table begins, its tokens in this step, the position of the first of
-    #: them, and its first token in the step.
+    #: `[num_rows]`: index in `block_ids` of the row's first block.
     starts: Ints
+    #: `[num_rows]`: tokens of the row in this step.
     counts: Ints
+    #: `[num_rows]`: position in its context of the row's first token.
     first_positions: Ints
+    #: `[num_rows]`: index in the step of the row's first token.
     first_tokens: Ints
-    #: By token of the step: its position, and its slot, block x block_size + offset.
+    #: `[num_tokens]`: the token's position in its context.
     positions: Ints
+    #: `[num_tokens]`: where the token's KV is written, block id x block_size + offset.
     slots: Ints
 
     @property

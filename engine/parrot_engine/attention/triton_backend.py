@@ -16,13 +16,19 @@ import torch
 from torch import Tensor
 
 from parrot_engine.attention import launch
-from parrot_engine.attention.host_plan import HostPlan, HostPlanner, Parts
+from parrot_engine.attention.host_plan import (
+    Capacity,
+    HostPlan,
+    HostPlanner,
+    Parts,
+    PlanLayout,
+    sizes_of,
+)
 from parrot_engine.attention.interface import (
     AttentionShape,
     FusedAttention,
     HeadNorms,
 )
-from parrot_engine.attention.plan_layout import Capacity, PlanLayout, sizes_of
 from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow
@@ -51,15 +57,16 @@ _MERGE_PROGRAMS = 16
 
 
 class Partials(NamedTuple):
-    """Results of items, slot by slot, until they are merged."""
+    """Results of items, slot by slot, until they are merged; float32."""
 
-    #: `[slots x heads x head_dim]` and `[slots x heads]`, float32.
+    #: `[num_slots x num_heads x head_dim]`: weighted sums of values.
     out: Tensor
+    #: `[num_slots x num_heads]`: log-sum-exp of the scores, to base 2.
     lse2: Tensor
 
 
 class Programs(NamedTuple):
-    """Programs of each launch; 0 where there is none."""
+    """Programs of each launch, over all heads; 0 where there is none."""
 
     narrow: int
     wide: int
@@ -68,24 +75,31 @@ class Programs(NamedTuple):
 
 
 class LayerWork(NamedTuple):
-    """A work list on the device."""
+    """A `WorkList` on the device: flat int32 views of one buffer, with room for a bucket."""
 
+    #: `[8 x capacity]` each: items.
     narrow: Tensor
     wide: Tensor
+    #: `[capacity]` each: tokens, positions and slots of the members.
     members: tuple[Tensor, Tensor, Tensor]
+    #: `[3 x capacity]`.
     merges: Tensor
+    #: `[8 x capacity]`.
     tiles: Tensor
-    #: Number of narrow items, wide items, merges and tiles, each a tensor of one integer.
+    #: `[1]` each: how many narrow items, wide items, merges and tiles there are.
     counts: tuple[Tensor, Tensor, Tensor, Tensor]
     programs: Programs
     partials: Partials
 
 
 class TritonPlan(NamedTuple):
-    """One step, by window."""
+    """One step on the device; int32."""
 
+    #: `[num_tokens]`: where each token's KV is written; -1: nowhere.
     slots: Tensor
+    #: `[num_block_ids]`: the block tables of all rows, one behind the other.
     block_ids: Tensor
+    #: By window of the layers.
     work: dict[int | None, LayerWork]
 
 

@@ -1,4 +1,8 @@
-"""The work list of one step: who reads which chunk of keys, and where the parts go.
+"""The work list of one step: which queries read which chunk of keys, and where results go.
+
+An *item* is a unit of work of the kernel: a range of keys, and the queries that read it, its
+*members*. A query whose keys are cut over several items gets a *slot* for the partial result of
+each; the slots of a query are merged by log-sum-exp.
 
 Keys are cut at fixed absolute positions, every `chunk` tokens from position 0; sequences share a
 chunk when they share all blocks up to its end (see `sharing`). What little comes behind a row's
@@ -16,16 +20,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parrot_engine.attention.groups import (
-    Groups,
-    Readings,
-    divide_groups,
-    find_groups,
-    join_chunks,
-)
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, Policy
-from parrot_engine.attention.sharing import Sharing, find_sharing, nothing_shared
+from parrot_engine.attention.sharing import (
+    Groups,
+    Readings,
+    Sharing,
+    divide_groups,
+    find_groups,
+    find_sharing,
+    join_chunks,
+    nothing_shared,
+)
 from parrot_engine.attention.tables import (
     Ints,
     Tables,
@@ -38,52 +44,62 @@ from parrot_engine.attention.tiles import make_tiles
 
 
 class Items(NamedTuple):
-    """Chunks of keys with the queries that read them, column by column as the kernel reads."""
+    """Ranges of keys with the queries that read them; columns of a table, int32 `[num_items]`."""
 
-    #: Index in the flat list of block ids of the block that holds key `base`.
+    #: Index in `Tables.block_ids` of the block that holds the key at position `base`.
     first_block: Ints
-    #: The chunk's own first position.
+    #: Position of the chunk's first key.
     base: Ints
-    #: Keys `begin` … `end` - 1 are read; `begin` is aligned to the kernel's tile.
+    #: Keys at positions `begin` … `end` - 1 are read; `begin` is aligned to the kernel's tile.
     begin: Ints
     end: Ints
-    #: The slice of the members' arrays.
+    #: The members are entries `first_member` … `first_member + num_members - 1` of the members'
+    #: arrays.
     first_member: Ints
     num_members: Ints
-    #: Whole tiles of keys before this one are seen by all members, and need no mask.
+    #: Position before which all members see whole tiles of keys, which need no mask.
     masked_from: Ints
 
 
 class WorkList(NamedTuple):
-    """What one layer type does in a step."""
+    """The work of the layers of one window in a step; int32 arrays."""
 
-    #: `[n, 8]`: `Items`, largest first, padded to 8 columns.
+    #: `[num_items, 8]`: items of few queries, columns as in `Items` and one of padding, those of
+    #: most keys first.
     narrow: Ints
+    #: The same for items of many queries.
     wide: Ints
-    #: For each member: its token in the step, its position, its slot or -1 (writes directly).
+    #: `[num_members]`: index in the step of the member's token.
     member_tokens: Ints
+    #: `[num_members]`: position of that token in its context.
     member_positions: Ints
+    #: `[num_members]`: slot of the partial result; -1: the result is whole, and written directly.
     member_slots: Ints
-    #: `[n, 3]`: token, first slot, slots of each query whose keys were cut.
+    #: `[num_cut_queries, 3]`: index of the token, its first slot, how many slots it has.
     merges: Ints
+    #: Slots in all, those of tiles included.
     num_slots: int
-    #: `[n, 8]`: `Tiles`, largest first.
+    #: `[num_tiles, 8]`: columns as in `Tiles`, those of most keys first.
     tiles: Ints
-    #: `Cuts.chunk` and `Cuts.tail` by which the keys of rows without tiles were cut.
+    #: `Cuts.chunk` and `Cuts.tail`, in keys, by which the keys of rows without tiles were cut.
     chunk: int
     tail: int
 
 
 class _Queries(NamedTuple):
-    """The tokens of split rows, one entry each; chunks are counted from position 0."""
+    """The tokens of split rows; int32 `[num_queries]` unless said otherwise.
 
+    Chunks are counted from position 0.
+    """
+
+    #: Index of the row in the step, of the token in the step, position in its context.
     row: Ints
     token: Ints
     position: Ints
+    #: Chunks `first_chunk` … `end_chunk` - 1 hold the keys that the token sees.
     first_chunk: Ints
-    #: Behind the last chunk that the token sees.
     end_chunk: Ints
-    #: By row of the step: behind the last chunk, if that one goes on to the row's end; 0 otherwise.
+    #: `[num_rows]`: behind the last chunk, if that one goes on to the row's end; 0 otherwise.
     stretched: Ints
 
 

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parrot_engine.attention.host_plan import HostPlan, Parts
-from parrot_engine.attention.plan_layout import PlanLayout, aligned
+from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout, aligned
 from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError

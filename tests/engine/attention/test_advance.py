@@ -9,7 +9,7 @@ import pytest
 from equal_lists import check_equal
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from parrot_engine.attention.advance import advance, goes_on
+from parrot_engine.attention.decode_list import advance, goes_on
 from parrot_engine.attention.host_plan import HostPlanner
 from parrot_engine.attention.policy import Cuts, Policy
 from parrot_engine.attention.tables import Tables, flatten_tables

@@ -12,8 +12,8 @@ from attention_cases import SCALE, Context, PagedCase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import CHUNK, TUNINGS
+from parrot_engine.attention.host_plan import PlanLayout
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.plan_layout import PlanLayout
 from parrot_engine.attention.policy import Cuts, TileCuts
 from parrot_engine.attention.triton_backend import HostPlan, Partials, Parts, TritonAttention
 from torch import Tensor
