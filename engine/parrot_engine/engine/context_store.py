@@ -309,7 +309,7 @@ class ContextStore:
             raise self.states.illegal(context, "a token for a Generate that is not at the head")
         if token.token_id is None:
             raise self.states.illegal(context, "no token was sampled")
-        finish = context.append_sampled(generate.row, token.token_id)
+        finish = generate.append(context.token_ids, token.token_id, context.max_tokens)
         self.generated_tokens += 1
         logprobs = None
         if generate.sampling.logprobs is not None:

@@ -89,6 +89,28 @@ class PendingGenerate:
             )
         return self.row
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far."""
+        return 0 if self.row is None else len(self.row.generated_token_ids)
+
+    def append(
+        self, token_ids: list[int], token_id: int, max_context_tokens: int
+    ) -> FinishReason | None:
+        """Append a sampled token to those of its context; why the generation ends, if it does."""
+        row = self.row
+        assert row is not None
+        row.generated_token_ids.append(token_id)
+        token_ids.append(token_id)
+        if token_id in row.end_token_ids:
+            return "stop"
+        if (
+            len(row.generated_token_ids) < row.params.max_tokens
+            and len(token_ids) < max_context_tokens
+        ):
+            return None
+        return "length"
+
     def no_logprobs(self) -> list[TokenLogprobs] | None:
         """The log-probabilities of no tokens: a list only if they were asked for."""
         return [] if self.sampling.logprobs is not None else None
@@ -299,19 +321,6 @@ class Context:
                 fill.scores.append(None)
             else:
                 self.step_back(fill.start - 1)
-
-    def append_sampled(self, row: SamplingRow, token_id: int) -> FinishReason | None:
-        """Append a token that was sampled with `row`; why its generation ends, if it does."""
-        row.generated_token_ids.append(token_id)
-        self.token_ids.append(token_id)
-        if token_id in row.end_token_ids:
-            return "stop"
-        if (
-            len(row.generated_token_ids) < row.params.max_tokens
-            and len(self.token_ids) < self.max_tokens
-        ):
-            return None
-        return "length"
 
     def first_needed(self) -> int:
         """The first position that must be computed, even if its KV could be found: its logits

@@ -21,10 +21,11 @@ import torch
 from transformers import PreTrainedModel
 
 from parrot_engine.batch import SampledToken
+from parrot_engine.engine.contexts import PendingFill, PendingGenerate
 from parrot_engine.engine.failures import FailureMemory
 from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import PrimitiveError
-from parrot_engine.huggingface.contexts import Context, Filling, Fork, Generating, Work
+from parrot_engine.huggingface.contexts import Context, Fork, Work
 from parrot_engine.huggingface.forward import Forward, load_model, score
 from parrot_engine.huggingface.settings import HuggingFaceSettings
 from parrot_engine.models.generation_defaults import GenerationDefaults
@@ -185,7 +186,9 @@ class HuggingFaceEngine:
         if isinstance(primitive, Fill):
             check_fill(primitive, self.info.vocab_size)
             context = self._open(primitive)
-            work = Filling(primitive)
+            work = PendingFill(
+                0, primitive.token_ids, primitive.priority, primitive.prompt_logprobs
+            )
         else:
             check_generate(primitive, self.info.vocab_size)
             if primitive.sampling.grammar is not None:
@@ -196,12 +199,11 @@ class HuggingFaceEngine:
             ends = frozenset(primitive.sampling.stop_token_ids)
             if not primitive.sampling.ignore_eos:
                 ends |= self._eos
-            given = primitive.sampling.seed
-            work = Generating(
-                primitive, self._random.getrandbits(63) if given is None else given, ends
-            )
+            sampling = primitive.sampling
+            seed = self._random.getrandbits(63) if sampling.seed is None else sampling.seed
+            work = PendingGenerate(0, sampling, primitive.priority, seed, ends)
         context.queue.append(work)
-        if not context.unborn:
+        if not context.pending_fork:
             self._busy[context] = None
 
     def _open(self, primitive: Fill | Generate) -> Context:
@@ -229,10 +231,10 @@ class HuggingFaceEngine:
             raise PrimitiveError(
                 "overloaded", f"{len(self._contexts)} contexts exist (max_contexts); free some"
             )
-        context = self._contexts[context_id] = Context(context_id, unborn=parent is not None)
+        context = self._contexts[context_id] = Context(context_id, pending_fork=parent is not None)
         if parent is not None:
             parent.queue.append(Fork(context))
-            if not parent.unborn:
+            if not parent.pending_fork:
                 self._busy[parent] = None
         return context
 
@@ -244,8 +246,8 @@ class HuggingFaceEngine:
             while context.queue:
                 head = context.queue[0]
                 if isinstance(head, Fork):
-                    self._bear(context, head.child)
-                elif isinstance(head, Filling):
+                    self._fork(context, head.child)
+                elif isinstance(head, PendingFill):
                     if not self._fill(context, head):
                         return False
                 elif not self._begin_generate(context, head):
@@ -260,21 +262,20 @@ class HuggingFaceEngine:
             self._settle(context)
         return False
 
-    def _bear(self, parent: Context, child: Context) -> None:
+    def _fork(self, parent: Context, child: Context) -> None:
         parent.queue.popleft()
         if child.gone:
             return
         child.token_ids = list(parent.token_ids)
-        child.unborn = False
+        child.pending_fork = False
         if self._forward is not None:
             self._forward.fork(parent, child)
         if child.queue:
             self._busy[child] = None
 
-    def _fill(self, context: Context, work: Filling) -> bool:
+    def _fill(self, context: Context, fill: PendingFill) -> bool:
         """One chunk of a Fill; whether it is done."""
-        fill = work.fill
-        if work.start is None:
+        if fill.start is None:
             total = len(context.token_ids) + len(fill.token_ids)
             if total > self.info.max_context_tokens:
                 raise PrimitiveError(
@@ -286,27 +287,27 @@ class HuggingFaceEngine:
                 # The first new token is scored by what comes before it.
                 if not self._compute(context):
                     return False
-                score(work, context.logits, fill.token_ids[:1])
+                score(fill, context.logits, fill.token_ids[:1])
             elif fill.prompt_logprobs is not None and fill.token_ids:
-                work.scores.append(None)
-            work.start = len(context.token_ids)
+                fill.scores.append(None)
+            fill.start = len(context.token_ids)
             context.token_ids += fill.token_ids
-        if fill.token_ids and not self._compute(context, work):
+        if fill.token_ids and not self._compute(context, fill):
             return False
         context.queue.popleft()
         self._filled_tokens += len(fill.token_ids)
-        scores = work.scores if fill.prompt_logprobs is not None else None
+        scores = fill.scores if fill.prompt_logprobs is not None else None
         self._emit(context, Filled(context.id, len(fill.token_ids), 0, scores))
         return True
 
-    def _begin_generate(self, context: Context, work: Generating) -> bool:
+    def _begin_generate(self, context: Context, work: PendingGenerate) -> bool:
         """Whether a Generate is over before it begins; then it is off the queue."""
         if not context.token_ids:
             raise PrimitiveError(
                 "invalid_request", "the context is empty; there is nothing to extend"
             )
         if (
-            work.num_generated < work.generate.sampling.max_tokens
+            work.num_generated < work.sampling.max_tokens
             and len(context.token_ids) < self.info.max_context_tokens
         ):
             return False
@@ -314,14 +315,14 @@ class HuggingFaceEngine:
         self._emit(context, Generated(context.id, [], work.no_logprobs(), "length"))
         return True
 
-    def _compute(self, context: Context, scored: Filling | None = None) -> bool:
+    def _compute(self, context: Context, scored: PendingFill | None = None) -> bool:
         """One forward pass over tokens that have no KV; whether none is left without."""
         if context.computed == len(context.token_ids) and context.logits is not None:
             return True
         if self._forward is None:
             raise RuntimeError("step after close")
         start = context.computed
-        wants = scored is not None and scored.fill.prompt_logprobs is not None
+        wants = scored is not None and scored.prompt_logprobs is not None
         logits = self._forward.advance(context, all_logits=wants)
         if wants and scored is not None and scored.start is not None:
             # Rows predict the next token. Scored by now are the first token, and what was computed
@@ -341,12 +342,12 @@ class HuggingFaceEngine:
         for (context, work), token in zip(waiting, sample(logits, rows), strict=True):
             self._append(context, work, token)
 
-    def _append(self, context: Context, work: Generating, token: SampledToken) -> None:
-        if token.token_id is None or work.row is None:
+    def _append(self, context: Context, work: PendingGenerate, token: SampledToken) -> None:
+        if token.token_id is None:
             message = "the model's logits are not finite for this context"
             self._fail(context, PrimitiveError("numerical_error", message))
             return
-        finish = context.append_sampled(work.row, token.token_id, self.info.max_context_tokens)
+        finish = work.append(context.token_ids, token.token_id, self.info.max_context_tokens)
         self._generated_tokens += 1
         logprobs = work.no_logprobs()
         if logprobs is not None and token.logprobs is not None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from parrot_engine.engine.contexts import PendingFill
 from parrot_engine.exceptions import CheckpointError, PrimitiveError
-from parrot_engine.huggingface.contexts import Context, Filling
+from parrot_engine.huggingface.contexts import Context
 from parrot_engine.huggingface.settings import HuggingFaceSettings
 from parrot_engine.models.checkpoint import read_optional_json
 from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -61,11 +62,11 @@ def load_model(folder: Path, settings: HuggingFaceSettings) -> LoadedModel:
     return LoadedModel(model.to(device).eval(), defaults)
 
 
-def score(filling: Filling, logits: Tensor | None, targets: list[int]) -> None:
+def score(fill: PendingFill, logits: Tensor | None, targets: list[int]) -> None:
     """Note the log-probabilities of tokens of a Fill that asked for them.
 
     Args:
-        filling: gets one more score a target.
+        fill: gets one more score a target.
         logits: `[targets or more, vocab_size]`, or `[vocab_size]` for one target: of the tokens
             before each.
         targets: the next tokens of the Fill that have none yet.
@@ -73,7 +74,7 @@ def score(filling: Filling, logits: Tensor | None, targets: list[int]) -> None:
     Raises:
         PrimitiveError: the logits hold a NaN.
     """
-    count = filling.fill.prompt_logprobs
+    count = fill.prompt_logprobs
     if logits is None or count is None or not targets:
         return
     rows = logits.reshape(-1, logits.shape[-1])[: len(targets)]
@@ -82,7 +83,7 @@ def score(filling: Filling, logits: Tensor | None, targets: list[int]) -> None:
         raise PrimitiveError(
             "numerical_error", "the model's logits are not finite for this context"
         )
-    filling.scores.extend(scores)
+    fill.scores.extend(scores)
 
 
 class Forward:
