@@ -368,7 +368,7 @@ def test_waiting_contexts_that_are_freed() -> None:
     assert order == [0, 300, 301, 302, *range(1, 20)]
 
 
-def test_unborn_contexts_count_as_waiting() -> None:
+def test_pending_forks_count_as_waiting() -> None:
     trace = Trace(scripted_engine(max_waiting=3)[0]).submit(Fill(0, prompt(9)))
     for child in range(1, 5):
         trace.submit(Generate(child, GREEDY, parent_context_id=0))
