@@ -16,7 +16,7 @@ from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, upstream_sett
 from harness.scripted_upstream import ScriptedUpstream, document, error
 from parrot_v3_client import V3Client, V3Error, Var
 
-GUIDE = Path(__file__).parents[3] / "docs" / "parrot-api.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "parrot-api.md"
 GREEDY = {"temperature": 0.0, "ignore_tokenizer_eos": True}
 GAUGES = ("waiting", "in_line", "running", "held_bytes", "tasks")
 

@@ -29,7 +29,7 @@ from parrot_gateway.engines.remote import EngineChannel
 from parrot_gateway.exceptions import EngineLostError
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-WORKER = Path(__file__).parent / "scripted_worker.py"
+WORKER = Path(__file__).parents[1] / "scripted_worker.py"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.supervisor import EngineSupervisor, worker_command
 from parrot_gateway.settings.model import ModelSettings
 
-WORKER = Path(__file__).parent / "scripted_worker.py"
+WORKER = Path(__file__).parents[1] / "scripted_worker.py"
 
 
 @pytest.fixture(autouse=True)
