@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -152,6 +152,9 @@ def workload_command(
     ] = None,
 ) -> None:
     """Run the scheduler on a virtual clock, with simulated clients and engines."""
+    from parrot_simulator.engines.fleet import Staleness
+    from parrot_simulator.plan import ClientMode
+
     try:
         if replay is not None:
             _replay(replay)
@@ -177,7 +180,18 @@ def workload_command(
             from parrot_simulator.reports.plots import require_matplotlib
 
             require_matplotlib()
-        network = _network(network_ms)
+        if mode not in get_args(ClientMode):
+            raise SimulateError(f"--mode {mode!r}: there are {', '.join(get_args(ClientMode))}")
+        options: dict[str, Any] = {
+            "engines": [kind] * engines,
+            "mode": mode,
+            "network": _network(network_ms),
+            "seed": seed,
+            "warm_up": warm_up,
+            "max_applications": requests,
+            "staleness": Staleness(*[stale_ms / 1000] * 3),
+            "timelines": plots is not None and not swept,
+        }
         results: dict[str, Results] = {}
         sweeps: dict[str, dict[float, Results]] = {}
         for name, config in configs.items():
@@ -185,18 +199,7 @@ def workload_command(
                 run_name = f"{name} {swept}={value:g}" if swept else name
                 settings = [*(parameter or []), *([f"{swept}={value}"] if swept else [])]
                 results[run_name] = sweeps.setdefault(name, {})[value] = _run(
-                    run_name,
-                    _workload(workload, settings, scale, seed),
-                    [kind] * engines,
-                    config,
-                    mode=mode,
-                    network=network,
-                    seed=seed,
-                    warm_up=warm_up,
-                    requests=requests,
-                    stale_s=stale_ms / 1000,
-                    timelines=plots is not None and not swept,
-                    log=log,
+                    run_name, _workload(workload, settings, scale, seed), config, log, options
                 )
         _show(results, json)
         if plots is not None:
@@ -215,25 +218,14 @@ def workload_command(
 def _run(
     name: str,
     workload: Workload,
-    engines: list[EngineProfile],
     config: SchedulerConfig,
-    *,
-    mode: str,
-    network: Network,
-    seed: int,
-    warm_up: float,
-    requests: int | None,
-    stale_s: float,
-    timelines: bool,
     log: Path | None,
+    options: Mapping[str, Any],
 ) -> Results:
-    from parrot_simulator.engines.fleet import Staleness
-    from parrot_simulator.plan import ClientMode
+    """One simulation; `options` are those of `parrot_simulator.simulation.simulate`."""
     from parrot_simulator.recording import LogFile
     from parrot_simulator.simulation import simulate
 
-    if mode not in get_args(ClientMode):
-        raise SimulateError(f"--mode {mode!r}: there are {', '.join(get_args(ClientMode))}")
     started = time.perf_counter()
     with ExitStack() as stack:
         recorder = None
@@ -241,17 +233,10 @@ def _run(
             recorder = LogFile(stack.enter_context(log.open("w", encoding="utf-8")), config)
         results = simulate(
             workload,
-            engines=engines,
             config=config,
-            mode=cast("ClientMode", mode),
-            network=network,
-            seed=seed,
-            warm_up=warm_up,
-            max_applications=requests,
-            staleness=Staleness(stale_s, stale_s, stale_s),
-            timelines=timelines,
             log=recorder,
             progress=_progress(name, started),
+            **options,
         )
     seconds = time.perf_counter() - started
     typer.echo(
