@@ -137,7 +137,7 @@ class ParrotModel(BaseModel):
         default_headers, default_query: with every request.
         model_kwargs: further fields of the body, such as `top_k`; unknown constructor arguments
             become such, with a warning.
-        extra_body: the same, for what shall not be checked for double names.
+        extra_body: the same, without the check for double names.
         streaming: `invoke` and its like use a stream inside.
         stream_usage: ask for the tokens of a stream.
         http_client, http_async_client: your own objects for the `openai` client, of the HTTP
@@ -536,7 +536,7 @@ def present(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def header_metadata(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What an answer's headers say, for `response_metadata`: `parrot` and `request_id`."""
+    """`parrot` and `request_id` of `response_metadata`, from an answer's headers."""
     parrot = answer_metadata(headers)
     return present({"parrot": parrot or None, "request_id": headers.get("x-request-id")})
 

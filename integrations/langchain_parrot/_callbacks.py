@@ -2,7 +2,7 @@
 
 LangChain runs a handler's plain method inside an asynchronous chain in a thread, which costs some
 0.1 ms for every event of every run, unless the handler is `run_inline`. That attribute has a side
-effect: as long as one such handler is there, others that are not hear nothing of text models that
+effect: as long as one such handler is there, others that are not get no events of text models that
 start in asynchronous chains (langchain issue 39633). A handler of a whole program must not do that.
 """
 
@@ -16,7 +16,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 
 class _Done:
-    """An awaitable that is done, and no coroutine that somebody would have to run."""
+    """An awaitable that is done, and no coroutine that has to be run."""
 
     def __await__(self) -> Generator[None, None, None]:
         return

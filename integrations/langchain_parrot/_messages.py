@@ -154,12 +154,12 @@ def to_usage(usage: Mapping[str, Any] | None) -> UsageMetadata | None:
     """Tokens in LangChain's words; what the prefix cache spared is `cache_read`."""
     if not usage:
         return None
-    asked = usage.get("prompt_tokens") or 0
-    answered = usage.get("completion_tokens") or 0
+    prompt_tokens = usage.get("prompt_tokens") or 0
+    completion_tokens = usage.get("completion_tokens") or 0
     metadata = UsageMetadata(
-        input_tokens=asked,
-        output_tokens=answered,
-        total_tokens=usage.get("total_tokens") or asked + answered,
+        input_tokens=prompt_tokens,
+        output_tokens=completion_tokens,
+        total_tokens=usage.get("total_tokens") or prompt_tokens + completion_tokens,
     )
     of_prompt = usage.get("prompt_tokens_details") or {}
     inputs = {

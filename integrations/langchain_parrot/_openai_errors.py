@@ -2,7 +2,7 @@
 
     ParrotConnectionError       nothing answers at the base URL
     ParrotTimeoutError          no answer in time
-    ParrotStreamError           a stream broke, or told of an error
+    ParrotStreamError           a stream broke, or ended with an error
     ParrotStatusError           any other status
     ├── ParrotInvalidRequestError      400, 413, 422
     │   ├── ParrotContextOverflowError     the prompt is too long
@@ -69,7 +69,7 @@ class ParrotTimeoutError(openai.APITimeoutError, ParrotError, ModelTimeoutError)
 
 
 class ParrotStreamError(openai.APIError, ParrotError, ModelAPIError):
-    """A stream broke off, or told of an error."""
+    """A stream broke off, or ended with an error."""
 
 
 class ParrotStatusError(openai.APIStatusError, ParrotError):
@@ -261,7 +261,7 @@ def _of_status(error: openai.APIStatusError, base_url: str) -> Exception:
 
 
 def _is_about_parrot(code: str, param: str, message: str) -> bool:
-    """Whether a field of Parrot's is what the server does not know.
+    """Whether an error is about a field of Parrot's that the server does not know.
 
     The gateway names it in `param`; others name `parrot`, the whole object, in some way.
     """

@@ -233,7 +233,7 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
 
 
 def _answer_metadata(document: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """What a whole answer says besides its choices, under LangChain's names."""
+    """`response_metadata` of an answer: all but its choices."""
     metadata = {
         "model_provider": "parrot",
         "model_name": document.get("model"),
@@ -313,7 +313,7 @@ def _tool_parser(schema: Any, name: str) -> BaseOutputParser[Any]:
 def _parsed_chain(
     model: Runnable[LanguageModelInput, Any], parser: BaseOutputParser[Any], include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model and its parser; with the raw message and the parser's error beside, if wanted."""
+    """The model and its parser; `include_raw` adds the message and the parser's error."""
     if not include_raw:
         return model | parser
     parsed = RunnablePassthrough.assign(

@@ -35,9 +35,9 @@ from langchain_parrot._callbacks import ignore_events
 from langchain_parrot.exceptions import DeferredError, timed_out
 from langchain_parrot.linking import run_tree
 
-#: How long a look at a deferred text waits: as long as a gateway lets a call run.
+#: The wait of a look at a deferred text, in seconds: as long as a gateway lets a call run.
 DEFAULT_TIMEOUT_S = 600.0
-#: Longer than the gateway is asked to wait, so that it is the one that ends the wait.
+#: How much longer than the gateway the client waits, so that the gateway ends the wait; seconds.
 _GRACE_S = 10.0
 
 
@@ -62,13 +62,11 @@ class GatewayResolver:
         self._clients = clients
 
     def get(self, reference: str, timeout: float) -> str:
-        """See `Resolver`."""
         with self._translated(reference, timeout):
             answer = self._clients.sync().get(**_read_request(reference, timeout))
         return _value_of(answer, reference, timeout)
 
     async def aget(self, reference: str, timeout: float) -> str:
-        """See `Resolver`."""
         with self._translated(reference, timeout):
             answer = await self._clients.of_running_loop().get(**_read_request(reference, timeout))
         return _value_of(answer, reference, timeout)
@@ -110,12 +108,12 @@ _pending: dict[int, weakref.ref[DeferredText]] = {}
 
 
 def anything_pending() -> bool:
-    """Whether some deferred text is alive whose value was not asked for yet."""
+    """Whether some deferred text is alive whose value is not known yet."""
     return bool(_pending)
 
 
 class DeferredText(str):
-    """A text that is on its way: a reference until somebody looks at it.
+    """A text that may not be written yet: a reference until it is looked at.
 
     Formatting (`format`, f-strings, `+`, `join`, prompt templates, message contents) carries the
     reference, always. `str(text)`, `print`, `len`, comparison, hashing, slicing, iteration, truth,
@@ -125,7 +123,7 @@ class DeferredText(str):
     In an event loop, `await text.aget()` first: a look blocks.
 
     Args:
-        reference: what stands for it in other texts.
+        reference: stands for it in other texts.
         resolver: where the value comes from.
         timeout: how long a look waits, in seconds.
 
@@ -155,7 +153,7 @@ class DeferredText(str):
 
     @property
     def reference(self) -> str:
-        """What stands for it in other texts, as a plain string."""
+        """The reference as a plain string."""
         return super().__str__()
 
     @property
@@ -400,7 +398,7 @@ class ParserHandler(BaseCallbackHandler):
 
     @property
     def ignore_llm(self) -> bool:
-        """Never interested."""
+        """True: only chains are of interest."""
         return True
 
     ignore_chat_model = ignore_agent = ignore_retriever = ignore_retry = ignore_llm

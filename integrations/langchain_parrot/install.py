@@ -31,8 +31,8 @@ _SEAM = "_prepare_options"
 _lock = threading.Lock()
 #: Scheme, host, port and path of the gateways.
 _gateways: frozenset[tuple[str, str, int | None, str]] = frozenset()
-#: What stood in the place of the wrappers, by class.
-_ordinary: dict[_Owner, Callable[..., Any]] = {}
+#: The methods that are wrapped, by class.
+_wrapped: dict[_Owner, Callable[..., Any]] = {}
 
 
 class InstallError(RuntimeError):
@@ -60,19 +60,19 @@ def install(base_url: str | Iterable[str] | None = None) -> None:
             )
     else:
         given = [base_url] if isinstance(base_url, str) else list(base_url)
-    places = frozenset(_place_of(url) for url in given)
+    addresses = frozenset(_address_of(url) for url in given)
     import openai
 
     with _lock:
         global _gateways
-        if not _ordinary:
+        if not _wrapped:
             owners: tuple[_Owner, ...] = (openai.OpenAI, openai.AsyncOpenAI)
             found = {owner: _seam_of(owner) for owner in owners}
             for owner, method in found.items():
                 wrap = _wrap_async if owner is openai.AsyncOpenAI else _wrap
                 setattr(owner, _SEAM, wrap(method))
-            _ordinary.update(found)
-        _gateways = places
+            _wrapped.update(found)
+        _gateways = addresses
 
 
 def uninstall() -> None:
@@ -80,9 +80,9 @@ def uninstall() -> None:
     with _lock:
         global _gateways
         _gateways = frozenset()
-        for owner, method in _ordinary.items():
+        for owner, method in _wrapped.items():
             setattr(owner, _SEAM, method)
-        _ordinary.clear()
+        _wrapped.clear()
 
 
 def _seam_of(owner: _Owner) -> Callable[..., Any]:
@@ -128,7 +128,7 @@ def _link(client: Any, options: Any) -> Any:
     # An address with a host goes there, whatever the client's own is.
     if not route.startswith("/") or not route.endswith(_ROUTES):
         return options
-    if _place_of(str(client.base_url)) not in _gateways:
+    if _address_of(str(client.base_url)) not in _gateways:
         return options
     fields = fields_here()
     if not fields:
@@ -154,8 +154,8 @@ def _link(client: Any, options: Any) -> Any:
     return options
 
 
-def _place_of(url: str) -> tuple[str, str, int | None, str]:
-    """What makes two addresses the same.
+def _address_of(url: str) -> tuple[str, str, int | None, str]:
+    """Scheme, host, port and path: equal for equal addresses.
 
     Raises:
         InstallError: it is no address.

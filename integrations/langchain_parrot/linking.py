@@ -40,7 +40,7 @@ _MAX_SLOTS = 1000
 #: How LangChain and LangGraph mark the branches of a fan-out.
 _BRANCH_TAG = "map:key:"
 _STEP_TAG = "graph:step:"
-#: Beginnings of names that the frameworks give by themselves and that tell nobody anything.
+#: Prefixes of the names that the frameworks give by themselves.
 _GENERIC = ("Runnable", "LangGraph", "Pregel")
 #: Where a user or LangGraph says which conversation a run belongs to.
 _THREAD = "thread_id"
@@ -281,13 +281,13 @@ watch_batches()
 
 
 def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
-    """What the run tree says of a model's run.
+    """Fields of the body's `parrot` object for a model's run, from the run tree.
 
     Args:
         run_manager: what LangChain gives to `_generate` and `_stream`.
 
     Returns:
-        Of the fields of the body's `parrot` object: `session` (the LangGraph thread, else the root
+        `session` (the LangGraph thread, else the root
         run, or the batch where an application's outermost step is one), `run`, `parent`, `name`
         and `group`; those that are not known are left out. Empty without a run.
     """

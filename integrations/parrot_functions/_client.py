@@ -1,8 +1,7 @@
-"""The way to the server: one thread with an event loop, one pool of connections, retries.
+"""The HTTP client: one thread with an event loop, pools of connections, deadlines, retries.
 
 Synchronous and asynchronous callers use the same code: both hand coroutines to the thread and
-wait, each in its own manner. Knows HTTP, deadlines and the form of errors; knows nothing of
-variables and functions.
+wait, each in its own manner.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ DEFAULT_TIMEOUT_S = 600.0
 MAX_CALLS = 16
 MAX_WAITS = 64
 CONNECT_TIMEOUT_S = 10.0
-#: Longest silence of the server, beyond what it was asked to wait.
+#: Longest silence of the server beyond the requested wait, in seconds.
 READ_TIMEOUT_S = 60.0
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 8.0
 
 
 class Answer(NamedTuple):
-    """What the server answered: a JSON object, and headers by lower-case name."""
+    """An answer: a JSON object, and headers by lower-case name."""
 
     body: dict[str, Any]
     headers: Mapping[str, str]
 
 
-class _Lane:
+class _Pool:
     """A bounded pool of connections, opened on first use."""
 
     def __init__(
@@ -67,7 +66,6 @@ class _Lane:
 
     @property
     def http(self) -> httpx.AsyncClient:
-        """The pool, as httpx knows it."""
         if self._http is None:
             self._http = httpx.AsyncClient(
                 headers=self._headers,
@@ -79,7 +77,6 @@ class _Lane:
         return self._http
 
     async def aclose(self) -> None:
-        """Close all connections."""
         if self._http is not None:
             await self._http.aclose()
 
@@ -122,8 +119,8 @@ class Client:
         self._thread: threading.Thread | None = None
         # Used on the thread only.
         self._stop = asyncio.Event()
-        self._calls = _Lane(MAX_CALLS, self._headers, transport)
-        self._waits = _Lane(MAX_WAITS, self._headers, transport)
+        self._calls = _Pool(MAX_CALLS, self._headers, transport)
+        self._waits = _Pool(MAX_WAITS, self._headers, transport)
 
     def __repr__(self) -> str:
         return f"Client({self.base_url!r})"
@@ -188,11 +185,11 @@ class Client:
             path: below `base_url`.
             deadline: on the clock of `time.monotonic`.
             body: sent as JSON.
-            wait_s: how long the server was asked to wait before it answers, if it was.
-            done_code: of the error by which the server says that this was done before.
+            wait_s: how long the server may wait before it answers, in seconds.
+            done_code: code of the error that means that an earlier try was carried out.
 
         Returns:
-            None when an earlier try, whose answer was lost, had done it.
+            None when an earlier try, whose answer was lost, was carried out.
 
         Raises:
             DeadlineError: the deadline passed.
@@ -200,10 +197,10 @@ class Client:
         """
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                lane = self._calls if wait_s is None else self._waits
-                async with lane.slots:
+                pool = self._calls if wait_s is None else self._waits
+                async with pool.slots:
                     return await self._with_retries(
-                        lane, method, path, deadline, body, params, wait_s or 0.0, done_code, retry
+                        pool, method, path, deadline, body, params, wait_s or 0.0, done_code, retry
                     )
         except TimeoutError as error:
             if isinstance(error, DeadlineError):
@@ -212,7 +209,7 @@ class Client:
 
     async def _with_retries(
         self,
-        lane: _Lane,
+        pool: _Pool,
         method: str,
         path: str,
         deadline: float,
@@ -228,7 +225,7 @@ class Client:
             pause_s = random.uniform(0.5, 1.0) * backoff_s  # noqa: S311 - jitter, no secret
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             try:
-                response = await self._send(lane, method, path, body, params, wait_s)
+                response = await self._send(pool, method, path, body, params, wait_s)
             except httpx.HTTPError as error:
                 if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     may_be_done = True
@@ -245,9 +242,9 @@ class Client:
                 failure = _failure(response)
                 if may_be_done and failure.code is not None and failure.code == done_code:
                     return None
-                asked_s = _retry_after(response)
-                if asked_s is not None:
-                    pause_s = asked_s
+                retry_after_s = _retry_after(response)
+                if retry_after_s is not None:
+                    pause_s = retry_after_s
                 may_retry = (
                     isinstance(failure, OverloadedError)
                     and response.headers.get("x-should-retry") != "false"
@@ -261,14 +258,14 @@ class Client:
 
     async def _send(
         self,
-        lane: _Lane,
+        pool: _Pool,
         method: str,
         path: str,
         body: object,
         params: Mapping[str, str] | None,
         wait_s: float,
     ) -> httpx.Response:
-        return await lane.http.request(
+        return await pool.http.request(
             method,
             self.base_url + path,
             json=body,

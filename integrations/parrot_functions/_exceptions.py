@@ -12,7 +12,7 @@
         ├── OverloadedError        503, after all retries
         └── DependencyFailedError  424, or a call whose input could not be submitted
 
-What led to an error is its `__cause__` where it happened here, and `ServerError.error` where it
+The cause of an error is its `__cause__` where it happened here, and `ServerError.error` where it
 happened on the server.
 """
 
@@ -62,8 +62,8 @@ class ServerError(FunctionsError):
         error: the server's `error` object, as it came.
         message, code, param, type: its four fields; those that are missing are None.
         request_id: by which the operator finds the call in the log.
-        failure: of a text that has no value, what the server tells of it: `code`, `message`,
-            `call`, and `cause`, which is of the same form or None.
+        failure: why a text has no value: `code`, `message`, `call`, and `cause`, which is of the
+            same form or None.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class Output:
         }
 
 
-#: What a parameter is: put in by the server, rendered here, or written by the model.
+#: A parameter is put in by the server, rendered here, or written by the model.
 _Role: TypeAlias = Literal["input", "plain"] | Output
 
 
@@ -160,7 +160,7 @@ class SemanticFunction(Generic[P]):
                 continue
             prompt = write_prompt(pieces[:position])
             texts = {**inputs, **outputs}
-            output = Text(session, session._mint_name(piece.name))
+            output = Text(session, session._new_name(piece.name))
             parrot = {"name": f"{self.name}.{piece.name}"}
             if role.transform is not None:
                 parrot["transform"] = role.transform
@@ -291,7 +291,7 @@ def semantic_function(
             \"\"\"Once there was {{hero}}. {{story}}\"\"\"
 
     Raises:
-        DefinitionError: the function cannot be one; tells why.
+        DefinitionError: the function cannot be one; the message says why.
     """
     if function is not None:
         return SemanticFunction(function, model=model)

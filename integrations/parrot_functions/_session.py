@@ -37,9 +37,9 @@ P = ParamSpec("P")
 
 #: Longest time that one request asks the server to wait. Longer waits are several requests, so that
 #: many waits share few connections.
-LONGEST_POLL_S = 5.0
-#: For the last request of a session, which tells the server that it can forget it.
-FAREWELL_S = 5.0
+MAX_POLL_S = 5.0
+#: For the last request of a session, by which the server forgets it, in seconds.
+DELETE_TIMEOUT_S = 5.0
 #: For the server to say itself that the time is up.
 GRACE_S = 5.0
 #: Between two questions for the same text.
@@ -66,13 +66,13 @@ class Text:
         self._failure: FunctionsError | None = None
         # The rest is for the client's thread only.
         self._id: str | None = None
-        #: Set when the server has taken it in, or it failed.
-        self._is_known = asyncio.Event()
-        self._is_broken = asyncio.Event()
-        #: Requests that the server has not confirmed: its own, and those of what it depends on.
-        #: Without one of them the server would wait for a text that nobody writes.
-        self._unsettled = 1
-        #: Texts whose calls read this one, until it is settled.
+        #: Set when the server has registered it, or it failed.
+        self._is_registered = asyncio.Event()
+        self._has_failed = asyncio.Event()
+        #: Requests that the server has not confirmed: its own, and those of its dependencies.
+        #: Without one of them the server waits for a text that no call writes.
+        self._unconfirmed = 1
+        #: Texts whose calls read this one, until all its requests are confirmed.
         self._dependents: list[Text] = []
 
     def get(self, timeout: float | None = None, *, objective: str | None = None) -> str:
@@ -84,7 +84,7 @@ class Text:
                 `ttft=200ms`, `tpot=50ms` or `deadline=2s`.
 
         Raises:
-            DependencyFailedError: the call that was to write it failed; tells why.
+            DependencyFailedError: the call that writes it failed; the message says why.
             DeadlineError: it was not there in time; it is still being written.
             SessionError: its session was closed before it was read.
             ServerError, UnreachableError: the call could not be submitted, or the text not read.
@@ -113,7 +113,7 @@ class Text:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the text is here. Asks nobody: written on the server is not yet here."""
+        """Whether the text has been read; sends no request."""
         return self._value is not None
 
     def __str__(self) -> str:
@@ -140,13 +140,13 @@ class Text:
         return self.session._start(lambda: self._fetch(deadline, objective))
 
     async def _fetch(self, deadline: float, objective: str | None) -> str:
-        """Wait for the value, or for news that it will never come."""
+        """Wait for the value, or for a failure that means there will be none."""
         reading = asyncio.create_task(self.session._read(self, deadline, objective))
-        broken = asyncio.create_task(self._is_broken.wait())
+        broken = asyncio.create_task(self._has_failed.wait())
         try:
             await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
             if self._failure is not None:
-                self.session._untold.pop(self, None)
+                self.session._unreported.pop(self, None)
                 raise self._failure
             self._value = reading.result()
             return self._value
@@ -159,20 +159,20 @@ class Text:
         """The call that writes `dependent` is about to be sent, and reads this one."""
         if self._failure is not None:
             dependent._fail(dependent._failed_with(self, self._failure))
-        elif self._unsettled:
+        elif self._unconfirmed:
             self._dependents.append(dependent)
-            dependent._unsettled += 1
+            dependent._unconfirmed += 1
 
     def _accept(self, variable_id: str) -> None:
-        """The server has taken it in."""
+        """The server has registered it."""
         self._id = variable_id
-        self._is_known.set()
-        settling = [self]
-        while settling:
-            text = settling.pop()
-            text._unsettled -= 1
-            if text._unsettled == 0:
-                settling += text._dependents
+        self._is_registered.set()
+        confirmed = [self]
+        while confirmed:
+            text = confirmed.pop()
+            text._unconfirmed -= 1
+            if text._unconfirmed == 0:
+                confirmed += text._dependents
                 text._dependents.clear()
 
     def _fail(self, error: FunctionsError) -> None:
@@ -183,8 +183,8 @@ class Text:
             if text._failure is not None:
                 continue
             text._failure = why
-            text._is_known.set()
-            text._is_broken.set()
+            text._is_registered.set()
+            text._has_failed.set()
             failing += [(other, other._failed_with(text, why)) for other in text._dependents]
             text._dependents.clear()
 
@@ -203,7 +203,7 @@ class Text:
 
 
 class Call:
-    """What a semantic function gives: its outputs, in the order of its template and by name.
+    """The outputs of one call of a semantic function, in the order of its template and by name.
 
     `a, b = f()`, `f().a`, `f()["a"]`. With one output it can be used like that `Text`.
     """
@@ -281,7 +281,7 @@ class Session:
 
     Calls of semantic functions inside the block go to it. A session without a name is forgotten
     by the server at the end of the block, with all that still runs in it. One with a name stays:
-    at the end everything has been submitted, and whoever knows the name can go on with it.
+    at the end everything has been submitted, and another program can go on with it.
 
     Args:
         base_url, api_key, model, timeout: as of `Client`, which is made with them.
@@ -314,10 +314,10 @@ class Session:
         self._resets: list[Token[Session]] = []
         # For the client's thread only.
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Those that tell the server of variables.
-        self._announcing: set[asyncio.Task[Any]] = set()
-        #: Texts that could not be announced, as nobody has been told yet.
-        self._untold: dict[Text, FunctionsError] = {}
+        #: Those that register variables.
+        self._registering: set[asyncio.Task[Any]] = set()
+        #: Failures to register a text that no reader has seen yet.
+        self._unreported: dict[Text, FunctionsError] = {}
 
     def __repr__(self) -> str:
         return f"Session({self.name!r}, {self.client!r})"
@@ -362,13 +362,13 @@ class Session:
             raise ArgumentError("A variable needs a name.")
         text = Text(self, name, value)
         if value is None:
-            self._announce(text, lambda: self._find(text))
+            self._register(text, lambda: self._find(text))
         else:
-            self._announce(text, lambda: self._write(text, value))
+            self._register(text, lambda: self._write(text, value))
         return text
 
     def call(self, function: _Submittable[P], *args: P.args, **kwargs: P.kwargs) -> Call:
-        """Call a function in this session, whichever is the current one."""
+        """Call a function in this session, whatever the current one is."""
         return function.submit(self, *args, **kwargs)
 
     def close(self, *, flush: bool = True) -> None:
@@ -408,21 +408,21 @@ class Session:
 
     # -- for functions and texts ------------------------------------------------------------
 
-    def _mint_name(self, base: str) -> str:
-        """A name for an output that nothing else in the session has."""
+    def _new_name(self, base: str) -> str:
+        """A name for an output, unique in the session."""
         number = next(self._counter)
         return f"{base}-{self._token}-{number}" if self.is_named else f"{base}-{number}"
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         """Run what `work` makes on the client's thread, until the session ends."""
         self._require_open()
-        return self.client.start(self._guard(work))
+        return self.client.start(self._run(work))
 
     def _require_open(self) -> None:
         if self.is_closed:
             raise SessionError(f"Session '{self.name}' is closed.")
 
-    async def _guard(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -438,30 +438,30 @@ class Session:
     def _submit(self, submissions: Sequence[Submission]) -> None:
         """Send calls; returns at once."""
         for submission in submissions:
-            self._announce(submission.output, partial(self._deliver, submission))
+            self._register(submission.output, partial(self._deliver, submission))
 
-    def _announce(self, text: Text, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        """Tell the server of a variable by `work`, which returns its id; returns at once."""
+    def _register(self, text: Text, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Register a variable by `work`, which returns its id; returns at once."""
 
-        async def announce() -> None:
+        async def register() -> None:
             task = asyncio.current_task()
             assert task is not None
-            self._announcing.add(task)
+            self._registering.add(task)
             try:
                 # NOTE: it may have been closed before this began.
                 self._require_open()
                 self._was_used = True
                 text._accept(await work())
             except FunctionsError as error:
-                self._untold[text] = error
+                self._unreported[text] = error
                 text._fail(error)
             except asyncio.CancelledError:
                 text._fail(SessionError(f"Session '{self.name}' was closed meanwhile."))
                 raise
             finally:
-                self._announcing.discard(task)
+                self._registering.discard(task)
 
-        self._start(announce)
+        self._start(register)
 
     async def _deliver(self, submission: Submission) -> str:
         inputs: dict[str, Any] = {}
@@ -470,7 +470,7 @@ class Session:
                 inputs[placeholder] = {"value": source}
                 continue
             source._add_dependent(submission.output)
-            inputs[placeholder] = {"variable": await self._name_here(source)}
+            inputs[placeholder] = {"variable": await self._name_of(source)}
         if submission.output._failure is not None:
             raise submission.output._failure
         parrot = {
@@ -496,11 +496,11 @@ class Session:
             )
         return variable_id
 
-    async def _name_here(self, text: Text) -> str:
-        """What this session knows a text by: its name, or the id of another session's."""
+    async def _name_of(self, text: Text) -> str:
+        """The name of a text in this session; of another session's, its id."""
         if text.session is self:
             return text.name
-        await text._is_known.wait()
+        await text._is_registered.wait()
         return text._id or text.name
 
     async def _write(self, text: Text, value: str) -> str:
@@ -514,7 +514,7 @@ class Session:
         return await self._find(text) if answer is None else str(answer.body["id"])
 
     async def _find(self, text: Text) -> str:
-        """The id of the variable of a name; one that nobody has named yet is made empty."""
+        """The id of the variable of a name; it is made empty if there is none."""
         deadline = self._request_deadline()
         new = {"session": self.name, "name": text.name}
         try:
@@ -537,14 +537,14 @@ class Session:
         self._require_open()
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                await text._is_known.wait()
+                await text._is_registered.wait()
         except TimeoutError:
-            raise _too_late(text) from None
+            raise _deadline_error(text) from None
         if text._failure is not None:
             raise text._failure
         left_s = deadline - time.monotonic()
         while True:
-            poll_s = max(0.0, min(left_s, LONGEST_POLL_S))
+            poll_s = max(0.0, min(left_s, MAX_POLL_S))
             params = {"timeout": f"{poll_s:.3f}"}
             if objective is not None:
                 params["objective"] = objective
@@ -557,36 +557,38 @@ class Session:
                     wait_s=poll_s,
                 )
             except DeadlineError:
-                raise _too_late(text) from None
+                raise _deadline_error(text) from None
             assert answer is not None
             if answer.body.get("state") == "ready":
                 return str(answer.body["value"])
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise _too_late(text)
-            # A server that does not wait is not asked without a pause.
+                raise _deadline_error(text)
+            # In case the server answers without waiting.
             await asyncio.sleep(min(left_s, PAUSE_S))
 
     def _request_deadline(self) -> float:
         return time.monotonic() + self.client.timeout
 
     async def _end(self, flush: bool) -> None:
-        """See `close`."""
-        if flush and self.is_named and self._announcing:
-            await asyncio.wait(self._announcing, timeout=self.client.timeout)
+        if flush and self.is_named and self._registering:
+            await asyncio.wait(self._registering, timeout=self.client.timeout)
         self.is_closed = True
         left = self._tasks - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         if not self.is_named and self._was_used:
-            # NOTE: a courtesy; a server that does not hear it forgets the session by itself.
+            # NOTE: a server that misses it forgets the session by itself.
             with suppress(FunctionsError):
                 await self.client.request(
-                    "DELETE", f"/sessions/{self.name}", time.monotonic() + FAREWELL_S, retry=False
+                    "DELETE",
+                    f"/sessions/{self.name}",
+                    time.monotonic() + DELETE_TIMEOUT_S,
+                    retry=False,
                 )
         if flush and self.is_named:
-            for error in self._untold.values():
+            for error in self._unreported.values():
                 raise error
 
 
@@ -602,5 +604,5 @@ def current_session() -> Session:
     return session
 
 
-def _too_late(text: Text) -> DeadlineError:
+def _deadline_error(text: Text) -> DeadlineError:
     return DeadlineError(f"'{text.name}' was not there in time; it is still being written.")

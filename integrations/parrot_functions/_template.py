@@ -79,8 +79,8 @@ def render(pieces: Sequence[Piece], values: Mapping[str, str]) -> list[Piece]:
 def write_prompt(pieces: Sequence[Piece]) -> Prompt:
     """Join the pieces so that the server finds the same placeholders in the text, and no others.
 
-    What looks like a placeholder in a literal would be taken for one by a server that was told of
-    inputs. Its opening braces become a placeholder of their own, which stands for two braces.
+    The server would take what looks like a placeholder in a literal for one. Its opening braces
+    become a placeholder of their own, which stands for two braces.
     """
     inputs = tuple(dict.fromkeys(p.name for p in pieces if isinstance(p, Placeholder)))
     if not inputs:

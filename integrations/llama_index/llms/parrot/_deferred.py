@@ -20,7 +20,7 @@ from parrot_client.fields import REFERENCE
 
 T = TypeVar("T")
 
-#: Longer than the gateway was asked to wait, so that it is the one that ends the wait, in seconds.
+#: How much longer than the gateway the client waits, so that the gateway ends the wait; seconds.
 GRACE_S = 5.0
 
 
@@ -68,7 +68,7 @@ def resolved(value: T, answer: Any) -> T:
 
 
 def _inside(value: object) -> Any:
-    """What of a value can hold references, as JSON."""
+    """The part of a value that can hold references, as JSON."""
     if isinstance(value, Response):
         return value.response
     if isinstance(value, CompletionResponse):

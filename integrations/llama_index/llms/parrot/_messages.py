@@ -111,32 +111,46 @@ def _details(answer: Any, parrot: Mapping[str, Any]) -> dict[str, Any]:
     return details
 
 
-def chat_response(answer: Any, parrot: Mapping[str, Any]) -> ChatResponse:
-    """A whole chat completion."""
-    choice = answer.choices[0]
-    blocks: list[ContentBlock] = []
-    if thought := _thought(choice.message):
-        blocks.append(ThinkingBlock(content=thought))
-    calls = [call for call in choice.message.tool_calls or () if call.type == "function"]
-    if choice.message.content or not calls:
-        blocks.append(TextBlock(text=choice.message.content or ""))
+def _chat_response(
+    reasoning: str,
+    text: str,
+    calls: Sequence[tuple[str | None, str, str]],
+    raw: Any,
+    parrot: Mapping[str, Any],
+    finish_reason: str | None,
+    delta: str | None = None,
+) -> ChatResponse:
+    """A response; `calls` are id, name and arguments of each call of a tool."""
+    blocks: list[ContentBlock] = [ThinkingBlock(content=reasoning)] if reasoning else []
+    if text or not calls:
+        blocks.append(TextBlock(text=text))
     blocks += [
-        ToolCallBlock(
-            tool_call_id=call.id,
-            tool_name=call.function.name,
-            tool_kwargs=call.function.arguments or "{}",
-        )
-        for call in calls
+        ToolCallBlock(tool_call_id=id_, tool_name=name, tool_kwargs=arguments or "{}")
+        for id_, name, arguments in calls
     ]
     return ChatResponse(
         message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
-        raw=answer,
-        additional_kwargs={**_details(answer, parrot), "finish_reason": choice.finish_reason},
+        delta=delta,
+        raw=raw,
+        additional_kwargs={**_details(raw, parrot), "finish_reason": finish_reason},
     )
 
 
+def chat_response(answer: Any, parrot: Mapping[str, Any]) -> ChatResponse:
+    """The response of a whole chat completion."""
+    choice = answer.choices[0]
+    calls = [
+        (call.id, call.function.name, call.function.arguments)
+        for call in choice.message.tool_calls or ()
+        if call.type == "function"
+    ]
+    text = choice.message.content or ""
+    reasoning = _reasoning(choice.message)
+    return _chat_response(reasoning, text, calls, answer, parrot, choice.finish_reason)
+
+
 def completion_response(answer: Any, parrot: Mapping[str, Any]) -> CompletionResponse:
-    """A whole completion."""
+    """The response of a whole completion."""
     choice = answer.choices[0]
     return CompletionResponse(
         text=choice.text or "",
@@ -145,7 +159,7 @@ def completion_response(answer: Any, parrot: Mapping[str, Any]) -> CompletionRes
     )
 
 
-def _thought(message: Any) -> str:
+def _reasoning(message: Any) -> str:
     """The model's reasoning, under the names that servers use."""
     for name in ("reasoning_content", "reasoning"):
         text = getattr(message, name, None)
@@ -159,49 +173,37 @@ class ChatAssembly:
 
     def __init__(self) -> None:
         self._text = ""
-        self._thought = ""
-        self._calls: dict[int, dict[str, str]] = {}
-        self._finish: str | None = None
+        self._reasoning = ""
+        #: Id, name and arguments, by index.
+        self._calls: dict[int, tuple[str | None, str, str]] = {}
+        self._finish_reason: str | None = None
 
     def add(self, chunk: Any, parrot: Mapping[str, Any]) -> ChatResponse:
         """The response so far, `delta` being what is new."""
-        delta_text = ""
+        delta = ""
         if chunk.choices:
             choice = chunk.choices[0]
-            self._finish = choice.finish_reason or self._finish
-            delta_text = choice.delta.content or ""
-            self._text += delta_text
-            self._thought += _thought(choice.delta)
+            self._finish_reason = choice.finish_reason or self._finish_reason
+            delta = choice.delta.content or ""
+            self._text += delta
+            self._reasoning += _reasoning(choice.delta)
             for call in choice.delta.tool_calls or ():
                 self._add_call(call)
-        blocks: list[ContentBlock] = []
-        if self._thought:
-            blocks.append(ThinkingBlock(content=self._thought))
-        if self._text or not self._calls:
-            blocks.append(TextBlock(text=self._text))
-        blocks += [
-            ToolCallBlock(
-                tool_call_id=call["id"] or None,
-                tool_name=call["name"],
-                tool_kwargs=call["arguments"] or "{}",
-            )
-            for _, call in sorted(self._calls.items())
-        ]
-        return ChatResponse(
-            message=ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks),
-            delta=delta_text,
-            raw=chunk,
-            additional_kwargs={**_details(chunk, parrot), "finish_reason": self._finish},
+        calls = [call for _, call in sorted(self._calls.items())]
+        return _chat_response(
+            self._reasoning, self._text, calls, chunk, parrot, self._finish_reason, delta
         )
 
     def _add_call(self, delta: Any) -> None:
         # Servers number the calls; one that does not is taken to go on with its last one.
         index = delta.index if delta.index is not None else max(len(self._calls) - 1, 0)
-        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
-        call["id"] = call["id"] or delta.id or ""
-        if delta.function is not None:
-            call["name"] += delta.function.name or ""
-            call["arguments"] += delta.function.arguments or ""
+        id_, name, arguments = self._calls.get(index, (None, "", ""))
+        function = delta.function
+        self._calls[index] = (
+            id_ or delta.id or None,
+            name + ((function and function.name) or ""),
+            arguments + ((function and function.arguments) or ""),
+        )
 
 
 class CompletionAssembly:
@@ -209,20 +211,20 @@ class CompletionAssembly:
 
     def __init__(self) -> None:
         self._text = ""
-        self._finish: str | None = None
+        self._finish_reason: str | None = None
 
     def add(self, chunk: Any, parrot: Mapping[str, Any]) -> CompletionResponse:
         """The response so far, `delta` being what is new."""
         delta = ""
         if chunk.choices:
             delta = chunk.choices[0].text or ""
-            self._finish = chunk.choices[0].finish_reason or self._finish
+            self._finish_reason = chunk.choices[0].finish_reason or self._finish_reason
         self._text += delta
         return CompletionResponse(
             text=self._text,
             delta=delta,
             raw=chunk,
-            additional_kwargs={**_details(chunk, parrot), "finish_reason": self._finish},
+            additional_kwargs={**_details(chunk, parrot), "finish_reason": self._finish_reason},
         )
 
 

@@ -58,7 +58,6 @@ class StructuredOutput(FunctionCallingLLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """See `structured_predict`."""
         if not self._uses_response_format():
             instance: Model = await super().astructured_predict(
                 output_cls, prompt, llm_kwargs, **prompt_args

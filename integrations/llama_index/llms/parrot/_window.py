@@ -2,7 +2,7 @@
 
 LlamaIndex packs prompts by counting tokens with a tokenizer of its own (`Settings.tokenizer`, of
 GPT-3.5 unless set), whatever the model. A text that it takes for 2,000 tokens may be 2,300 of the
-model's. So the window is told in LlamaIndex's tokens: one text is counted both ways, and the
+model's. So the window is given in LlamaIndex's tokens: one text is counted both ways, and the
 model's window divided by the ratio.
 """
 
@@ -29,7 +29,7 @@ SAMPLE = (
 )
 #: Texts differ from the sample, and a chat template adds some tokens.
 MARGIN = 1.08
-#: What the gateway calls its own models' owner.
+#: `owned_by` of the gateway's own models.
 OWN = "parrot-gateway"
 
 
@@ -39,7 +39,7 @@ class Window(NamedTuple):
     Attributes:
         tokens: the window, in LlamaIndex's tokens.
         ratio: the model's tokens for each of LlamaIndex's, margin included.
-        is_final: whether asking again would tell nothing new.
+        is_final: whether it is known; False while an engine loads.
     """
 
     tokens: int
@@ -50,7 +50,7 @@ class Window(NamedTuple):
 def ask_window(clients: OpenAIClients, model: str) -> Window:
     """The window of a model: two requests, or one for models of upstreams.
 
-    Models that tell no window get LlamaIndex's `DEFAULT_CONTEXT_WINDOW`.
+    Models without a known window get LlamaIndex's `DEFAULT_CONTEXT_WINDOW`.
 
     Raises:
         openai.APIError: no gateway there, or a wrong key.
@@ -60,7 +60,7 @@ def ask_window(clients: OpenAIClients, model: str) -> Window:
     found: dict[str, Any] = next((item for item in listed if item["id"] == model), {})
     longest = found.get("max_model_len")
     if not isinstance(longest, int):
-        # A model of ours whose engine is still loading tells its window later.
+        # The window of a model of ours is known once its engine has loaded.
         return Window(DEFAULT_CONTEXT_WINDOW, 1.0, is_final=found.get("owned_by") != OWN)
     body = {"model": model, "prompt": SAMPLE}
     counted = client.post(f"{clients.connection.root}/tokenize", body=body, cast_to=object)["count"]

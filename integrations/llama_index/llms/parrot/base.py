@@ -129,9 +129,7 @@ class Parrot(StructuredOutput):
     strict: bool = Field(
         default=False, description="Strict mode of tools and of structured output."
     )
-    linking: bool = Field(
-        default=True, description="Whether to tell the gateway which calls belong together."
-    )
+    linking: bool = Field(default=True, description="Whether to send which calls belong together.")
 
     session: str | None = Field(default=None, description="Instead of the root span.")
     output: str | None = Field(default=None, description="Name of the variable to fill.")
@@ -219,7 +217,6 @@ class Parrot(StructuredOutput):
         return resolved(value, answer)
 
     async def aresolve(self, value: T, timeout: float | None = None) -> T:
-        """See `resolve`."""
         request = resolve_request(value, timeout)
         if request is None:
             return value
@@ -238,7 +235,6 @@ class Parrot(StructuredOutput):
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """See `chat`."""
         ask = self._as_chat(self._aanswer, acompletion_to_chat_decorator)
         response: ChatResponse = await ask(messages, **kwargs)
         return response
@@ -254,7 +250,6 @@ class Parrot(StructuredOutput):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """See `stream_chat`."""
         ask = self._as_chat(self._astream, astream_completion_to_chat_decorator)
         stream: ChatResponseAsyncGen = await ask(messages, **kwargs)
         return stream
@@ -270,7 +265,6 @@ class Parrot(StructuredOutput):
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """See `complete`."""
         ask = self._as_completion(self._aanswer, achat_to_completion_decorator)
         response: CompletionResponse = await ask(self._formatted(prompt, formatted), **kwargs)
         return response
@@ -279,7 +273,6 @@ class Parrot(StructuredOutput):
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        """See `complete` and `stream_chat`."""
         ask = self._as_completion(self._stream, stream_chat_to_completion_decorator)
         stream: CompletionResponseGen = ask(self._formatted(prompt, formatted), **kwargs)
         return stream
@@ -341,7 +334,7 @@ class Parrot(StructuredOutput):
         allow_parallel_tool_calls: bool = False,
         **kwargs: Any,
     ) -> ChatResponse:
-        """Where one call was asked for, keep the first: not every model can be told to."""
+        """Keep the first call where one is allowed: not every model follows the field."""
         if not allow_parallel_tool_calls:
             keep_one_call(response)
         return response
@@ -435,10 +428,10 @@ class Parrot(StructuredOutput):
             body["max_tokens"] = DEFAULT_NUM_OUTPUTS
         fields = merge_fields(linked, own)
         if own["output"] is not None and own["name"] is None:
-            # The gateway shows the output's name, which somebody chose.
+            # The gateway shows the output's name, which the user chose.
             fields.pop("name", None)
         if not is_deferred_call and (body.get("tools") or body.get("response_format")):
-            # Read at once by whoever asked, and calls of tools are no text.
+            # These answers are read at once, and calls of tools are no text.
             fields.pop("defer", None)
         fields |= body.pop("parrot", {})
         if fields:

@@ -1,4 +1,4 @@
-"""What LlamaIndex's instrumentation says of a call: session, run, parent, name and group.
+"""Session, run, parent, name and group of a call, from LlamaIndex's instrumentation.
 
 LlamaIndex opens a span around every step (`ClassName.method-uuid`) and keeps the innermost one's
 id in a context variable. A span handler on the root dispatcher remembers how they nest. From that
@@ -71,7 +71,6 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
 
     @classmethod
     def class_name(cls) -> str:
-        """See `BaseSpanHandler`."""
         return "LinkingSpanHandler"
 
     def span_enter(
@@ -83,7 +82,6 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remember a span."""
         with self._guard:
             parent = self._spans.get(parent_id) if parent_id is not None else None
             span = Span(id_, instance, parent, parent_id)
@@ -98,11 +96,9 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
                 oldest.parent = oldest.owner = None
 
     def span_exit(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        """A span has ended: it is no running branch any more."""
         self._ended(id_)
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        """A span has failed."""
         self._ended(id_)
 
     def _ended(self, id_: str) -> None:
@@ -116,11 +112,9 @@ class LinkingSpanHandler(BaseSpanHandler[BaseSpan]):
         return None
 
     def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
-        """See `new_span`."""
         return None
 
     def prepare_to_drop_span(self, *args: Any, **kwargs: Any) -> BaseSpan | None:
-        """See `new_span`."""
         return None
 
     def fields_of(self, span_id: str) -> dict[str, str]:
@@ -161,7 +155,7 @@ def install() -> LinkingSpanHandler:
 
 
 def fields_of_call() -> dict[str, str]:
-    """What the spans say of the call that is being made, as fields of the body's `parrot` object.
+    """Fields of the body's `parrot` object for the call that is being made, from its spans.
 
     Returns:
         `session` (the root span), `run` (the model's span), `parent` (the step around it that is
