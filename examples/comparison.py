@@ -1,52 +1,44 @@
-"""What the examples share: their command line, a simulated network, and the table at the end.
+"""The command line of the examples, and the table at the end.
 
-An example is one application in several ways: call by call first, then with what tells the gateway
-its graph. Alone, an example runs the last way. With `--compare` it runs all of them in turn, round
-by round, over the same simulated network: a relay between client and gateway that delays each
-direction by half of `--latency-ms`, and counts the client's round trips. Tokens are those that the
-gateway's own engines counted.
+An example is one application in several ways: call by call first, then with its graph declared to
+the gateway. Alone, an example runs the last way. With `--compare` it runs all of them in turn,
+round by round, over the same simulated network (`network.py`), which delays each direction by half
+of `--latency-ms`. Tokens are those that the gateway's own engines counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
 import secrets
 import sys
-import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
-# Not used here: models load it when they are first used, and no run's time shall have that in it.
+# Not used here: models load it on first use, and no run's time includes that.
 import openai  # noqa: F401
+from network import Network
+from parrot_client.connection import NO_KEY, default_api_key, default_base_url
 
 from parrot_gateway.bench.apps import book
 
 __all__ = ["Result", "Setting", "book", "main"]
 
-#: An open gateway needs none.
-API_KEY = os.environ.get("PARROT_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
-BASE_URL = (
-    os.environ.get("PARROT_BASE_URL")
-    or os.environ.get("OPENAI_BASE_URL")
-    or "http://127.0.0.1:8000/v1"
-)
+API_KEY = default_api_key() or NO_KEY
 #: With `--compare`, and without.
 LATENCIES_MS = (100.0, 0.0)
-#: Counters of engines come with their heartbeats; they are waited for so long.
-NEWS_TIMEOUT_S = 30.0
+#: Engines report their counters with their heartbeats; this is the longest wait, in seconds.
+COUNTERS_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one run of an application gets.
+    """The arguments of one run of an application.
 
     Attributes:
         base_url: of the gateway, through the simulated network.
@@ -69,10 +61,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run comes to.
+    """The outcome of a run.
 
     Attributes:
-        texts: what the application is for.
+        texts: that the application is for.
         calls: of the model.
         times: further durations to show, in seconds, by what they are of.
     """
@@ -100,150 +92,12 @@ class Row:
     others: int
 
 
-class _Client:
-    """One client on the simulated network: an address of its own.
+def _counters(base_url: str) -> Counter[str]:
+    """What a gateway has done since its start; waits for the next heartbeat of each engine.
 
-    A round trip begins when the client sends something and has got something since it last sent:
-    calls that are under way side by side are one, whatever the number of connections.
+    Returns:
+        `calls`, and the tokens `filled`, `cached` and `generated` if it has engines of its own.
     """
-
-    def __init__(self, latency_s: float) -> None:
-        self.round_trips = 0
-        self._delay_s = latency_s / 2
-        self._is_sending = False
-
-    async def serve(self, target: str) -> asyncio.Server:
-        url = urlsplit(target)
-        is_tls = url.scheme == "https"
-        port = url.port or (443 if is_tls else 80)
-
-        async def connected(
-            client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
-        ) -> None:
-            try:
-                server_in, server_out = await asyncio.open_connection(
-                    url.hostname, port, ssl=True if is_tls else None
-                )
-            except OSError:
-                client_out.close()
-                return
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pass_on(client_in, server_out, self._sends, None))
-                    group.create_task(self._pass_on(server_in, client_out, None, self._gets))
-            except* OSError:
-                pass  # One side is gone: so is the connection.
-            finally:
-                client_out.close()
-                server_out.close()
-
-        return await asyncio.start_server(connected, "127.0.0.1", 0)
-
-    def _sends(self) -> None:
-        if not self._is_sending:
-            self._is_sending = True
-            self.round_trips += 1
-
-    def _gets(self) -> None:
-        self._is_sending = False
-
-    async def _pass_on(
-        self,
-        source: asyncio.StreamReader,
-        target: asyncio.StreamWriter,
-        on_read: Callable[[], None] | None,
-        on_write: Callable[[], None] | None,
-    ) -> None:
-        """Everything, each piece after the delay; pieces travel behind one another."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(1024)
-
-        async def deliver() -> None:
-            while True:
-                due, data = await under_way.get()
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                if not data:
-                    target.write_eof()
-                    return
-                if on_write is not None:
-                    on_write()
-                target.write(data)
-                await target.drain()
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(deliver())
-            while data := await source.read(65536):
-                if on_read is not None:
-                    on_read()
-                await under_way.put((time.monotonic() + self._delay_s, data))
-            await under_way.put((time.monotonic() + self._delay_s, b""))
-
-
-class Network:
-    """The simulated network between clients and a gateway, run by a thread; a context manager.
-
-    Args:
-        base_url: of the gateway.
-        latency_s: of a round trip. Opening a connection takes no time.
-    """
-
-    def __init__(self, base_url: str, latency_s: float) -> None:
-        self._base_url = base_url
-        self._latency_s = latency_s
-        self._clients: list[_Client] = []
-        self._servers: list[asyncio.Server] = []
-        self._loop = asyncio.new_event_loop()
-        # Connections that are cut off with the network are nobody's concern.
-        self._loop.set_exception_handler(lambda *_: None)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Network:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _cut(self) -> None:
-        for server in self._servers:
-            server.close()
-        connections = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-
-    def client(self) -> str:
-        """The address of the gateway for a client that was not there before."""
-        client = _Client(self._latency_s)
-        serving = asyncio.run_coroutine_threadsafe(client.serve(self._base_url), self._loop)
-        server = serving.result()
-        port = server.sockets[0].getsockname()[1]
-        self._clients.append(client)
-        self._servers.append(server)
-        return f"http://127.0.0.1:{port}{urlsplit(self._base_url).path}"
-
-    @property
-    def round_trips(self) -> int:
-        """Of all clients so far."""
-        return sum(client.round_trips for client in self._clients)
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """What a gateway has done since it was started."""
-
-    calls: int
-    #: Of its own engines, if it has any.
-    filled: int
-    cached: int
-    generated: int
-    has_engines: bool
-
-
-def _counters(base_url: str) -> _Counters:
-    """The counters of now: engines tell theirs with the next heartbeat."""
     request = urllib.request.Request(  # noqa: S310 - the user's own address
         base_url.removesuffix("/v1") + "/health",
         headers={"Authorization": f"Bearer {API_KEY}"},
@@ -251,7 +105,7 @@ def _counters(base_url: str) -> _Counters:
     began = time.monotonic()
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=NEWS_TIMEOUT_S) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=COUNTERS_TIMEOUT_S) as answer:  # noqa: S310
                 health: dict[str, Any] = json.load(answer)
         except ValueError:
             health = {}
@@ -263,15 +117,13 @@ def _counters(base_url: str) -> _Counters:
         waited = time.monotonic() - began
         engines = health.get("engines", [])
         if all(engine["stats_age_s"] < waited for engine in engines):
-            return _Counters(
-                health["scheduler"]["placed"],
-                sum(engine["stats"]["filled_tokens"] for engine in engines),
-                sum(engine["stats"]["cached_tokens"] for engine in engines),
-                sum(engine["stats"]["generated_tokens"] for engine in engines),
-                bool(engines),
-            )
-        if waited > NEWS_TIMEOUT_S:
-            sys.exit(f"{base_url}: its engines tell nothing of their work.")
+            counters = Counter(calls=health["scheduler"]["placed"])
+            for engine in engines:
+                for name in ("filled", "cached", "generated"):
+                    counters[name] += engine["stats"][f"{name}_tokens"]
+            return counters
+        if waited > COUNTERS_TIMEOUT_S:
+            sys.exit(f"{base_url}: its engines send no counters.")
         time.sleep(0.1)
 
 
@@ -286,18 +138,18 @@ def _run(
         began = time.perf_counter()
         result = application(setting)
         seconds = time.perf_counter() - began
-        after = _counters(options.base_url)
-    filled, cached = after.filled - before.filled, after.cached - before.cached
-    knows = after.has_engines
+        done = _counters(options.base_url)
+    has_engines = "filled" in done
+    done.subtract(before)
     return result, Row(
         calls=result.calls,
         round_trips=network.round_trips,
         seconds=seconds,
-        computed=filled - cached if knows else None,
-        reused=cached if knows else None,
-        output=after.generated - before.generated if knows else None,
+        computed=done["filled"] - done["cached"] if has_engines else None,
+        reused=done["cached"] if has_engines else None,
+        output=done["generated"] if has_engines else None,
         times=result.times,
-        others=after.calls - before.calls - result.calls,
+        others=done["calls"] - result.calls,
     )
 
 
@@ -357,7 +209,7 @@ def _compare(ways: Mapping[str, Application], options: argparse.Namespace, laten
     _print_table(rows)
     (base, plain), *others = rows.items()
     for way, row in others:
-        # Of the runs of one round with each other: what else the machine did, both have felt.
+        # Runs of one round are compared with each other: other load on the machine affects both.
         pairs = zip(runs[base], runs[way], strict=True)
         faster = median(before.seconds / after.seconds for before, after in pairs)
         shares = [f"{faster:.2f}x as fast"]
@@ -383,7 +235,9 @@ def main(description: str | None, ways: Mapping[str, Application]) -> None:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--base-url", default=BASE_URL, help="of the gateway (%(default)s)")
+    parser.add_argument(
+        "--base-url", default=default_base_url(), help="of the gateway (%(default)s)"
+    )
     parser.add_argument("--model", default="parrot-demo", help="(%(default)s)")
     parser.add_argument("--compare", action="store_true", help="run all ways: " + ", ".join(ways))
     parser.add_argument(

@@ -69,7 +69,7 @@ def rows(printed: str) -> dict[str, tuple[int, int, list[str]]]:
 
 
 def test_the_readme_has_all_examples() -> None:
-    files = {path.name for path in EXAMPLES.glob("*.py")} - {"comparison.py"}
+    files = {path.name for path in EXAMPLES.glob("*.py")} - {"comparison.py", "network.py"}
     assert set(commands()) == files | OTHERS
     assert files - OTHERS == set(CALLS)
 
