@@ -62,6 +62,34 @@ def test_old_failures_do_not_count() -> None:
         assert breaker.state(now) == "closed"
 
 
+def test_failures_count_as_long_as_the_window_and_not_longer() -> None:
+    for last, state in ((WINDOW_S, "open"), (WINDOW_S + 0.01, "closed")):
+        breaker = make_breaker()
+        for now in (0.0, 1.0, last):
+            breaker.failure(take(breaker, now), now)
+        assert breaker.state(last) == state
+
+
+def test_what_failed_before_it_was_closed_again_is_forgotten() -> None:
+    breaker = make_breaker()
+    open_it(breaker, 0.0)
+    for _ in range(SUCCESSES):
+        breaker.success(take(breaker, OPEN_S))
+    for _ in range(FAILURES - 1):
+        breaker.failure(take(breaker, OPEN_S), OPEN_S)
+    assert breaker.state(OPEN_S) == "closed"
+
+
+def test_no_more_probes_than_successes_are_missing() -> None:
+    breaker = make_breaker()
+    open_it(breaker, 0.0)
+    breaker.success(take(breaker, OPEN_S))
+    last = take(breaker, OPEN_S)
+    assert breaker.acquire(OPEN_S) is None
+    breaker.success(last)
+    assert breaker.state(OPEN_S) == "closed"
+
+
 def test_one_failure_opens_it_again_when_half_open() -> None:
     breaker = make_breaker()
     open_it(breaker, 0.0)

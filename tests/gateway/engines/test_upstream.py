@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import time
 from typing import Any
 
 import pytest
+from harness.scripted_upstream import ScriptedUpstream, chat_document, document, event_stream
 from relaying import eventually, relaying
 
 from parrot_gateway.bench.fake_upstream import FakeUpstream
@@ -47,6 +50,12 @@ async def test_exhausted_retries_pass_the_last_answer_and_tell_the_client() -> N
         assert len(relay.fake.requests("a")) == 2
 
 
+async def test_whose_retries_are_used_up_is_told_once() -> None:
+    async with relaying(max_retries=1) as relay:
+        answer = await relay.post(CHAT, BODY, "status=503, should_retry=true")
+        assert answer.headers.getall("x-should-retry") == ["false"]
+
+
 async def test_without_retries_of_ours_the_client_keeps_its_own_rule() -> None:
     async with relaying(max_retries=0) as relay:
         answer = await relay.post(CHAT, BODY, "status=503, key=a")
@@ -79,6 +88,14 @@ async def test_no_retry_goes_beyond_the_clients_own_time_limit() -> None:
         assert len(relay.fake.requests("a")) == 1
 
 
+@pytest.mark.parametrize("patience", ["0", "-1", "nan", "inf", "soon"])
+async def test_a_time_limit_that_is_none_does_not_count(patience: str) -> None:
+    async with relaying() as relay:
+        script = "status=503, times=1, key=a"
+        answer = await relay.post(CHAT, BODY, script, x_stainless_read_timeout=patience)
+        assert answer.status == 200
+
+
 async def test_the_upstreams_word_on_retrying_counts() -> None:
     async with relaying() as relay:
         await relay.post(CHAT, BODY, "status=503, should_retry=false, key=no")
@@ -93,6 +110,27 @@ async def test_broken_answers_are_retried_before_anything_is_passed_on(fault: st
         answer = await relay.post(CHAT, BODY, f"fault={fault}, times=1, key=a, size=400")
         assert answer.status == 200
         assert len(relay.fake.requests("a")) == 2
+
+
+async def test_a_lost_connection_is_tried_again_at_once_and_then_after_a_pause() -> None:
+    async with relaying(backoff_s=0.02) as relay:
+        script = "fault=reset, key=a"
+        begun = time.perf_counter()
+        assert (await relay.post(CHAT, BODY, script)).status == 502
+        assert len(relay.fake.requests("a")) == 3
+        # The second pause of those that double, less a quarter at most.
+        assert time.perf_counter() - begun > 0.75 * 2 * 0.02
+
+
+async def test_an_answer_that_is_not_waited_for_is_aborted() -> None:
+    with ScriptedUpstream() as scripted:
+        gate = scripted.gate()
+        failing = dataclasses.replace(event_stream(b"data: x\n\n", gate), status=503)
+        model = scripted.script(failing, document(chat_document()))
+        async with relaying(url=scripted.base_url) as relay:
+            assert (await relay.post(CHAT, {**BODY, "model": model})).status == 200
+            assert len(scripted.calls(model)) == 2
+            await eventually(scripted.calls(model)[0].aborted.is_set)
 
 
 async def test_a_stream_that_breaks_before_its_first_event_is_retried() -> None:
@@ -147,6 +185,27 @@ async def test_the_breaker_opens_on_failures_and_closes_again() -> None:
         await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
         assert (await relay.post(CHAT, BODY, "key=c")).status == 200
         assert relay.upstream.describe()["breaker"] == "closed"
+
+
+async def test_answers_in_between_keep_the_breaker_closed() -> None:
+    async with relaying(max_retries=0, breaker_failures=2) as relay:
+        for _ in range(3):
+            assert (await relay.post(CHAT, BODY, "status=500")).status == 500
+            assert (await relay.post(CHAT, BODY)).status == 200
+        assert relay.upstream.describe()["breaker"] == "closed"
+
+
+async def test_the_first_bytes_of_a_stream_close_a_half_open_breaker() -> None:
+    settings = {"breaker_failures": 1, "breaker_open_s": 0.01, "breaker_successes": 1}
+    async with relaying(max_retries=0, **settings) as relay:
+        assert (await relay.post(CHAT, BODY, "status=503")).status == 503
+        await eventually(lambda: relay.upstream.describe()["breaker"] == "half_open")
+        reader, writer = await relay.open_both(CHAT, STREAM, "fault=stall, after=1, key=a")
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"data: ")
+        assert relay.upstream.describe()["breaker"] == "closed"
+        writer.close()
+        await relay.fake.wait_for(key="a", ended="aborted")
 
 
 async def test_a_caller_that_leaves_a_half_open_breaker_makes_room_for_the_next() -> None:
@@ -231,13 +290,21 @@ async def test_headers_that_pass_and_headers_that_do_not(monkeypatch: pytest.Mon
             CHAT, BODY, "key=a",
             authorization="Bearer the-callers-key", x_api_key="also-the-callers",
             openai_organization="the-callers-org", x_custom="kept", cookie="c=1",
-            x_parrot_session="s", connection="keep-alive, x-hop", x_hop="dropped",
+            x_early="dropped", x_parrot_session="s",
+            connection="keep-alive, x-hop, x-early", x_hop="dropped",
         )  # fmt: skip
         sent = relay.fake.requests("a")[0].to_dict()["headers"]
         assert sent["authorization"] == "Bearer the-operators-key"
         assert sent["x-custom"] == "kept"
         assert sent["host"] == f"127.0.0.1:{relay.fake.port}"
-        absent = {"x-api-key", "openai-organization", "cookie", "x-parrot-session", "x-hop"}
+        absent = {
+            "x-api-key",
+            "openai-organization",
+            "cookie",
+            "x-parrot-session",
+            "x-hop",
+            "x-early",
+        }
         assert not absent & sent.keys()
         assert "the-callers" not in str(sent)
         got = answer.headers
@@ -277,15 +344,16 @@ async def test_keys_are_in_no_description(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_fallback_is_asked_when_the_upstream_cannot_answer() -> None:
     async with relaying(fallback="other", breaker_failures=100) as relay:
         relay.use_fallback = True
-        for script in ("status=503", "fault=reset", "fault=truncate"):
+        scripts = ("status=503", "status=501", "status=429", "fault=reset", "fault=truncate")
+        for script in scripts:
             answer = await relay.post(CHAT, BODY, script)
             assert answer.json == {"by": "fallback"}
-        assert relay.fallbacks == ["other"] * 3
+        assert relay.fallbacks == ["other"] * len(scripts)
         # A refusal is an answer, and a stream that has begun cannot begin again.
         assert (await relay.post(CHAT, BODY, "status=400")).status == 400
         broken = await relay.post(CHAT, STREAM, "fault=truncate")
         assert b"upstream_error" in broken.body
-        assert len(relay.fallbacks) == 3
+        assert len(relay.fallbacks) == len(scripts)
 
 
 async def test_models_are_asked_for() -> None:

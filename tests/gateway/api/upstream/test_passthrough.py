@@ -113,6 +113,19 @@ def test_an_endless_event_is_passed_on_in_pieces() -> None:
     assert tail.fail(ERROR) == b"\n\n" + ERROR_EVENT
 
 
+def test_an_endless_event_that_came_to_its_end_needs_no_line_end() -> None:
+    tail = EventTail("chat")
+    tail.feed(b"data: " + b"x" * (MAX_HELD_BYTES + 1))
+    assert tail.feed(b'x\n\ndata: {"a') == b"x\n\n"
+    assert tail.fail(ERROR) == ERROR_EVENT
+
+
+def test_a_break_after_the_end_is_no_error() -> None:
+    tail = EventTail("chat")
+    tail.feed(b"data: [DONE]\n\n")
+    assert tail.fail(ERROR) == b""
+
+
 def test_other_dialects_report_errors_their_way() -> None:
     responses = EventTail("responses")
     responses.feed(b'event: x\ndata: {"type":"x","sequence_number":4}\n\n')
