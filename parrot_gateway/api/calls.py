@@ -1,66 +1,70 @@
 """From a call's `model` to whoever answers it: engines of our own, or an upstream.
 
-Reads `model` and `stream` only; the handlers it hands over to decode the rest.
+Reads `model` and `stream` only; the body is decoded where an own engine answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-import msgspec
-
-from parrot_gateway.api.placement import placer_for
 from parrot_gateway.api.responses.routes import ResponseRoutes
-from parrot_gateway.api.semantic.internal import Answerer, InternalRunner
-from parrot_gateway.api.semantic.routing import SemanticCalls
+from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
-from parrot_gateway.generation.placement import Placer, salt_of
-from parrot_gateway.generation.requests.validation import decode, missing_parameter
+from parrot_gateway.generation.placement import salt_of
+from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
+from parrot_gateway.generation.requests.validation import missing_parameter
+from parrot_gateway.generation.responses.store import ResponseStore
+from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
-from parrot_gateway.semantic.templates.prompt_locations import PROMPT_LOCATIONS
 from parrot_gateway.semantic.templates.reference import has_reference
-from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.model import ServerSettings
 
+#: Other routes whose texts may hold references, and what kind of request they take.
+_REFERENCING = {"/v1/responses": "responses", "/v1/embeddings": "embeddings"}
 
-class _Head(msgspec.Struct):
-    model: str | None = None
-    stream: bool | None = None
-
-
-_head_decoder = msgspec.json.Decoder(_Head)
-
-#: Answers a call on an engine: exchange, the model's engines, requested model, body.
-EngineHandler: TypeAlias = Callable[[Exchange, Placer, str, bytes], Awaitable[None]]
+_ORDINARY = CallContext()
 
 
 class CallRoutes:
-    """The handlers of the hot paths."""
+    """The handlers of the hot paths.
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._server = gateway.settings.server
-        self._semantic = SemanticCalls(gateway)
-        self._responses = ResponseRoutes(gateway)
-        answerers: dict[str, Answerer] = {
-            "/v1/completions": self._answer_completions,
-            "/v1/chat/completions": self._answer_chat,
-        }
-        gateway.semantic.connect(InternalRunner(gateway, answerers))
+    Args:
+        models: who serves which.
+        service: the sessions.
+        store: what is kept of responses.
+        server: bounds and deadlines.
+    """
+
+    def __init__(
+        self,
+        models: ModelDirectory,
+        service: SemanticService,
+        store: ResponseStore,
+        server: ServerSettings,
+    ) -> None:
+        self._models = models
+        self._service = service
+        self._server = server
+        self._semantic = SemanticCalls(
+            service, models, keep_alive_s=server.keep_alive_s, answer=self._answer
+        )
+        self._responses = ResponseRoutes(models, store, server)
 
     async def completions(self, exchange: Exchange) -> None:
         """`POST /v1/completions`."""
-        await self._call(exchange, self._answer_completions)
+        await self._call(exchange, "completions")
 
     async def chat_completions(self, exchange: Exchange) -> None:
         """`POST /v1/chat/completions`."""
-        await self._call(exchange, self._answer_chat)
+        await self._call(exchange, "chat")
 
     async def tokenize(self, exchange: Exchange) -> None:
         """`POST /tokenize`: models of our own engines only."""
@@ -79,7 +83,7 @@ class CallRoutes:
     async def passthrough(self, exchange: Exchange) -> None:
         """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
         first upstream when it names none. Texts that hold references get the values."""
-        upstreams = self._gateway.upstreams
+        upstreams = self._models.upstreams
         is_stateful = exchange.path.startswith(("/v1/responses", "/v1/conversations"))
         if not upstreams and not is_stateful:
             raise _unknown_route(exchange)
@@ -103,20 +107,21 @@ class CallRoutes:
         Raises:
             VariableNotFoundError, DependencyFailedError, DeadlineError: as `SemanticService.value`.
         """
-        if exchange.path not in PROMPT_LOCATIONS or not has_reference(body):
+        kind = _REFERENCING.get(exchange.path)
+        if kind is None or not has_reference(body):
             return body
-        template = await read_aside(lambda: BodyTemplate.of(body, exchange.path), len(body))
+        template = await read_aside(lambda: BodyTemplate.of(body, kind), len(body))
         if template.is_constant:
             return body
         exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-        service = self._gateway.semantic
+        service = self._service
         return await service.resolve(tenant_of(exchange), template, service.call_timeout_s)
 
     async def _pass_any(
         self, exchange: Exchange, requested: str, model: str, body: bytes, tried: frozenset[str]
     ) -> None:
-        """Pass a call of `model` on; `tried` as in `_answer`."""
-        target = self._gateway.resolve(model)
+        """Pass a call of `model` on; `tried` as in `_answer_with`."""
+        target = self._models.resolve(model)
         if isinstance(target, EngineTarget):
             if await self._responses.generate(exchange, target.model, requested, body):
                 return
@@ -132,7 +137,7 @@ class CallRoutes:
 
         await forward_any(
             exchange,
-            self._gateway.upstreams[target.upstream],
+            self._models.upstreams[target.upstream],
             body=body,
             model=target.model,
             requested_model=requested,
@@ -140,86 +145,102 @@ class CallRoutes:
             fallback=None if target.upstream in tried else fall_back,
         )
 
-    async def _call(self, exchange: Exchange, ordinary: Answerer) -> None:
-        body = await exchange.body(self._server.max_body_bytes)
-        if not await self._semantic.answer(exchange, body, ordinary):
-            await ordinary(exchange, body)
+    async def _call(self, exchange: Exchange, kind: CallKind) -> None:
+        request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
+        if not await self._semantic.answer(exchange, request):
+            await self._answer(exchange, request, _ORDINARY)
 
-    async def _answer_completions(self, exchange: Exchange, body: bytes) -> None:
-        await self._answer_body(exchange, self._complete, body)
+    async def _answer(self, exchange: Exchange, request: CallRequest, context: CallContext) -> None:
+        await self._answer_with(request.model, exchange, request, context, frozenset())
 
-    async def _answer_chat(self, exchange: Exchange, body: bytes) -> None:
-        await self._answer_body(exchange, self._chat, body)
-
-    async def _answer_body(self, exchange: Exchange, handler: EngineHandler, body: bytes) -> None:
-        head = decode(body, _head_decoder)
-        if not head.model:
-            raise missing_parameter("model")
-        await self._answer(exchange, handler, head, head.model, body, frozenset())
-
-    async def _answer(
+    async def _answer_with(
         self,
-        exchange: Exchange,
-        handler: EngineHandler,
-        head: _Head,
         model: str,
-        body: bytes,
+        exchange: Exchange,
+        request: CallRequest,
+        context: CallContext,
         tried: frozenset[str],
     ) -> None:
         """Answer with `model`; `tried` are the upstreams that could not, so fallbacks end."""
-        requested = head.model or model
-        target = self._gateway.resolve(model)
+        target = self._models.resolve(model)
         if isinstance(target, EngineTarget):
-            await handler(
-                exchange, placer_for(exchange, self._gateway, target.model), requested, body
-            )
+            await self._generate(exchange, request, target.model, context)
             return
 
         async def fall_back(other: str) -> None:
-            await self._answer(exchange, handler, head, other, body, tried | {target.upstream})
+            await self._answer_with(other, exchange, request, context, tried | {target.upstream})
 
+        upstream = self._models.upstreams[target.upstream]
         await forward(
             exchange,
-            self._gateway.upstreams[target.upstream],
-            model=target.model,
-            requested_model=requested,
+            upstream,
             path=exchange.path,
-            body=body,
-            stream=bool(head.stream),
+            body=upstream_body(
+                request.body, upstream, target.model, request.model, context.metadata
+            ),
             timeout_s=self._server.call_timeout_s,
             fallback=None if target.upstream in tried else fall_back,
+            observers=context.observers,
         )
 
-    async def _complete(self, exchange: Exchange, placer: Placer, model: str, body: bytes) -> None:
-        # Imported here because it loads the tokenizer's library, which a gateway that only
-        # passes calls on does not need.
-        from parrot_gateway.api.openai.completions import handle_completions
+    async def _generate(
+        self, exchange: Exchange, request: CallRequest, model: str, context: CallContext
+    ) -> None:
+        """Answer with an own engine.
 
-        salt = salt_of(exchange.metadata.tenant)
-        await handle_completions(exchange, placer, model, body, self._server, salt=salt)
+        A client that goes away cancels the call: the current task is cancelled, and the engine's
+        contexts are freed on the way out.
 
-    async def _chat(self, exchange: Exchange, placer: Placer, model: str, body: bytes) -> None:
-        from parrot_gateway.api.openai.chat import handle_chat
+        Raises:
+            GatewayError: nothing has been sent yet; a stream's later failures are told in band.
+        """
+        # Imported here because they load the tokenizer's library, which a gateway that only passes
+        # calls on does not need.
+        from parrot_gateway.api.openai.answers import encode
+        from parrot_gateway.api.openai.chat import ChatAnswer
+        from parrot_gateway.api.openai.completions import CompletionAnswer
+        from parrot_gateway.api.openai.sse import stream_generation
+        from parrot_gateway.generation.collect import collect
+        from parrot_gateway.generation.generate import Generation
 
-        salt = salt_of(exchange.metadata.tenant)
-        await handle_chat(exchange, placer, model, body, self._server, salt=salt)
+        placer = self._models.placer(model, context.metadata)
+        call = prepare(request, placer, context.checked)
+        exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        asked = await call.generation_request(salt_of(context.metadata.tenant))
+        deadline = exchange.started + self._server.call_timeout_s
+        generation = Generation(placer, asked, deadline, context.observers)
+        shape = ChatAnswer if request.kind == "chat" else CompletionAnswer
+        answer = shape(call.request, placer, request.model, asked)
+        if call.request.stream:
+            await stream_generation(
+                exchange,
+                generation,
+                keep_alive_s=self._server.keep_alive_s,
+                opening=answer.opening(),
+                encode=answer.events,
+                closing=lambda: answer.closing(generation.state.usage),
+            )
+            return
+        with generation:
+            collected = await collect(generation, len(asked.prompts), asked.best_of)
+        await exchange.respond(200, encode(answer.whole(collected, generation.state.usage)))
 
     def _own_engine(self, body: bytes) -> RemoteEngine:
         """The engine of the model that `body` names, or of the only model there is."""
-        name = decode(body, _head_decoder).model
+        name = CallRequest("completions", body).head.model
         if name is None:
-            models = self._gateway.engine_models()
+            models = self._models.engine_models()
             if len(models) != 1:
                 raise missing_parameter("model")
-            return self._gateway.engine_of(models[0])
-        target = self._gateway.resolve(name)
+            return self._models.engine_of(models[0])
+        target = self._models.resolve(name)
         if not isinstance(target, EngineTarget):
             raise UnsupportedError(
                 f"The model '{name}' belongs to the upstream '{target.upstream}', whose tokenizer "
                 "this gateway does not have.",
                 param="model",
             )
-        return self._gateway.engine_of(target.model)
+        return self._models.engine_of(target.model)
 
 
 def _unknown_route(exchange: Exchange) -> NotFoundError:

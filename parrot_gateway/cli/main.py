@@ -229,7 +229,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     from parrot_gateway.settings.model import api_key_of
 
     failures = gateway.failures()
-    served = [name for name in gateway.engine_models() if name not in failures]
+    served = [name for name in gateway.models.engine_models() if name not in failures]
     names = [*served]
     for upstream in gateway.upstreams.values():
         served += upstream.models()
@@ -246,7 +246,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     variable = reference.removeprefix("env:")
     key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
     body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
-    lost = set(gateway.catalog.dangling())
+    lost = set(gateway.models.catalog.dangling())
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
         "",

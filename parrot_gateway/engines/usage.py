@@ -21,11 +21,16 @@ _decoder = json.JSONDecoder()
 
 
 class Usage(NamedTuple):
-    """Tokens of one call."""
+    """Tokens of a call.
+
+    Of own engines counted from real token ids: a prompt counts once, however many candidates it
+    has. Every generated id of every candidate counts, including the end-of-text id that ended it
+    and the ids of a stop string up to the one that completed it. Of an upstream as it reports them.
+    """
 
     prompt_tokens: int
     completion_tokens: int
-    #: Part of `prompt_tokens` that came out of a cache.
+    #: Part of `prompt_tokens` that was found in a prefix cache.
     cached_tokens: int
 
 

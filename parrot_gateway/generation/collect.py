@@ -1,109 +1,99 @@
-"""Waits for the whole of a call: what an answer that is not streamed is made of.
-
-Or hands its text on while it is written, to whoever reads it within the gateway.
-"""
+"""Waits for the whole of a call: what an answer that is not streamed is made of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from parrot_engine.protocol import FinishReason
 
 from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.request import ChoiceDelta, PromptFilled, TextToken, Usage
+from parrot_gateway.generation.request import (
+    AnswerFinishReason,
+    ChoiceDelta,
+    PromptFilled,
+    TextToken,
+)
+from parrot_gateway.generation.tools.parsing import ArgumentsPiece, CallBegin, ContentPiece
+
+
+@dataclass(slots=True)
+class CollectedCall:
+    """One tool call."""
+
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
 class Candidate:
     """One candidate, joined from its deltas."""
 
-    pieces: list[str] = field(default_factory=list)
+    #: Content; of a call that may use tools, without the calls.
+    texts: list[str] = field(default_factory=list)
+    calls: list[CollectedCall] = field(default_factory=list)
     tokens: list[TextToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     #: A call that generates nothing ends by its length.
-    finish_reason: FinishReason = "length"
+    finish_reason: AnswerFinishReason = "length"
 
     @property
     def text(self) -> str:
-        """The whole text."""
-        return "".join(self.pieces)
+        """All content."""
+        return "".join(self.texts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Take more of it."""
+        if delta.pieces is None:
+            if delta.text:
+                self.texts.append(delta.text)
+        else:
+            for piece in delta.pieces:
+                if isinstance(piece, ContentPiece):
+                    self.texts.append(piece.text)
+                elif isinstance(piece, CallBegin):
+                    self.calls.append(CollectedCall(piece.id, piece.name))
+                elif isinstance(piece, ArgumentsPiece):
+                    self.calls[piece.call].arguments += piece.text
+        self.tokens += delta.tokens
+        self.token_ids += delta.token_ids
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+    def as_delta(self, prompt: int, choice: int) -> ChoiceDelta:
+        """All of it at once, under another number."""
+        return ChoiceDelta(
+            prompt, choice, self.text, self.tokens, self.token_ids, self.finish_reason
+        )
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of one prompt."""
+class CollectedPrompt:
+    """The answers to one prompt."""
 
-    #: The answered candidates, best first.
+    #: Those that are answered, best first.
     candidates: list[Candidate]
     filled: PromptFilled | None = None
 
 
-async def collect(generation: Generation, prompts: int, best_of: int) -> list[Outcome]:
-    """Run an entered generation to its end; one outcome a prompt.
+async def collect(generation: Generation, prompts: int, best_of: int) -> list[CollectedPrompt]:
+    """Run an entered generation to its end; one entry a prompt.
 
     Raises:
         GatewayError: as `Generation.next`.
     """
-    outcomes = [Outcome([Candidate() for _ in range(best_of)]) for _ in range(prompts)]
+    collected = [CollectedPrompt([Candidate() for _ in range(best_of)]) for _ in range(prompts)]
     while not generation.state.done:
         update = await generation.next()
         if update is None:
             continue
-        outcome = outcomes[update.prompt]
         if isinstance(update, PromptFilled):
-            outcome.filled = update
-            continue
-        candidate = outcome.candidates[update.choice]
-        if update.text:
-            candidate.pieces.append(update.text)
-        candidate.tokens += update.tokens
-        candidate.token_ids += update.token_ids
-        if update.finish_reason is not None:
-            candidate.finish_reason = update.finish_reason
-    for prompt, outcome in enumerate(outcomes):
-        outcome.candidates = [outcome.candidates[i] for i in generation.state.ranking(prompt)]
-    return outcomes
-
-
-class TextReader(Protocol):
-    """Reads the text of a call within the gateway, where no client has to be answered."""
-
-    def write(self, text: str) -> None:
-        """The next piece of the text.
-
-        Raises:
-            GatewayError: no more of it is wanted; ends the call.
-        """
-        ...
-
-    def end(self, usage: Usage) -> None:
-        """The text is complete."""
-        ...
-
-
-async def hand_over(
-    generation: Generation, reader: TextReader, *, best_of: int = 1, echo: str = ""
-) -> None:
-    """Run a generation of one prompt with one answer, and hand its text to `reader`.
-
-    Args:
-        generation: not entered yet.
-        reader: gets the text as it is written; of several candidates only the best one, at the end.
-        best_of: candidates.
-        echo: precedes the text.
-
-    Raises:
-        GatewayError: as `Generation.next`, or what the reader raised.
-    """
-    if echo:
-        reader.write(echo)
-    with generation:
-        if best_of > 1:
-            (outcome,) = await collect(generation, 1, best_of)
-            reader.write(outcome.candidates[0].text)
-        while not generation.state.done:
-            update = await generation.next()
-            if isinstance(update, ChoiceDelta) and update.text:
-                reader.write(update.text)
-    reader.end(generation.state.usage)
+            collected[update.prompt].filled = update
+        else:
+            collected[update.prompt].candidates[update.choice].add(update)
+    for prompt, entry in enumerate(collected):
+        ranking = generation.state.ranking(prompt)
+        entry.candidates = [entry.candidates[index] for index in ranking]
+        if len(ranking) < best_of:
+            generation.choose(
+                each.as_delta(prompt, rank) for rank, each in enumerate(entry.candidates)
+            )
+    return collected

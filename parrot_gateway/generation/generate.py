@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol
 
@@ -15,9 +16,16 @@ from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive, Retenti
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
+from parrot_gateway.generation.observer import GenerationObserver, Observers
 from parrot_gateway.generation.placement import Placement, Placer
-from parrot_gateway.generation.request import GenerationRequest, Update
+from parrot_gateway.generation.request import (
+    ChoiceDelta,
+    GenerationRequest,
+    PromptFilled,
+    Update,
+)
 from parrot_gateway.generation.state import GenerationState
+from parrot_gateway.generation.tools.parsing import ToolCallText
 
 #: The scheduler hears of a call's output every so many tokens.
 PROGRESS_INTERVAL_TOKENS = 16
@@ -100,6 +108,7 @@ class Generation:
         placer: the engines of its model, of which it gets one.
         request: what is asked.
         deadline: `time.perf_counter()` at which the call is given up; None never.
+        observers: are told of the answer as it comes.
     """
 
     def __init__(
@@ -107,10 +116,17 @@ class Generation:
         placer: Placer,
         request: GenerationRequest,
         deadline: float | None = None,
+        observers: Iterable[GenerationObserver] = (),
     ) -> None:
         self._placer = placer
         self._request = request
         self._deadline = deadline
+        self._observers = Observers(observers)
+        #: Which candidates are answered is known in the end only.
+        self._ranks = request.best_of > request.n
+        tools = request.tools
+        #: By candidate of the only prompt, where tools may be called.
+        self._tool_texts = [] if tools is None else [ToolCallText(tools) for _ in range(request.n)]
         self._placement: Placement
         #: Once there is a place for the call.
         self._channel: Channel | None = None
@@ -137,6 +153,10 @@ class Generation:
             self._tell_progress()
             self._placement.succeed()
         self._placement.close()
+        if error is not None:
+            self._observers.failed(error)
+        elif self.state.done:
+            self._observers.ended(self.state.usage)
 
     async def next(self, until: float | None = None) -> Update | None:
         """The next update; None when there was none `until` this `time.perf_counter()`.
@@ -171,11 +191,43 @@ class Generation:
             ):
                 self._tell_progress()
             if progress.update is not None:
-                return progress.update
+                return self._observed(progress.update)
+
+    def _observed(self, update: Update) -> Update:
+        """Read tool calls and tell observers."""
+        if isinstance(update, PromptFilled):
+            if self._request.echoes is not None and self._observers:
+                self._observe_echo(update.prompt, self._request.echoes[update.prompt])
+            return update
+        if self._tool_texts:
+            text, reason = self._tool_texts[update.choice], update.finish_reason
+            pieces = text.push(update.text, ends=reason is not None)
+            if reason == "stop" and text.has_calls:
+                reason = "tool_calls"
+            update = update._replace(pieces=pieces, finish_reason=reason)
+        if not self._ranks:
+            self._observers.delta(update)
+        return update
+
+    def _observe_echo(self, prompt: int, echo: str) -> None:
+        for choice in range(self._request.n):
+            self._observers.delta(ChoiceDelta(prompt, choice, echo, [], [], None))
+
+    def choose(self, chosen: Iterable[ChoiceDelta]) -> None:
+        """Tell observers of the candidates that are answered, where there are more than those.
+
+        Args:
+            chosen: each whole, numbered by its rank.
+        """
+        for delta in chosen:
+            self._observers.delta(delta)
 
     async def _next_event(self) -> Event:
         if self._channel is None:
-            self._channel = self._begin(await self._placement.engine())
+            placement = self._placement
+            engine = await placement.engine()
+            self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
+            self._channel = self._begin(engine)
         return await self._channel.next()
 
     def _begin(self, engine: GenerationEngine) -> Channel:

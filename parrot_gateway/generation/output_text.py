@@ -74,8 +74,8 @@ class ChoiceText:
         delta = self._output.push(token_ids, finish_reason, offsets=offsets)
         visible = len(token_ids) - (finish_reason == "stop")
         self._pending += [
-            TextToken(entry, offset, is_end=position >= visible)
-            for position, (entry, offset) in enumerate(zip(logprobs, offsets, strict=False))
+            TextToken(logprobs[position], offset, is_end=position >= visible)
+            for position, offset in enumerate(offsets)
         ]
         tokens = self._pending
         if delta.finish_reason is None or delta.stop_string is not None:

@@ -75,6 +75,21 @@ class Placement(Protocol):
         """
         ...
 
+    @property
+    def engine_name(self) -> str:
+        """What the engine calls itself, once there is one."""
+        ...
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the call waited for it."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is this engine, in a few words."""
+        ...
+
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
         """Tokens so far: of the prompts, of these found in a cache, and of the answers."""
         ...

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
+
+from parrot_gateway.generation.tools.parsing import ContentPiece, ToolParsing, ToolPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,10 @@ class GenerationRequest:
     salt: str = ""
     #: The field that asked for the sampling's grammar, for errors.
     grammar_param: str | None = None
+    #: Text of each prompt that precedes its choices; None echoes nothing.
+    echoes: Sequence[str] | None = None
+    #: How tool calls are read out of the text; None reads none.
+    tools: ToolParsing | None = None
 
 
 class TextToken(NamedTuple):
@@ -49,6 +55,9 @@ class TextToken(NamedTuple):
     offset: int
     #: The end-of-text or stop id that ended the candidate; not part of its text.
     is_end: bool = False
+
+
+AnswerFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
 
 
 class PromptFilled(NamedTuple):
@@ -71,23 +80,19 @@ class ChoiceDelta(NamedTuple):
     tokens: list[TextToken]
     #: Every id generated in this step up to the end of the candidate.
     token_ids: list[int]
-    finish_reason: FinishReason | None
+    finish_reason: AnswerFinishReason | None
+    #: The text as content and pieces of tool calls, where tools may be called.
+    pieces: list[ToolPiece] | None = None
+
+    @property
+    def content(self) -> str:
+        """Text that is no part of a tool call."""
+        if self.pieces is None:
+            return self.text
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, ContentPiece))
 
 
 Update: TypeAlias = PromptFilled | ChoiceDelta
-
-
-class Usage(NamedTuple):
-    """Tokens of a call, counted from real token ids.
-
-    A prompt counts once, however many candidates it has. Every generated id of every candidate
-    counts, including the end-of-text id that ended it and the ids of a stop string up to the one
-    that completed it. Of the prompt, `cached_tokens` were found in the prefix cache.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
 
 
 def choice_seed(seed: int | None, choice: int) -> int | None:

@@ -25,6 +25,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.text import Tokenizer
 
+from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import (
     ContextLengthError,
     GatewayError,
@@ -37,7 +38,6 @@ from parrot_gateway.generation.request import (
     GenerationRequest,
     PromptFilled,
     Update,
-    Usage,
     choice_seed,
 )
 

@@ -10,13 +10,9 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
-from parrot_gateway.generation.placement import ORDINARY_CALL
-
-if TYPE_CHECKING:
-    from parrot_gateway.generation.collect import TextReader
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -48,32 +44,11 @@ class Exchange:
     Attributes:
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
-        metadata: what is known of the call beside its body.
-        engine: name of the engine of our own that answers, once it was chosen.
-        queued_s: how long the call waited for that engine.
-        placement: in a few words, why it is that one.
-        reader: of a call that the gateway makes itself; takes the text of an engine of our own,
-            so that nothing need be sent.
     """
 
-    __slots__ = (
-        "_receive",
-        "_send",
-        "_watcher",
-        "completed",
-        "disconnected",
-        "engine",
-        "error_body",
-        "fail_in_band",
-        "metadata",
-        "placement",
-        "queued_s",
-        "reader",
-        "request_id",
-        "responded",
-        "scope",
-        "started",
-    )  # fmt: skip
+    __slots__ = ("_add_headers", "_receive", "_send", "_watcher", "completed", "disconnected",
+                 "error_body", "fail_in_band", "request_id", "responded", "scope",
+                 "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -90,11 +65,7 @@ class Exchange:
         self.disconnected = False
         #: How an error is written, where a route has a form of its own.
         self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
-        self.metadata = ORDINARY_CALL
-        self.engine: str | None = None
-        self.queued_s = 0.0
-        self.placement = ""
-        self.reader: TextReader | None = None
+        self._add_headers: Callable[[Headers], None] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     @property
@@ -150,11 +121,9 @@ class Exchange:
         """Cancel `task` the moment the client goes away. Call after the body has been read.
 
         `finish` ends the watch; `disconnected` tells a cancellation by this from any other. A
-        second watch takes the place of the first. Without a client there is nothing to watch.
+        second watch takes the place of the first.
         """
         self.finish()
-        if self.reader is not None:
-            return
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":
@@ -164,9 +133,9 @@ class Exchange:
 
         self._watcher = asyncio.create_task(watch(), name="disconnect-watch")
 
-    def intercept(self, wrap: Callable[[Send], Send]) -> None:
-        """Let whatever is sent from now on pass through `wrap(send)`."""
-        self._send = wrap(self._send)
+    def on_headers(self, add: Callable[[Headers], None]) -> None:
+        """Let `add` extend the headers of the answer, errors included, just before it begins."""
+        self._add_headers = add
 
     def standard_headers(self) -> Headers:
         """What every answer carries and the OpenAI client reads."""
@@ -183,6 +152,8 @@ class Exchange:
         if not any(name == b"content-type" for name, _ in headers):
             headers.append(JSON)
         headers.append((b"content-length", str(len(body)).encode()))
+        if self._add_headers is not None:
+            self._add_headers(headers)
         headers += self.standard_headers()
         self.responded = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -196,9 +167,11 @@ class Exchange:
     async def start_stream(self, status: int, headers: Headers, first: bytes) -> None:
         """Send the status line, headers and first bytes of a stream."""
         self.responded = True
-        start = {"type": "http.response.start", "status": status,
-                 "headers": [*headers, *self.standard_headers()]}  # fmt: skip
-        await self._send(start)
+        headers = list(headers)
+        if self._add_headers is not None:
+            self._add_headers(headers)
+        headers += self.standard_headers()
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self.write(first)
 
     async def write(self, data: bytes) -> None:

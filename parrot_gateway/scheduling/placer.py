@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from parrot_engine.protocol import EngineInfo, Retention
@@ -38,6 +37,9 @@ class EnginePlacement:
     def __init__(self, placer: ModelPlacer, request: GenerationRequest) -> None:
         self.priority = 0
         self.retention: Retention = "normal"
+        self.engine_name = ""
+        self.queued_s = 0.0
+        self.reason = ""
         self._placer = placer
         self._request = request
         self._asked_at = time.perf_counter()
@@ -53,7 +55,22 @@ class EnginePlacement:
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(OBJECTIVE_KINDS) * self._placer.metadata.priority
         self.retention = place.retention
-        return self._placer._engine(placement.task, place, time.perf_counter() - self._asked_at)
+        engine = self._placer._engine(place)
+        self.engine_name = engine.name
+        self.queued_s = time.perf_counter() - self._asked_at
+        self.reason = in_words(placement.task, place)
+        logger.debug(
+            "task %d of %s runs on %s after %.3f s: %s (cost %.4g of %s; %s)",
+            placement.task.id,
+            placement.task.application,
+            engine.name,
+            self.queued_s,
+            self.reason,
+            place.reasons.cost,
+            place.reasons.policy,
+            place.reasons.details,
+        )
+        return engine
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
         """See `Placement`."""
@@ -84,8 +101,6 @@ class ModelPlacer:
         registry: where its engines are.
         sample: any engine of the model, for what all of them have in common.
         metadata: of the call.
-        on_placed: told of the engine, of the seconds that the call waited for it, and in a few
-            words of why it is this one.
     """
 
     def __init__(
@@ -95,14 +110,12 @@ class ModelPlacer:
         registry: EngineRegistry,
         sample: RemoteEngine,
         metadata: CallMetadata,
-        on_placed: Callable[[RemoteEngine, float, str], None],
     ) -> None:
         self.runner = runner
         self.updater = updater
         self._registry = registry
         self._sample = sample
         self.metadata = metadata
-        self._on_placed = on_placed
 
     @property
     def info(self) -> EngineInfo:
@@ -138,23 +151,10 @@ class ModelPlacer:
         self.updater.submitted(self.metadata, placement)
         return placement
 
-    def _engine(self, task: Task, place: Place, waited_s: float) -> RemoteEngine:
+    def _engine(self, place: Place) -> RemoteEngine:
         engine = self._registry.get(place.engine_id)
         if engine is None:
             raise EngineLostError("The engine that was to run this call has just left.")
-        why = in_words(task, place)
-        logger.debug(
-            "task %d of %s runs on %s after %.3f s: %s (cost %.4g of %s; %s)",
-            task.id,
-            task.application,
-            engine.name,
-            waited_s,
-            why,
-            place.reasons.cost,
-            place.reasons.policy,
-            place.reasons.details,
-        )
-        self._on_placed(engine, waited_s, why)
         return engine
 
     def _engine_named(self, name: str | None) -> str | None:

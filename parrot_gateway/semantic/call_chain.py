@@ -15,10 +15,11 @@ from parrot_scheduler.task import Objective
 from parrot_gateway.exceptions import ConflictError, DoubleProducerError, RequestTooLargeError
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
-from parrot_gateway.semantic.semantic_call import PATHS, Form, Step, body_of, steps_of
+from parrot_gateway.semantic.execution.job_maker import template_of
+from parrot_gateway.semantic.semantic_call import Form, Step, request_of, steps_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.semantic.templates.body_template import Binding
+from parrot_gateway.semantic.templates.body_template import Binding, read_aside
 from parrot_gateway.semantic.variable import Variable
 
 
@@ -50,9 +51,8 @@ class ChainSpec:
     objective: Objective | None = None
     #: What pictures call it.
     name: str = ""
-    #: Passed on, see `CallSpec.origin`.
-    origin: object = None
-    origin_bytes: int = 0
+    #: See `CallSpec.headers`.
+    headers: Sequence[tuple[bytes, bytes]] = ()
     #: What the prompts of all outputs may come to, before values are put in.
     max_characters: int
 
@@ -68,8 +68,10 @@ def new_variable(session: Session, name: str, param: str) -> Variable:
     return session.variable(name, param)
 
 
-def submit_chain(service: SemanticService, session: Session, spec: ChainSpec) -> list[Variable]:
-    """Submit a call; it runs as its inputs become ready.
+async def submit_chain(
+    service: SemanticService, session: Session, spec: ChainSpec
+) -> list[Variable]:
+    """Submit a call; it runs as its inputs become ready. A cancelled wait submits nothing.
 
     Returns:
         the variable of each parameter, in order.
@@ -106,10 +108,12 @@ def submit_chain(service: SemanticService, session: Session, spec: ChainSpec) ->
                     service.set_value(variable, parameter.value)
             variables[parameter.name] = variable
         fields = {item.name: item.fields for item in spec.parameters}
-        for step in steps:
-            call = _call(spec, step, fields[step.output], variables)
-            jobs.append(service.submit(session, call))
-    except Exception:
+        calls = [_call(spec, step, fields[step.output], variables) for step in steps]
+        size = sum(call.size_bytes for call in calls)
+        templates = await read_aside(lambda: [template_of(call) for call in calls], size)
+        for call, template in zip(calls, templates, strict=True):
+            jobs.append(service.submit(session, call, template=template))
+    except BaseException:
         _undo(service, session, jobs, made)
         raise
     return list(variables.values())
@@ -139,15 +143,13 @@ def _call(
     spec: ChainSpec, step: Step, fields: Mapping[str, Any], variables: Mapping[str, Variable]
 ) -> CallSpec:
     return CallSpec(
-        path=PATHS[spec.form],
-        body=body_of(step, spec.form, {"model": spec.model, **fields}),
+        request=request_of(step, spec.form, {"model": spec.model, **fields}),
         inputs={name: Binding(variable_id=variables[name].id) for name in step.reads},
         verbatim=True,
         output=variables[step.output].id,
         objective=spec.objective,
         name=f"{spec.name}.{step.output}" if spec.name else step.output,
-        origin=spec.origin,
-        origin_bytes=spec.origin_bytes,
+        headers=spec.headers,
     )
 
 

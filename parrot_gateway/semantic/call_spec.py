@@ -5,11 +5,13 @@ The ordinary API makes one from a request's headers and body, Parrot's own API f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from parrot_scheduler.task import Objective
 
+from parrot_gateway.generation.requests.call import CallRequest, PreparedCall
 from parrot_gateway.semantic.contexts import ContextName
 from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform
@@ -19,10 +21,10 @@ from parrot_gateway.semantic.transforms.transform import Transform
 class CallSpec:
     """One call, as it is submitted to `SemanticService.submit`."""
 
-    #: The route that the client would have called, such as `/v1/chat/completions`.
-    path: str
-    #: JSON, with placeholders and references; its field `parrot` is left out.
-    body: bytes
+    #: With placeholders and references; its field `parrot` is left out. None: a transform.
+    request: CallRequest | None
+    #: The request, checked against the model of an own engine, where that was done.
+    checked: PreparedCall[Any] | None = None
     #: What the placeholders stand for.
     inputs: Mapping[str, Binding] = field(default_factory=dict)
     #: Put values in as they are, also within strings of JSON documents in the prompt; and take
@@ -47,7 +49,11 @@ class CallSpec:
     parent: str | None = None
     #: Calls of the session with the same one matter only together.
     group: str | None = None
-    #: Whatever the runner needs besides; the ordinary API's keeps the client's headers here.
-    origin: object = None
-    #: What it takes to keep that.
-    origin_bytes: int = 0
+    #: The client's headers, names in lower case, for upstreams.
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes to keep it until it runs."""
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return headers + (0 if self.request is None else self.request.size)

@@ -23,14 +23,15 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
 )
 from parrot_gateway.generation.fifo_lock import FifoLock, LockRequest
+from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.semantic.session import Session, check_name
 
 Kind: TypeAlias = Literal["chat", "text"]
 
-_KINDS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
-_ROUTES: dict[Kind, str] = {kind: path for path, kind in _KINDS.items()}
+_KINDS: dict[CallKind, Kind] = {"chat": "chat", "completions": "text"}
+#: What clients know the calls of a kind by.
+_ROUTES: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -162,8 +163,8 @@ class ContextUse:
         """Have `callback` called once it is the call's turn, if it is not yet."""
         self._on_turn = callback
 
-    def compose(self, body: bytes) -> bytes:
-        """The body of the call with what the context holds in front of its prompt.
+    def compose(self, request: CallRequest) -> CallRequest:
+        """The call with what the context holds in front of its prompt.
 
         Raises:
             ConflictError: it is to be made from another one, but is there; or it is of the
@@ -180,18 +181,18 @@ class ContextUse:
                 raise ContextNotFoundError(self._parent.name, self._session.name)
             base = self._inherited
         check_kind(self.context.name, base, self._kind)
-        fields = _FIELDS.decode(body)
+        fields = dict(request.fields)
         prompt = self._prompt_of(fields)
         whole = prompt if base is None else base.plus(prompt)
         self._check_size(whole)
         self._base, self._prompt = base, prompt
         if base is None:
-            return body
+            return request
         if self._kind == "chat":
             fields["messages"] = msgspec.Raw(b"[" + b",".join(whole.messages) + b"]")
         else:
             fields["prompt"] = msgspec.Raw(msgspec.json.encode(whole.text))
-        return msgspec.json.encode(fields)
+        return CallRequest(request.kind, msgspec.json.encode(fields), head=request.semantic_head)
 
     def append(self, text: str) -> None:
         """The model has written `text`."""
@@ -258,27 +259,24 @@ class ContextUse:
             raise ContextTooLargeError(self.context.name, limit)
 
 
-def enter(session: Session, wanted: ContextName, path: str, body: bytes) -> ContextUse:
+def enter(session: Session, wanted: ContextName, request: CallRequest) -> ContextUse:
     """Let a call take its place before a context; `ContextUse.leave` must follow its end.
 
     Args:
         session: whose context it is; made if it is not there.
         wanted: which one.
-        path: the call's route.
-        body: the call's, before it is rendered.
+        request: the call, before values are bound.
 
     Raises:
-        UnsupportedError: calls of this route, or with these fields, cannot have a context.
+        UnsupportedError: calls with these fields cannot have a context.
         InvalidRequestError: the prompt is none that a context can take.
         ContextNotFoundError: the context that it is to be made from is not there.
         ConflictError: it is to be made from another one, but is there; or it is of the other kind.
         SessionFullError: the session has too many contexts.
         OverloadedError: too many calls wait for it.
     """
-    kind = _KINDS.get(path)
-    if kind is None:
-        raise UnsupportedError(f"{path} takes no context.", param="context")
-    check_body(body, kind)
+    kind = _KINDS[request.kind]
+    _check_body(request.body, kind)
     parent = None
     if wanted.parent is not None:
         parent = find_context(session, wanted.parent)
@@ -339,7 +337,7 @@ def free_all_contexts(session: Session) -> None:
             _hold(session, context, None)
 
 
-def check_body(body: bytes, kind: Kind) -> None:
+def _check_body(body: bytes, kind: Kind) -> None:
     """Refuse calls whose prompt or answer is more than one text.
 
     Raises:

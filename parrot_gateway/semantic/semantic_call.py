@@ -17,6 +17,7 @@ import msgspec
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.templates.body_template import (
     Placeholder,
@@ -27,8 +28,6 @@ from parrot_gateway.semantic.templates.text_template import undeclared_placehold
 
 #: How a model is spoken to: as one text, or as messages of a user and an assistant.
 Form: TypeAlias = Literal["text", "messages"]
-
-PATHS: Mapping[Form, str] = {"text": "/v1/completions", "messages": "/v1/chat/completions"}
 
 #: Generations of one call: each is a call of its own on an engine.
 MAX_OUTPUTS = 64
@@ -146,20 +145,19 @@ def _check_spelling(
         )
 
 
-def body_of(step: Step, form: Form, fields: Mapping[str, Any]) -> bytes:
-    """The body of the ordinary call, with placeholders `{{name}}` for all that `step` reads.
+def request_of(step: Step, form: Form, fields: Mapping[str, Any]) -> CallRequest:
+    """The ordinary call, with placeholders `{{name}}` for all that `step` reads.
 
     Args:
         form: of the prompt; in messages, what was filled is the user's and what was generated
             the assistant's.
         fields: all others: model and sampling.
     """
-    prompt: dict[str, Any]
     if form == "text":
-        prompt = {"prompt": "".join(_written(part) for part in step.before)}
-    else:
-        prompt = {"messages": list(_messages(step.before))}
-    return msgspec.json.encode({**fields, **prompt})
+        prompt = "".join(_written(part) for part in step.before)
+        return CallRequest("completions", msgspec.json.encode({**fields, "prompt": prompt}))
+    messages = list(_messages(step.before))
+    return CallRequest("chat", msgspec.json.encode({**fields, "messages": messages}))
 
 
 def _messages(parts: Sequence[str | Placeholder]) -> Iterator[dict[str, str]]:

@@ -33,9 +33,13 @@ from parrot_gateway.exceptions import (
     SessionNotFoundError,
     VariableNotFoundError,
 )
+from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import free_all_contexts
-from parrot_gateway.semantic.execution.executor import CallRunner, Executor
+from parrot_gateway.semantic.execution.call_metadata import metadata_of
+from parrot_gateway.semantic.execution.call_runner import CallRunner
+from parrot_gateway.semantic.execution.executor import Executor
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.job_maker import job_of_call, job_of_transform
@@ -69,15 +73,24 @@ class SemanticService:
 
     Args:
         limits: how much is kept, and for how long.
+        runner: lets models answer deferred calls.
         call_timeout_s: how long a call may run, and any wait last that names no time of its own.
+        fill_ahead: fills prompt prefixes of waiting calls; None fills none.
+        on_session_closed: is told the id of a session that is gone.
+        on_call_changed: is told the id of a running call for which something else holds than when
+            it began.
         clock: the time in seconds since the epoch.
     """
 
     def __init__(
         self,
         limits: SessionSettings,
+        runner: CallRunner,
         *,
         call_timeout_s: float,
+        fill_ahead: FillAhead | None = None,
+        on_session_closed: Callable[[str], None] = lambda session_id: None,
+        on_call_changed: Callable[[str], None] = lambda call_id: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits
@@ -89,32 +102,24 @@ class SemanticService:
             mint_variable_id=mint_variable_id,
             on_close=self._session_closed,
         )
-        #: Told of a session that is gone.
-        self.on_session_closed: Callable[[str], None] = lambda session_id: None
-        #: Told the id of a running call for which something else holds than when it began.
-        self.on_call_changed: Callable[[str], None] = lambda call_id: None
         #: What calls are run for.
-        self.objectives = ObjectiveTracker(
-            self.sessions.owner_of, lambda call: self.on_call_changed(call)
-        )
+        self.objectives = ObjectiveTracker(self.sessions.owner_of, on_call_changed)
         self.readers = Readers(self.sessions, self.objectives, timeout_s=call_timeout_s)
         self.executor = Executor(
             limits,
             run_timeout_s=call_timeout_s,
             clock=clock,
+            run=self._run,
             on_wait=self._waits,
             on_start=self._starts,
             on_end=self._has_ended,
         )
-        #: Fills the beginnings of waiting calls; set by whoever can read prompts.
-        self.fill_ahead: FillAhead | None = None
+        self.fill_ahead = fill_ahead
+        self._runner = runner
+        self._on_session_closed = on_session_closed
         self._sweeper: asyncio.Task[None] | None = None
 
     # -- lifetime ---------------------------------------------------------------------------
-
-    def connect(self, runner: CallRunner) -> None:
-        """Say who answers deferred calls; before the first one."""
-        self.executor.runner = runner
 
     def start(self) -> None:
         """Begin to forget idle sessions in time."""
@@ -173,7 +178,7 @@ class SemanticService:
         self.executor.forget_session(session.id)
         free_all_contexts(session)
         self.objectives.forget(session)
-        self.on_session_closed(session.id)
+        self._on_session_closed(session.id)
 
     # -- variables --------------------------------------------------------------------------
 
@@ -312,6 +317,13 @@ class SemanticService:
         raise NotFoundError(
             f"Call '{call_id}' is unknown or no longer kept.", param="call", code="call_not_found"
         )
+
+    def metadata_of(self, job: Job) -> CallMetadata:
+        """What is known of a call now."""
+        return metadata_of(job, self.objectives, job.session.tenant)
+
+    async def _run(self, job: Job, request: CallRequest) -> None:
+        await self._runner.run(job, request, self.metadata_of(job))
 
     def _waits(self, job: Job) -> None:
         if self.fill_ahead is not None:

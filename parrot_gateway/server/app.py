@@ -11,7 +11,6 @@ from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.api.openapi import describe_own_routes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
-from parrot_gateway.api.semantic.prompt_prefix import fill_ahead_of
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
 from parrot_gateway.http.auth import KeyCheck
@@ -50,11 +49,18 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
     async def join(websocket: WebSocket) -> None:
         await endpoint(websocket)
 
-    routes = CallRoutes(gateway)
-    gateway.semantic.fill_ahead = fill_ahead_of(gateway)
+    settings, models, semantic = gateway.settings, gateway.models, gateway.semantic
+    routes = CallRoutes(models, semantic, gateway.responses, settings.server)
     own = RouteTable()
-    VariableRoutes(gateway).register(own)
-    SessionRoutes(gateway).register(own)
+    VariableRoutes(semantic, settings.server).register(own)
+    SessionRoutes(semantic).register(own)
+    parrot = ParrotRoutes(
+        models,
+        semantic,
+        settings.parrot_v3,
+        max_body_bytes=settings.server.max_body_bytes,
+        keys=keys,
+    )
     describe_own_routes(quiet, own.described)
     describe_own_routes(quiet, ParrotRoutes.DESCRIBED, "Parrot's own API")
     return Dispatcher(
@@ -64,7 +70,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
             "/tokenize": routes.tokenize,
             "/detokenize": routes.detokenize,
         },
-        parrot=ParrotRoutes(gateway, keys).find,
+        parrot=parrot.find,
         own=own.find,
         passthrough=routes.passthrough,
         quiet=quiet,

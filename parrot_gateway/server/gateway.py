@@ -1,7 +1,7 @@
 """The parts of a running gateway and their lifetime. No HTTP in here.
 
-`Gateway` starts engines and upstream clients, resolves models, places calls and stops everything
-again. The API layer holds one and asks it.
+`Gateway` makes all parts, starts engines and upstream clients, and stops everything again. The
+routes are given the parts that they need (`server.app`).
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
-from parrot_gateway.engines.catalog import Catalog, Target
 from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.exceptions import ModelLoadingError, OverloadedError
-from parrot_gateway.generation.placement import CallMetadata, Placer
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.admission import CallGate
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
-from parrot_gateway.scheduling.placer import ModelPlacer
+from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.runner import SchedulerRunner
 from parrot_gateway.scheduling.task_updates import TaskUpdater
-from parrot_gateway.semantic.execution.call_metadata import metadata_of
+from parrot_gateway.semantic.execution.call_runner import ModelRunner
+from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.settings.config_file import ConfigError
 from parrot_gateway.settings.model import SchedulerSettings, Settings, api_key_of
@@ -64,75 +61,35 @@ class Gateway:
         self.upstreams = {
             item.name: Upstream(item, gateway_has_key=has_key) for item in settings.upstreams
         }
-        self.catalog = Catalog(self.engine_models, self.upstreams, settings.aliases)
         self.gate = CallGate(settings.server.max_running_calls)
-        self.semantic = SemanticService(
-            settings.sessions, call_timeout_s=settings.server.call_timeout_s
-        )
         self.responses = ResponseStore(settings.responses)
         self.scheduling = _scheduling(settings.scheduler)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling, self._metadata_now)
-        self.semantic.on_session_closed = self._session_closed
-        self.semantic.on_call_changed = self.task_updater.changed
-
-    def engine_models(self) -> list[str]:
-        """Models of engines that joined, and of our own engines that are still loading."""
-        joined = [model.id for model in self.registry.models()]
-        return [*joined, *(name for name in self.supervisor.models() if name not in joined)]
-
-    def resolve(self, model: str) -> Target:
-        """See `Catalog.resolve`."""
-        return self.catalog.resolve(model)
-
-    def placer(
-        self,
-        model: str,
-        metadata: CallMetadata,
-        on_placed: Callable[[RemoteEngine, float, str], None],
-    ) -> Placer:
-        """The engines of a model for one call, which then asks for a place on one of them.
-
-        Args:
-            model: as engines know it.
-            metadata: of the call.
-            on_placed: told of the engine that it gets, of the seconds that it waited, and why it is
-                this one.
-
-        Raises:
-            ModelLoadingError, OverloadedError: as `engine_of`.
-        """
-        engine = self.engine_of(model)
-        return ModelPlacer(
-            self.scheduling, self.task_updater, self.registry, engine, metadata, on_placed
+        self.models = ModelDirectory(
+            self.registry,
+            self.supervisor,
+            self.upstreams,
+            settings.aliases,
+            self.scheduling,
+            self.task_updater,
         )
-
-    def engine_of(self, model: str) -> RemoteEngine:
-        """Any engine of a model, for what all of them have in common.
-
-        Raises:
-            ModelLoadingError: no engine of it is ready yet.
-            OverloadedError: its engines could not be started.
-        """
-        engines = self.registry.engines_for(model)
-        if not engines:
-            if self.supervisor.failure(model) is not None:
-                # NOTE: why is the operator's: an engine's last words may be a stack trace.
-                raise OverloadedError(
-                    f"The engine of model '{model}' could not be started. The operator's log has "
-                    "the details, and so has /health.",
-                    code="engine_failed",
-                    retry_after_s=30.0,
-                )
-            raise ModelLoadingError(f"The model '{model}' is still being loaded.")
-        return engines[0]
+        call_timeout_s = settings.server.call_timeout_s
+        self.semantic = SemanticService(
+            settings.sessions,
+            ModelRunner(self.models, call_timeout_s=call_timeout_s, clock=time.time),
+            call_timeout_s=call_timeout_s,
+            fill_ahead=FillAhead(
+                settings.sessions.fill_ahead_tokens, self.models.least_busy_engine
+            ),
+            on_session_closed=self._session_closed,
+            on_call_changed=self.task_updater.changed,
+        )
 
     def _metadata_now(self, metadata: CallMetadata) -> CallMetadata:
         """What is known now of a session's call; what was known before, once it has ended."""
         job = self.semantic.executor.unfinished.find(metadata.call)
-        return (
-            metadata if job is None else metadata_of(job, self.semantic.objectives, metadata.tenant)
-        )
+        return metadata if job is None else self.semantic.metadata_of(job)
 
     def _session_closed(self, session_id: str) -> None:
         self.scheduling.notify(ApplicationFinished(session_id))
@@ -205,7 +162,7 @@ class Gateway:
             "semantic": self.semantic.describe(),
             "scheduler": self.scheduling.describe(),
             "responses": self.responses.statistics()._asdict(),
-            "models": self.engine_models(),
+            "models": self.models.engine_models(),
             "engines": [engine.describe() for engine in self.registry.engines()],
             "engine_processes": self.supervisor.describe(),
             "upstreams": [upstream.describe() for upstream in self.upstreams.values()],

@@ -16,6 +16,8 @@ from yarl import URL
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.generation.placement import ORDINARY_CALL
+from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.admission import CallGate
 from parrot_gateway.http.auth import KeyCheck
 from parrot_gateway.http.dispatch import Dispatcher
@@ -153,11 +155,14 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         await forward(
             exchange,
             upstream,
-            model=relay.aliases.get(head.model, head.model),
-            requested_model=head.model,
             path=exchange.path,
-            body=body,
-            stream=head.stream,
+            body=upstream_body(
+                body,
+                upstream,
+                relay.aliases.get(head.model, head.model),
+                head.model,
+                ORDINARY_CALL,
+            ),
             timeout_s=relay.timeout_s,
             fallback=await fall_back_on(exchange) if relay.use_fallback else None,
         )

@@ -7,14 +7,14 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings
-
-PATH = "/v1/completions"
 
 
 class ScriptedRunner:
@@ -26,13 +26,13 @@ class ScriptedRunner:
         self.most_running = 0
         self.act: Callable[[Job, str], Awaitable[None]] = self.echo
 
-    async def run(self, job: Job, body: bytes) -> None:
+    async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
         """See `CallRunner.run`."""
-        self.bodies.append(body)
+        self.bodies.append(request.body)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            await self.act(job, json.loads(body)["prompt"])
+            await self.act(job, json.loads(request.body)["prompt"])
         finally:
             self.running -= 1
 
@@ -69,9 +69,9 @@ async def service_of(
 ) -> AsyncIterator[SemanticService]:
     service = SemanticService(
         SessionSettings(**limits),  # type: ignore[arg-type]
+        runner,
         call_timeout_s=call_timeout_s,
     )
-    service.connect(runner)
     try:
         yield service
         async with asyncio.timeout(5):
@@ -85,8 +85,7 @@ async def service_of(
 def spec(prompt: str, output: Variable | None = None, **fields: object) -> CallSpec:
     body = {"model": "m", "prompt": prompt, **(fields.pop("body", None) or {})}  # type: ignore[dict-item]
     return CallSpec(
-        path=PATH,
-        body=json.dumps(body).encode(),
+        request=CallRequest("completions", json.dumps(body).encode()),
         output=None if output is None else output.id,
         **fields,  # type: ignore[arg-type]
     )

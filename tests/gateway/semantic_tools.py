@@ -94,7 +94,7 @@ class Http(httpx.AsyncClient):
 
 
 @asynccontextmanager
-async def http_of(engine: ScriptedRemoteEngine, **settings: float) -> AsyncIterator[Http]:
+async def http_of(engine: ScriptedRemoteEngine, **settings: Any) -> AsyncIterator[Http]:
     """A served engine that echoes, and a client of it; nothing may be left over."""
     echo(engine)
     async with serving(engine, **settings) as service, Http(service) as http:

@@ -26,7 +26,12 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
-from parrot_gateway.settings.model import SchedulerSettings, ServerSettings, Settings
+from parrot_gateway.settings.model import (
+    SchedulerSettings,
+    ServerSettings,
+    SessionSettings,
+    Settings,
+)
 
 
 class Service:
@@ -139,10 +144,12 @@ async def serving(
     call_timeout_s: float = 30.0,
     keep_alive_s: float = 15.0,
     scheduler: SchedulerSettings | None = None,
+    sessions: SessionSettings | None = None,
 ) -> AsyncIterator[Service]:
     """The whole gateway with joined engines, until the end of the block. Any model name does."""
     settings = Settings(
         scheduler=scheduler or SchedulerSettings(),
+        sessions=sessions or SessionSettings(),
         server=ServerSettings(call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s),
         aliases={"*": engines[0].info.model},
     )

@@ -14,7 +14,8 @@ from parrot_engine.protocol import EngineInfo, TokenLogprobs
 from parrot_engine.text import IncrementalDetokenizer, Tokenizer
 
 from parrot_gateway import __version__
-from parrot_gateway.generation.request import TextToken, Usage
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.generation.request import TextToken
 
 #: OpenAI's sentinel for "very unlikely": JSON has no minus infinity.
 VERY_UNLIKELY = -9999.0

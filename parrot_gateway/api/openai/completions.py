@@ -1,15 +1,12 @@
-"""`POST /v1/completions` for models of our own engines.
+"""Answers of `POST /v1/completions` by models of own engines: whole, or as events.
 
-All four forms of a prompt, batched in order: choice `prompt * n + j` is the j-th of its prompt.
+Choice `prompt * n + j` is the j-th of its prompt.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, cast
-
-import msgspec
-from parrot_engine.text import Tokenizer
+from collections.abc import Sequence
+from typing import Any
 
 from parrot_gateway.api.openai.answers import (
     ChunkWriter,
@@ -20,271 +17,15 @@ from parrot_gateway.api.openai.answers import (
     joined,
     usage_dict,
 )
-from parrot_gateway.api.openai.sse import stream_generation
-from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.collect import Outcome, collect, hand_over
-from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.placement import Placer, ServedModel
-from parrot_gateway.generation.prompts import prompts_of_texts, start_token
-from parrot_gateway.generation.request import (
-    GenerationRequest,
-    Prompt,
-    PromptFilled,
-    Update,
-)
-from parrot_gateway.generation.requests.grammars import requested_grammar
-from parrot_gateway.generation.requests.types import CompletionBody, Prompts
-from parrot_gateway.generation.requests.validation import (
-    check_context,
-    check_range,
-    check_sampling,
-    check_token_ids,
-    decode,
-    may_be_too_long,
-    refuse,
-    sampling_of,
-)
-from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.settings.model import ServerSettings
-
-#: OpenAI's default.
-DEFAULT_MAX_TOKENS = 16
-MAX_BEST_OF = 20
-MAX_LOGPROBS = 5
-#: Prompts of one call, and candidates of all of them together.
-MAX_PROMPTS = 2048
-MAX_CANDIDATES = 4096
-
-_DECODER = msgspec.json.Decoder(CompletionBody)
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.generation.collect import CollectedPrompt
+from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.request import GenerationRequest, PromptFilled, Update
+from parrot_gateway.generation.requests.types import CompletionBody
 
 
-async def handle_completions(
-    exchange: Exchange,
-    placer: Placer,
-    requested_model: str,
-    body: bytes,
-    server: ServerSettings,
-    *,
-    salt: str = "",
-) -> None:
-    """Answer one call.
-
-    A client that goes away cancels it: the current task is cancelled, and the engine's contexts
-    are freed on the way out.
-
-    Args:
-        exchange: its body has been read, and is `body`.
-        placer: the engines of the model.
-        requested_model: answered as `model`, whatever the engine calls it.
-        body: JSON.
-        server: deadlines.
-        salt: prefixes are shared only under the same one.
-
-    Raises:
-        GatewayError: nothing has been sent yet; a stream's later failures are told in band.
-    """
-    request = decode(body, _DECODER)
-    _check(request, placer)
-    exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-    prompts = await _prompts(request, placer)
-    generation_request = _generation_request(request, placer, prompts, salt)
-    generation = Generation(placer, generation_request, exchange.started + server.call_timeout_s)
-    answer = _Answer(request, placer, requested_model, generation_request)
-    if exchange.reader is not None:
-        echo = answer.echoes[0] if answer.echoes is not None else ""
-        await hand_over(generation, exchange.reader, best_of=generation_request.best_of, echo=echo)
-        return
-    if request.stream:
-        await stream_generation(
-            exchange,
-            generation,
-            keep_alive_s=server.keep_alive_s,
-            opening=b"",
-            encode=answer.events,
-            closing=lambda: answer.writer.usage(generation.state.usage),
-        )
-        return
-    with generation:
-        outcomes = await collect(generation, len(prompts), generation_request.best_of)
-    content = answer.whole(outcomes) | {"usage": usage_dict(generation.state.usage)}
-    await exchange.respond(200, encode(content))
-
-
-def check_completions(body: bytes, served: ServedModel) -> None:
-    """Everything that can be said of a body before its prompt is final.
-
-    Raises:
-        InvalidRequestError: a field is wrong, or this model cannot honour it.
-    """
-    _check(decode(body, _DECODER), served)
-
-
-async def check_completions_fit(body: bytes, served: ServedModel) -> None:
-    """What can be said once the prompt is final.
-
-    Raises:
-        ContextLengthError: it does not fit.
-        InvalidRequestError: it cannot be a prompt.
-    """
-    request = decode(body, _DECODER)
-    if may_be_too_long(body, request, served.info):
-        _generation_request(request, served, await _prompts(request, served), "")
-
-
-def _check(request: CompletionBody, served: ServedModel) -> None:
-    """Everything that can be said before tokenizing."""
-    if request.prompt is None and request.messages is not None:
-        raise InvalidRequestError(
-            "Missing required parameter: 'prompt'. For 'messages' there is /v1/chat/completions.",
-            param="prompt",
-            code="missing_required_parameter",
-        )
-    check_range("max_tokens", request.max_tokens, 0)
-    check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-    check_range("best_of", request.best_of, 0, MAX_BEST_OF)
-    check_sampling(request, served.info)
-    refuse(request, ("suffix",), "is not supported with this model")
-    requested_grammar(request, served.info)
-    # The specification's minimum of 0 can only mean "not given".
-    if request.best_of:
-        n = request.n or 1
-        if request.best_of < n:
-            raise InvalidRequestError(
-                f"Invalid 'best_of': expected a value >= 'n' ({n}), but got {request.best_of} "
-                "instead.",
-                param="best_of",
-                code="invalid_value",
-            )
-        if request.stream and request.best_of > n:
-            raise InvalidRequestError(
-                "Invalid 'best_of': results cannot be streamed when 'best_of' is greater than 'n'.",
-                param="best_of",
-                code="invalid_value",
-            )
-
-
-async def _prompts(request: CompletionBody, served: ServedModel) -> list[Prompt]:
-    """The prompts as tokens, in order.
-
-    Raises:
-        InvalidRequestError: mixed forms, nothing at all, or ids outside the vocabulary.
-        ContextLengthError: a prompt cannot fit.
-    """
-    prompt = request.prompt
-    limit = served.info.max_context_tokens
-    if isinstance(prompt, list) and len(prompt) > max(limit, MAX_PROMPTS):
-        # Too long in every form, so that the form needs no look at each item.
-        if isinstance(prompt[0], int):
-            check_context(limit, len(prompt), _max_tokens(request), param="prompt", noun="prompt")
-        _check_count(len(prompt))
-    if prompt is None:
-        start = start_token(served.tokenizer, served.info)
-        prompts = [Prompt([] if start is None else [start], "")]
-    elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
-        texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
-        _check_count(len(texts))
-        prompts = await prompts_of_texts(
-            served.tokenizer,
-            served.info,
-            texts,
-            add_special_tokens=request.add_special_tokens is not False,
-        )
-    else:
-        lists = _token_lists(prompt)
-        _check_count(len(lists))
-        for ids in lists:
-            # First what takes no look at each id: there may be millions.
-            check_context(limit, len(ids), _max_tokens(request), param="prompt", noun="prompt")
-            check_token_ids("prompt", ids, served.info.vocab_size)
-        prompts = [Prompt(ids) for ids in lists]
-    if any(not item.token_ids for item in prompts):
-        raise InvalidRequestError(
-            "Invalid 'prompt': a prompt without tokens cannot be continued.",
-            param="prompt",
-            code="invalid_value",
-        )
-    return prompts
-
-
-def _token_lists(prompt: Prompts) -> list[list[int]]:
-    if all(isinstance(item, int) for item in prompt):
-        return [cast(list[int], prompt)]
-    if all(isinstance(item, list) for item in prompt):
-        return cast(list[list[int]], prompt)
-    raise InvalidRequestError(
-        "Invalid type for 'prompt': expected a string, an array of strings, an array of token "
-        "ids, or an array of such arrays, but got an array of mixed types instead.",
-        param="prompt",
-        code="invalid_type",
-    )
-
-
-def _check_count(count: int) -> None:
-    if count == 0:
-        raise InvalidRequestError(
-            "Invalid 'prompt': empty array. Expected an array with minimum length 1, but got an "
-            "empty array instead.",
-            param="prompt",
-            code="empty_array",
-        )
-    if count > MAX_PROMPTS:
-        raise InvalidRequestError(
-            f"Invalid 'prompt': array too long. Expected an array with maximum length "
-            f"{MAX_PROMPTS}, but got an array with length {count} instead.",
-            param="prompt",
-            code="array_above_max_length",
-        )
-
-
-def _max_tokens(request: CompletionBody) -> int:
-    return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-
-
-def _generation_request(
-    request: CompletionBody,
-    served: ServedModel,
-    prompts: list[Prompt],
-    salt: str,
-) -> GenerationRequest:
-    max_tokens = _max_tokens(request)
-    for prompt in prompts:
-        check_context(
-            served.info.max_context_tokens,
-            len(prompt.token_ids),
-            max_tokens,
-            param="prompt",
-            noun="prompt",
-        )
-    n = request.n or 1
-    best_of = request.best_of or n
-    if len(prompts) * best_of > MAX_CANDIDATES:
-        raise InvalidRequestError(
-            f"{len(prompts)} prompts with {best_of} candidates each are more than the "
-            f"{MAX_CANDIDATES} that one call may have.",
-            param="best_of" if request.best_of else "n",
-            code="invalid_value",
-        )
-    grammar, grammar_param = requested_grammar(request, served.info)
-    return GenerationRequest(
-        prompts,
-        sampling_of(
-            request,
-            served.info,
-            max_tokens=max_tokens,
-            logprobs=request.logprobs,
-            grammar=grammar,
-        ),
-        n=n,
-        best_of=best_of,
-        prompt_logprobs=request.logprobs if request.echo else None,
-        skip_special_tokens=request.skip_special_tokens is not False,
-        salt=salt,
-        grammar_param=grammar_param or None,
-    )
-
-
-class _Answer:
-    """The shapes of one call's answer."""
+class CompletionAnswer:
+    """The shapes of one call's answer; arguments as of `ChatAnswer`."""
 
     def __init__(
         self,
@@ -294,29 +35,25 @@ class _Answer:
         generation_request: GenerationRequest,
     ) -> None:
         self._request = request
-        self._tokenizer: Tokenizer = served.tokenizer
-        self._asked = generation_request
+        self._tokenizer = served.tokenizer
+        self._generation_request = generation_request
         self._envelope = Envelope("cmpl", served.info, model)
         options = request.stream_options
-        self.writer = ChunkWriter(
+        self._writer = ChunkWriter(
             self._envelope.chunk_head("text_completion"),
             include_usage=options is not None and bool(options.include_usage),
         )
-        #: The prompts as they are echoed, if they are to be.
-        self.echoes = (
-            [self._echo(prompt) for prompt in generation_request.prompts] if request.echo else None
-        )
-        self._heads = [
-            b'{"index":%d,"text":' % index
-            for index in range(len(generation_request.prompts) * generation_request.n)
-        ]
+        self._echoes = generation_request.echoes
+        count = len(generation_request.prompts) * generation_request.n
+        self._heads = [b'{"index":%d,"text":' % index for index in range(count)]
 
-    def _echo(self, prompt: Prompt) -> str:
-        if prompt.text is not None:
-            return prompt.text
-        return self._tokenizer.decode(
-            prompt.token_ids, skip_special_tokens=self._asked.skip_special_tokens
-        )
+    def opening(self) -> bytes:
+        """The events before the first update: none."""
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        """The events after the last update."""
+        return self._writer.usage(usage)
 
     def events(self, update: Update) -> bytes:
         """One update as events; empty when there is nothing to show."""
@@ -328,11 +65,11 @@ class _Answer:
             return b""
         logprobs = b"null"
         if self._request.logprobs is not None:
-            start = 0 if self.echoes is None else len(self.echoes[update.prompt])
+            start = 0 if self._echoes is None else len(self._echoes[update.prompt])
             logprobs = encode(completion_logprobs(self._tokenizer, update.tokens, start))
-        return self.writer.event(
+        return self._writer.event(
             self._choice(
-                update.prompt * self._asked.n + update.choice,
+                update.prompt * self._generation_request.n + update.choice,
                 update.text,
                 logprobs,
                 update.finish_reason,
@@ -342,18 +79,18 @@ class _Answer:
 
     def _prompt_events(self, update: PromptFilled) -> bytes:
         """The echo of a prompt, once for each of its choices; the end of what only was filled."""
-        ends = self._asked.sampling.max_tokens == 0
-        if self.echoes is None and not ends:
+        ends = self._generation_request.sampling.max_tokens == 0
+        if self._echoes is None and not ends:
             return b""
-        text = "" if self.echoes is None else self.echoes[update.prompt]
+        text = "" if self._echoes is None else self._echoes[update.prompt]
         logprobs = b"null"
         if self._request.logprobs is not None:
             logprobs = encode(self._prompt_logprobs(update))
-        first = update.prompt * self._asked.n
+        first = update.prompt * self._generation_request.n
         finish_reason = "length" if ends else None
         return b"".join(
-            self.writer.event(self._choice(index, text, logprobs, finish_reason, b""))
-            for index in range(first, first + self._asked.n)
+            self._writer.event(self._choice(index, text, logprobs, finish_reason, b""))
+            for index in range(first, first + self._generation_request.n)
         )
 
     def _choice(
@@ -371,20 +108,20 @@ class _Answer:
     def _prompt_logprobs(self, update: PromptFilled) -> dict[str, list[Any]]:
         if update.logprobs is None:
             return completion_logprobs(self._tokenizer, ())
-        token_ids = self._asked.prompts[update.prompt].token_ids
+        token_ids = self._generation_request.prompts[update.prompt].token_ids
         return echoed_logprobs(self._tokenizer, token_ids, update.logprobs)
 
-    def whole(self, outcomes: list[Outcome]) -> dict[str, Any]:
-        """The answer that is not streamed, but for its usage."""
+    def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> dict[str, Any]:
+        """The answer that is not streamed."""
         choices: list[dict[str, Any]] = []
-        for prompt, outcome in enumerate(outcomes):
-            echo = "" if self.echoes is None else self.echoes[prompt]
-            for candidate in outcome.candidates:
+        for prompt, entry in enumerate(collected):
+            echo = "" if self._echoes is None else self._echoes[prompt]
+            for candidate in entry.candidates:
                 logprobs = None
                 if self._request.logprobs is not None:
                     logprobs = completion_logprobs(self._tokenizer, candidate.tokens, len(echo))
-                    if self.echoes is not None and outcome.filled is not None:
-                        logprobs = joined(self._prompt_logprobs(outcome.filled), logprobs)
+                    if self._echoes is not None and entry.filled is not None:
+                        logprobs = joined(self._prompt_logprobs(entry.filled), logprobs)
                 choice: dict[str, Any] = {
                     "index": len(choices),
                     "text": echo + candidate.text,
@@ -393,6 +130,11 @@ class _Answer:
                 }
                 if self._request.return_token_ids:
                     choice["token_ids"] = candidate.token_ids
-                    choice["prompt_token_ids"] = self._asked.prompts[prompt].token_ids
+                    choice["prompt_token_ids"] = self._generation_request.prompts[prompt].token_ids
                 choices.append(choice)
-        return {"object": "text_completion", **self._envelope.fields, "choices": choices}
+        return {
+            "object": "text_completion",
+            **self._envelope.fields,
+            "choices": choices,
+            "usage": usage_dict(usage),
+        }

@@ -43,16 +43,18 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.auth import KeyCheck
-from parrot_gateway.http.exchange import Exchange, size_of_headers
+from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.semantic.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
 from parrot_gateway.semantic.semantic_call import objective_of
+from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.session_secret import SessionSecrets
 from parrot_gateway.semantic.templates.json_text import well_formed
 from parrot_gateway.semantic.transforms.transform import parse_transform
 from parrot_gateway.semantic.variable import Variable
-from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.model import ParrotV3Settings
 
 #: What a handler is given besides the body: whose request it is, and the end of its path.
 Handler: TypeAlias = Callable[["_Request"], Awaitable[dict[str, Any]]]
@@ -88,7 +90,10 @@ class ParrotRoutes:
     """The handler of all these routes.
 
     Args:
-        gateway: the parts.
+        models: who serves which.
+        service: the sessions.
+        settings: of these routes.
+        max_body_bytes: of a request.
         keys: checks the keys of callers that send one.
     """
 
@@ -105,11 +110,19 @@ class ParrotRoutes:
         ("POST", "/v1/transform", "Submit a transform of a semantic variable"),
     )
 
-    def __init__(self, gateway: Gateway, keys: KeyCheck) -> None:
-        self._gateway = gateway
-        self._service = gateway.semantic
-        self._settings = gateway.settings.parrot_v3
-        self._max_body_bytes = gateway.settings.server.max_body_bytes
+    def __init__(
+        self,
+        models: ModelDirectory,
+        service: SemanticService,
+        settings: ParrotV3Settings,
+        *,
+        max_body_bytes: int,
+        keys: KeyCheck,
+    ) -> None:
+        self._models = models
+        self._service = service
+        self._settings = settings
+        self._max_body_bytes = max_body_bytes
         self._keys = keys
         self._secrets = SessionSecrets(secrets.token_bytes(32))
         self._routes: dict[str, dict[str, Handler]] = {
@@ -266,7 +279,7 @@ class ParrotRoutes:
         ]
         if model.is_own:
             self._check_token_ids(model.name, body)
-        variables = submit_chain(
+        variables = await submit_chain(
             self._service,
             session,
             ChainSpec(
@@ -276,8 +289,7 @@ class ParrotRoutes:
                 form="messages" if body.model_type == "text" and not model.is_own else "text",
                 objective=objective,
                 name=body.func_name or "",
-                origin=list(request.exchange.scope["headers"]),
-                origin_bytes=size_of_headers(request.exchange.scope["headers"]),
+                headers=list(request.exchange.scope["headers"]),
                 max_characters=self._max_body_bytes,
             ),
         )
@@ -290,18 +302,18 @@ class ParrotRoutes:
         }
 
     def _choose(self, body: SemanticCallBody) -> ChosenModel:
-        gateway = self._gateway
+        models = self._models
         return choose_model(
             body.models or (),
             cast(ModelType, body.model_type or "token_id"),
-            resolve=gateway.resolve,
-            own=gateway.engine_models(),
-            listed=[name for item in gateway.upstreams.values() for name in item.models()],
+            resolve=models.resolve,
+            own=models.engine_models(),
+            listed=[name for item in models.upstreams.values() for name in item.models()],
         )
 
     def _check_token_ids(self, model: str, body: SemanticCallBody) -> None:
         """Refuse ids that the model's vocabulary lacks, if an engine of it is there already."""
-        engines = self._gateway.registry.engines_for(self._gateway.resolve(model).model)
+        engines = self._models.engines_for(self._models.resolve(model).model)
         for index, parameter in enumerate(body.parameters):
             if engines and parameter.sampling_config is not None:
                 where = f"parameters[{index}].sampling_config"

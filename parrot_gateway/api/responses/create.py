@@ -92,7 +92,7 @@ async def handle_responses(
     deadline = exchange.started + server.call_timeout_s
 
     async def answer() -> None:
-        call = _Call(exchange, placer, requested_model, request, store, tenant, history)
+        call = _ResponseCall(exchange, placer, requested_model, request, store, tenant, history)
         await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
 
     conversation = history.conversation
@@ -108,7 +108,7 @@ async def handle_responses(
         conversation.lock.release(lock_request)
 
 
-class _Call:
+class _ResponseCall:
     """One call, from its prompt to its answer."""
 
     def __init__(

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.request import Usage
 from parrot_gateway.generation.responses.store import Cut
 
 #: What says that a response ended, by its status.

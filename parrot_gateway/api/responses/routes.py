@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from parrot_gateway.api.placement import placer_for
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
+from parrot_gateway.generation.placement import ORDINARY_CALL
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.requests.validation import decode, missing_parameter
+from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.settings.model import ServerSettings
 
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"
@@ -36,11 +39,17 @@ class ResponseRoutes:
     """The routes under `/v1/responses` and `/v1/conversations`.
 
     Args:
-        gateway: the parts.
+        models: who serves which.
+        store: what is kept.
+        server: bounds and deadlines.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, models: ModelDirectory, store: ResponseStore, server: ServerSettings
+    ) -> None:
+        self._models = models
+        self._store = store
+        self._server = server
 
     async def answer(self, exchange: Exchange, body: bytes) -> bool:
         """Answer a request that is ours because of an id in it, or because there is no upstream.
@@ -59,14 +68,14 @@ class ResponseRoutes:
         from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 
         path, method = exchange.path, exchange.method
-        stored = StoredResponseRoutes(self._gateway.responses)
+        stored = StoredResponseRoutes(self._store)
         tenant = tenant_of(exchange)
         if path == CONVERSATIONS and method == "POST" and self._is_ours(exchange, body):
             await stored.create_conversation(exchange, tenant, body)
             return True
         if await stored.answer(exchange, tenant, body):
             return True
-        if self._gateway.upstreams:
+        if self._models.upstreams:
             return False
         return await self._answer_alone(exchange, body, not_kept(path))
 
@@ -85,11 +94,11 @@ class ResponseRoutes:
         head = decode(body, _head_decoder)
         model = head.model
         if not model:
-            models = self._gateway.engine_models()
+            models = self._models.engine_models()
             if path == RESPONSES or len(models) != 1:
                 raise missing_parameter("model")
             model = models[0]
-        target = self._gateway.resolve(model)
+        target = self._models.resolve(model)
         assert isinstance(target, EngineTarget)
         return await self.generate(exchange, target.model, model, body)
 
@@ -117,8 +126,8 @@ class ResponseRoutes:
         from parrot_gateway.api.responses.create import handle_responses
         from parrot_gateway.api.responses.input_tokens import handle_input_tokens
 
-        placer = placer_for(exchange, self._gateway, model)
-        store, tenant = self._gateway.responses, tenant_of(exchange)
+        placer = self._models.placer(model, ORDINARY_CALL)
+        store, tenant = self._store, tenant_of(exchange)
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, store=store, tenant=tenant)
             return True
@@ -127,7 +136,7 @@ class ResponseRoutes:
             placer,
             requested_model,
             body,
-            self._gateway.settings.server,
+            self._server,
             store=store,
             tenant=tenant,
         )
@@ -138,13 +147,15 @@ class ResponseRoutes:
         says so; without it the first upstream has it, if there is one."""
         model = model_of(exchange, body)
         if model is not None:
-            return isinstance(self._gateway.resolve(model), EngineTarget)
-        return not self._gateway.upstreams
+            return isinstance(self._models.resolve(model), EngineTarget)
+        return not self._models.upstreams
 
     def _refuse_semantics(self, exchange: Exchange, body: bytes) -> None:
         """Semantic fields belong to chat and completions; nothing is dropped in silence."""
         headers = exchange.scope["headers"]
-        if may_be_semantic(headers, body) and not read_fields(headers, body).is_empty:
+        if not may_be_semantic(headers, body):
+            return
+        if not read_fields(headers, CallRequest("chat", body).known_fields).is_empty:
             raise UnsupportedError(
                 "Semantic variables are not offered on /v1/responses: use "
                 "/v1/chat/completions, with X-Parrot-Context for a kept context.",

@@ -49,41 +49,35 @@ class Identity(NamedTuple):
     source: str
 
 
-class _Body(msgspec.Struct):
-    conversation: Any = None
-    prompt_cache_key: Any = None
-    metadata: Any = None
-
-
-_body_decoder = msgspec.json.Decoder(_Body)
-
-
-def identify(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Identity | None:
+def identify(
+    headers: Iterable[tuple[bytes, bytes]], body: Mapping[str, msgspec.Raw]
+) -> Identity | None:
     """The session that a request names by other means than ours; None when it names none.
 
     Args:
         headers: names in lower case, as ASGI gives them; the first of a name counts.
-        body: JSON; anything else names nothing.
+        body: its fields, undecoded.
     """
     texts: dict[str, str] = {}
     for name, raw in headers:
         texts.setdefault(name.decode("latin-1"), raw.decode("utf-8", "replace").strip())
-    fields = _fields(body)
-    for source, value in _candidates(texts, fields):
+    for source, value in _candidates(texts, body):
         if value and len(value) <= MAX_LENGTH and value.isprintable():
             return Identity(f"{source}:{value}", source)
     return None
 
 
-def _fields(body: bytes) -> _Body:
+def _value(body: Mapping[str, msgspec.Raw], name: str) -> Any:
     try:
-        return _body_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Body()
+        return msgspec.json.decode(body.get(name, b"null"))
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
-def _candidates(headers: Mapping[str, str], body: _Body) -> Iterable[tuple[str, str]]:
-    conversation = body.conversation
+def _candidates(
+    headers: Mapping[str, str], body: Mapping[str, msgspec.Raw]
+) -> Iterable[tuple[str, str]]:
+    conversation = _value(body, "conversation")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
     yield "conversation", _text(conversation)
@@ -98,8 +92,8 @@ def _candidates(headers: Mapping[str, str], body: _Body) -> Iterable[tuple[str, 
     yield "baggage", _of_baggage(headers.get("baggage", ""))
     trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     yield "traceparent", trace[1] if trace is not None and set(trace[1]) != {"0"} else ""
-    yield "prompt_cache_key", _text(body.prompt_cache_key)
-    metadata = body.metadata
+    yield "prompt_cache_key", _text(_value(body, "prompt_cache_key"))
+    metadata = _value(body, "metadata")
     yield "metadata", _text(metadata.get("session_id")) if isinstance(metadata, dict) else ""
 
 

@@ -13,8 +13,8 @@ from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
 from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.server.gateway import Gateway
 
 #: Sessions listed at most, last used first.
 MAX_LISTED = 1000
@@ -30,11 +30,11 @@ class SessionRoutes:
     """The routes.
 
     Args:
-        gateway: the parts.
+        service: the sessions.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._service = gateway.semantic
+    def __init__(self, service: SemanticService) -> None:
+        self._service = service
 
     def register(self, table: RouteTable) -> None:
         """Enter them into a table."""

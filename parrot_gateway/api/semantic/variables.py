@@ -25,11 +25,12 @@ from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.graph.objective import parse_objective
+from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
 from parrot_gateway.semantic.templates.reference import find_references, reference_of
 from parrot_gateway.semantic.variable import Variable
-from parrot_gateway.server.gateway import Gateway
+from parrot_gateway.settings.model import ServerSettings
 
 
 class _Creation(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,12 +58,13 @@ class VariableRoutes:
     """The routes.
 
     Args:
-        gateway: the parts.
+        service: the sessions.
+        server: bounds and deadlines.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._service = gateway.semantic
-        self._server = gateway.settings.server
+    def __init__(self, service: SemanticService, server: ServerSettings) -> None:
+        self._service = service
+        self._server = server
 
     def register(self, table: RouteTable) -> None:
         """Enter them into a table."""

@@ -101,7 +101,7 @@ class EventTail:
         if rest:
             self._remember(rest)
             self._mid_event = True
-        if self._is_ended():
+        if self.is_complete:
             return rest
         closing = b"\n\n" if self._mid_event else b""
         return rest + closing + self._error_event(error)
@@ -134,7 +134,9 @@ class EventTail:
             self._ended = self.done = bool(_DONE_LAST.search(chunk[-_DONE_BYTES:]))
             self.done = self.done and not self._held
 
-    def _is_ended(self) -> bool:
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer came to its end."""
         mark = _END_MARKS.get(self._dialect)
         return (
             self._ended

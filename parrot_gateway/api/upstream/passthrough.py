@@ -12,24 +12,30 @@ No keep-alive comments are put into a silent upstream's stream: its bytes pass a
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
 import msgspec
 
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
 from parrot_gateway.api.upstream.multipart_field import form_field
-from parrot_gateway.engines.hints import HINTED_PATHS, with_hints
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
-from parrot_gateway.engines.usage import usage_of_body
+from parrot_gateway.engines.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
+    AnswerError,
     DeadlineError,
     GatewayError,
     InvalidRequestError,
     OverloadedError,
     UpstreamError,
+)
+from parrot_gateway.generation.observer import GenerationObserver, Observers
+from parrot_gateway.generation.upstream_call import (
+    MAX_HELD_BYTES,
+    UpstreamAnswerReader,
+    incomplete,
+    rewrite,
 )
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
 
@@ -41,8 +47,6 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: How long `[DONE]` is held back for the end of the upstream's stream, which servers write by
 #: itself right behind it: so that both go on in one piece.
 _END_PATIENCE_S = 0.01
-#: The field of a body that is meant for the gateway.
-_OURS = re.compile(rb'"parrot"')
 
 
 class _Envelope(msgspec.Struct):
@@ -50,20 +54,17 @@ class _Envelope(msgspec.Struct):
 
 
 _envelope_decoder = msgspec.json.Decoder(_Envelope)
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 async def forward(
     exchange: Exchange,
     upstream: Upstream,
     *,
-    model: str | None,
-    requested_model: str | None,
     path: str,
     body: bytes,
-    stream: bool = False,
     timeout_s: float | None = None,
     fallback: Fallback | None = None,
+    observers: Iterable[GenerationObserver] = (),
 ) -> None:
     """Let `upstream` answer this exchange. Call after the request body has been read.
 
@@ -71,17 +72,14 @@ async def forward(
     upstream's request is aborted.
 
     Args:
-        exchange: not answered yet.
+        exchange: not answered yet, or begun with comments as a stream.
         upstream: where to.
-        model: the name that the upstream knows.
-        requested_model: the name that the body holds.
         path: the route (`/v1/…`), which decides how streams end.
-        body: as received.
-        stream: the caller asked for an event stream. The upstream's content type decides what is
-            sent; this only tells an unexpected answer.
+        body: as the upstream gets it (`upstream_body`).
         timeout_s: the whole call ends after this time with a `DeadlineError`.
         fallback: called instead of answering when the upstream has `fallback` set and cannot
             answer, while nothing has been sent.
+        observers: are told of the answer to a chat or a completion.
 
     Raises:
         GatewayError: nothing has been sent yet; the caller answers with it.
@@ -89,11 +87,7 @@ async def forward(
             connection must be cut, for nothing else tells the client.
         ClientDisconnected: the client went away.
     """
-    body = rewrite(body, None if model == requested_model else model)
-    style = upstream.settings.hints
-    if style != "none" and path in HINTED_PATHS:
-        body = with_hints(body, style, exchange.metadata)
-    await _Relay(exchange, upstream, path, stream).run(body, timeout_s, fallback)
+    await _Relay(exchange, upstream, path, Observers(observers)).run(body, timeout_s, fallback)
 
 
 async def forward_any(
@@ -123,7 +117,7 @@ async def forward_any(
             f"JSON body: name '{model}' itself.",
             param="model",
         )
-    await _Relay(exchange, upstream, exchange.path, False).run(body, timeout_s, fallback)
+    await _Relay(exchange, upstream, exchange.path).run(body, timeout_s, fallback)
 
 
 def model_of(exchange: Exchange, body: bytes) -> str | None:
@@ -150,39 +144,28 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
     return None
 
 
-def rewrite(body: bytes, model: str | None) -> bytes:
-    """`body` with another `model` (unless None) and without `parrot`; the very same object when
-    there is nothing to change. The values of all other fields keep their bytes.
-
-    Raises:
-        InvalidRequestError: the body has to be changed and is no JSON object.
-    """
-    # NOTE: the expression takes half the time of `in`.
-    if model is None and _OURS.search(body) is None:
-        return body
-    try:
-        fields = _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"The body is not a JSON object: {error}") from None
-    if fields.pop("parrot", None) is None and model is None:
-        return body
-    if model is not None:
-        fields["model"] = msgspec.Raw(msgspec.json.encode(model))
-    return msgspec.json.encode(fields)
-
-
 class _Relay:
     """One call on its way through."""
 
-    __slots__ = ("_accounted", "_events", "_exchange", "_path", "_stream", "_upstream")
+    __slots__ = (
+        "_accounted", "_events", "_exchange", "_observers", "_path", "_reader", "_upstream"
+    )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, upstream: Upstream, path: str, stream: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        upstream: Upstream,
+        path: str,
+        observers: Observers | None = None,
+    ) -> None:
         self._exchange = exchange
         self._upstream = upstream
         self._path = path
-        self._stream = stream
         self._accounted = path.endswith(_ACCOUNTED)
         self._events: EventTail | None = None
+        self._observers = Observers() if observers is None else observers
+        #: Reads the answer for observers, until it cannot be read.
+        self._reader: UpstreamAnswerReader | None = None
 
     async def run(self, body: bytes, timeout_s: float | None, fallback: Fallback | None) -> None:
         exchange = self._exchange
@@ -193,15 +176,20 @@ class _Relay:
         try:
             async with asyncio.timeout(timeout_s):
                 answered = await self._answer(body, other)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            self._observers.failed(error)
             if exchange.disconnected:
                 task.uncancel()
                 raise ClientDisconnected from None
             raise
         except TimeoutError:
-            error = DeadlineError(f"The call took longer than {timeout_s:g} s.")
-            await self._fail(error)
+            late = DeadlineError(f"The call took longer than {timeout_s:g} s.")
+            self._observers.failed(late)
+            await self._fail(late)
             return
+        except Exception as error:
+            self._observers.failed(error)
+            raise
         finally:
             exchange.finish()
         if not answered and fallback is not None and other is not None:
@@ -235,21 +223,33 @@ class _Relay:
 
     async def _pass_on(self, response: UpstreamResponse) -> None:
         upstream, exchange = self._upstream, self._exchange
+        self._observers.started(upstream.name, 0.0, "")
+        if self._observers.reads_text:
+            self._reader = UpstreamAnswerReader(self._observers)
+            self._reader.start(response.status, response.content_type.encode())
         headers = response.headers
         headers.append((b"x-parrot-engine", upstream.name.encode()))
         if response.exhausted:
             headers = [item for item in headers if item[0] != b"x-should-retry"]
             headers.append((b"x-should-retry", b"false"))
         succeeded = response.status < 400
-        if response.content_type == "text/event-stream" and not response.encoded:
+        is_stream = response.content_type == "text/event-stream" and not response.encoded
+        if exchange.responded and not (is_stream and succeeded):
+            await self._end_in_band(response)
+            return
+        if is_stream:
             self._events = events = EventTail(dialect_of(self._path))
             await self._pass_events(response, headers, events)
             if succeeded and self._accounted:
                 upstream.usage.add(events.usage())
             return
+        self._follow(response.first)
         if response.at_eof and exchange.method != "HEAD":
+            usage = None
             if succeeded and self._accounted:
-                upstream.usage.add(None if response.encoded else usage_of_body(response.first))
+                usage = None if response.encoded else usage_of_body(response.first)
+                upstream.usage.add(usage)
+            self._end_following(usage)
             await exchange.respond(response.status, response.first, headers)
             return
         if response.announced_length is not None:
@@ -258,7 +258,9 @@ class _Relay:
         while not response.at_eof:
             chunk = await response.read()
             if chunk:
+                self._follow(chunk)
                 await exchange.write(chunk)
+        self._end_following(None)
         await exchange.end_stream()
         if succeeded and self._accounted:
             upstream.usage.add(None)
@@ -270,6 +272,7 @@ class _Relay:
         exchange.fail_in_band = self._fail
         if not any(name == b"x-accel-buffering" for name, _ in headers):
             headers.append((b"x-accel-buffering", b"no"))
+        self._follow(response.first)
         ready = events.feed(response.first)
         last = b""
         try:
@@ -281,16 +284,19 @@ class _Relay:
                         await exchange.write(ready)
                     else:
                         await exchange.start_stream(response.status, headers, ready)
-                ready = events.feed(await response.read())
-            last = events.end(
-                UpstreamError(
-                    f"The upstream '{self._upstream.name}' ended its stream before the answer "
-                    "was complete."
-                )
-            )
+                chunk = await response.read()
+                self._follow(chunk)
+                ready = events.feed(chunk)
+            broken = incomplete(self._upstream)
+            last = events.end(broken)
+            if events.is_complete:
+                self._end_following(events.usage())
+            else:
+                self._observers.failed(broken)
         except UpstreamError as error:
             if not exchange.responded:
                 raise
+            self._observers.failed(error)
             ready, last = ready if events.done else b"", events.fail(error)
         if not exchange.responded:
             await exchange.start_stream(response.status, headers, ready)
@@ -298,6 +304,45 @@ class _Relay:
         # NOTE: the end of the stream in the same write as its last bytes, so that clients find
         # the connection ready for their next request.
         await exchange.end_stream(ready + last)
+
+    async def _end_in_band(self, response: UpstreamResponse) -> None:
+        """End a stream that was begun with comments, by an answer that is none."""
+        collected = bytearray(response.first)
+        self._follow(response.first)
+        while not response.at_eof and len(collected) < MAX_HELD_BYTES:
+            chunk = await response.read()
+            self._follow(chunk)
+            collected += chunk
+        self._end_following(None)
+        try:
+            fields = msgspec.json.decode(bytes(collected), type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            fields = {}
+        if "error" in fields:
+            data = msgspec.json.encode({"error": fields["error"]})
+        else:
+            data = GatewayError("The model's server did not answer with a stream.").body()
+        await self._exchange.end_stream(b"data: " + data + b"\n\ndata: [DONE]\n\n")
+
+    def _follow(self, data: bytes) -> None:
+        """Tell observers what bytes say; what cannot be read is no fault of the client's."""
+        if self._reader is None:
+            return
+        try:
+            self._reader.feed(data)
+        except AnswerError as error:
+            self._reader = None
+            self._observers.failed(error)
+
+    def _end_following(self, usage: Usage | None) -> None:
+        if self._reader is None:
+            if not self._observers.reads_text:
+                self._observers.ended(usage)
+            return
+        try:
+            self._reader.end()
+        except AnswerError as error:
+            self._observers.failed(error)
 
     async def _fail(self, error: GatewayError) -> None:
         if self._exchange.completed:

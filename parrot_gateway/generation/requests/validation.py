@@ -1,7 +1,7 @@
 """Decodes request bodies and checks them, with errors worded as OpenAI's.
 
-Everything raised here is a 400 that names the field in `param`. Which fields exist is in `shapes`;
-what they become is decided by the handlers.
+Everything raised here is a 400 that names the field in `param`. Which fields exist is in `types`;
+what they become is decided by the modules of each kind of request.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ MAX_STOP_TOKEN_IDS = 1024
 MIN_TOP_P = 1e-9
 
 _Body = TypeVar("_Body")
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
+# Pairs first, so that only halves without their other half are left.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 _TYPE_ERROR = re.compile(r"Expected `(?P<wanted>.+)`, got `(?P<got>.+)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.+?)`", re.DOTALL)
@@ -56,10 +65,52 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
     except RecursionError:
         raise nested_too_deeply() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = "it is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise InvalidRequestError(
-            f"We could not parse the JSON body of your request: {reason}."
-        ) from None
+        raise _not_json(error) from None
+
+
+def read_object(body: bytes) -> tuple[bytes, dict[str, msgspec.Raw]]:
+    """The body, with lone surrogates replaced, and its fields, undecoded.
+
+    Raises:
+        InvalidRequestError: it is no JSON object or not valid UTF-8.
+    """
+    return _read_raw(body, _OBJECT)
+
+
+def read_value(body: bytes) -> tuple[bytes, msgspec.Raw]:
+    """The same of any JSON value."""
+    return _read_raw(body, _VALUE)
+
+
+def _read_raw(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> tuple[bytes, _Body]:
+    try:
+        # NOTE: msgspec does not look into what it leaves raw.
+        if not body.isascii():
+            body.decode()
+        try:
+            return body, decoder.decode(body)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # Some clients send what was cut in two.
+            mended = mend_surrogates(body)
+            return mended, decoder.decode(mended)
+    except msgspec.ValidationError:
+        raise _explain("") from None
+    except RecursionError:
+        raise nested_too_deeply() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(error) from None
+
+
+def mend_surrogates(document: bytes) -> bytes:
+    """A JSON document with escapes of lone surrogates replaced by that of U+FFFD; linear."""
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], document)
+
+
+def _not_json(error: Exception) -> InvalidRequestError:
+    reason = "it is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    return InvalidRequestError(f"We could not parse the JSON body of your request: {reason}.")
 
 
 def nested_too_deeply(name: str | None = None) -> InvalidRequestError:
@@ -363,12 +414,3 @@ def check_context(
             f"in the completion). Please reduce the length of the {noun} or completion.",
             param=param,
         )
-
-
-def may_be_too_long(body: bytes, request: SamplingFields, info: EngineInfo) -> bool:
-    """Whether it takes tokenizing to know that a request fits the model's context.
-
-    No token is shorter than a byte, so most requests can be seen to fit.
-    """
-    asked = max(request.max_tokens or 0, getattr(request, "max_completion_tokens", None) or 0)
-    return len(body) + asked > info.max_context_tokens

@@ -16,6 +16,7 @@ out as a call before that showed.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -37,6 +38,8 @@ class CallBegin(NamedTuple):
 
     call: int
     name: str
+    #: Minted by `ToolCallText`, or given by an upstream.
+    id: str = ""
 
 
 class ArgumentsPiece(NamedTuple):
@@ -74,6 +77,43 @@ WRITINGS: dict[ToolFormat, Writing] = {
 _PYTHON_TAG = "<|python_tag|>"
 #: What may stand between the objects of calls.
 _GLUE = " \t\r\n,;[]"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParsing:
+    """How the text of a call that may use tools is read."""
+
+    format: ToolFormat
+    #: The tools that may be called.
+    names: frozenset[str]
+    #: The text holds nothing but calls; what looks like content is one that was cut off.
+    calls_only: bool = False
+
+
+class ToolCallText:
+    """Splits the text of one candidate into content and calls, each with an unguessable id."""
+
+    __slots__ = ("_calls_only", "_reader", "has_calls")
+
+    def __init__(self, parsing: ToolParsing) -> None:
+        self._calls_only = parsing.calls_only
+        self._reader = ToolCallReader(parsing.format, parsing.names)
+        #: Whether a call has begun.
+        self.has_calls = False
+
+    def push(self, text: str, *, ends: bool) -> list[ToolPiece]:
+        """Take more text; `ends`: it is the last."""
+        found = self._reader.push(text)
+        if ends:
+            found += self._reader.finish()
+        pieces: list[ToolPiece] = []
+        for piece in found:
+            if isinstance(piece, CallBegin):
+                self.has_calls = True
+                pieces.append(piece._replace(id="call_" + secrets.token_hex(12)))
+            elif not (self._calls_only and isinstance(piece, ContentPiece)):
+                pieces.append(piece)
+        return pieces
 
 
 class ToolCallReader:

@@ -1,6 +1,6 @@
 """Which deterministic calls of a session are in work or done, so that none is run twice.
 
-Two calls are identical when route, rendered body and transform are; which fields of a body cannot
+Two calls are identical when kind, body with values and transform are; which fields of a body cannot
 change the text is known here. Holds ids, never texts.
 """
 
@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.variable import Variable
 
@@ -21,31 +22,27 @@ MAX_REMEMBERED = 4096
 _IRRELEVANT = frozenset(
     {"stream", "stream_options", "user", "metadata", "safety_identifier", "store", "parrot"}
 )
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEMPERATURE = msgspec.json.Decoder(float | None)
+_NULL = msgspec.Raw(b"null")
+_SEED = msgspec.json.Decoder(int | None)
 
 
-class _Determined(msgspec.Struct):
-    temperature: float | None = None
-    seed: int | None = None
-
-
-_determined_decoder = msgspec.json.Decoder(_Determined)
-
-
-def is_deterministic(body: bytes) -> bool:
-    """Whether the same body asks for the same text: temperature 0, or a seed."""
+def is_deterministic(request: CallRequest) -> bool:
+    """Whether the same request asks for the same text: temperature 0, or a seed."""
+    fields = request.fields
     try:
-        found = _determined_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        temperature = _TEMPERATURE.decode(fields.get("temperature", _NULL))
+        seed = _SEED.decode(fields.get("seed", _NULL))
+    except msgspec.DecodeError:
         return False
-    return found.temperature == 0 or found.seed is not None
+    return temperature == 0 or seed is not None
 
 
-def fingerprint(path: str, body: bytes, transform: str) -> bytes:
+def fingerprint(request: CallRequest, transform: str) -> bytes:
     """Equal for identical calls only."""
-    fields = _FIELDS.decode(body)
+    fields = request.fields
     digest = hashlib.blake2b(digest_size=16)
-    texts = [path.encode(), transform.encode()]
+    texts = [request.kind.encode(), transform.encode()]
     for name in sorted(fields.keys() - _IRRELEVANT):
         texts += (name.encode(), bytes(fields[name]))
     for text in texts:
@@ -60,17 +57,18 @@ class DeduplicationCache:
     def __init__(self) -> None:
         self._sessions: dict[str, OrderedDict[bytes, str]] = {}
 
-    def find(self, job: Job, body: bytes) -> Variable | None:
+    def find(self, job: Job, request: CallRequest) -> Variable | None:
         """The output of an identical call that was begun before; else `job`'s is remembered.
 
         Args:
             job: has an output.
-            body: as rendered.
+            request: with values bound.
         """
-        if job.output is None or not is_deterministic(body):
+        # NOTE: asked of the request before values were bound, which have no part in this.
+        if job.output is None or job.spec.request is None or not is_deterministic(job.spec.request):
             return None
         transform = job.spec.transform
-        key = fingerprint(job.spec.path, body, "" if transform is None else transform.text)
+        key = fingerprint(request, "" if transform is None else transform.text)
         known = self._sessions.setdefault(job.session.id, OrderedDict())
         variable = job.session.get(known[key]) if key in known else None
         if variable is not None and variable.state in ("running", "ready"):

@@ -2,9 +2,9 @@
 
 Driven by events: variables tell the executor that they changed, and nothing is polled. Failures,
 cancellations and time-outs travel to whatever depends on them. How a call is answered by a model is
-the business of a `CallRunner`; which session it belongs to, of `semantic_service`.
+the business of `call_runner`; which session it belongs to, of `semantic.service`.
 
-A call is **deferred** (the executor runs it itself, through the runner) or **attended** (a client
+A call is **deferred** (the executor runs it itself) or **attended** (a client
 waits on its own connection: the executor tells when its inputs are there, and is told how it
 ended).
 """
@@ -16,10 +16,11 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from parrot_gateway.exceptions import DeadlineError, GatewayError, OverloadedError
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.execution.deduplication import DeduplicationCache
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.unfinished import UnfinishedJobs
@@ -33,20 +34,6 @@ MAX_TRIES = 8
 MAX_RETRY_S = 30.0
 #: Calls that may have ended in line before they are looked for.
 _MAX_ENDED_IN_LINE = 64
-
-
-class CallRunner(Protocol):
-    """Lets a model answer a call."""
-
-    async def run(self, job: Job, body: bytes) -> None:
-        """Answer `job`, whose body is `body`, telling it of text (`job.append`) as it comes.
-
-        Cancelling it ends the work on the engine.
-
-        Raises:
-            GatewayError: the call failed.
-        """
-        ...
 
 
 class ExecutorStatistics(NamedTuple):
@@ -76,6 +63,9 @@ class Executor:
         limits: how much may wait.
         run_timeout_s: how long a call may run, and an attended one wait and run together.
         clock: the time, in seconds; for the graph's times only.
+        run: lets a model answer a deferred call, telling the job of text as it comes
+            (`Job.append`); raises a `GatewayError` when the call failed, and ends the work on the
+            engine when it is cancelled.
         on_wait: is told of a call that waits for inputs, anew with each that arrives.
         on_start: is told of a call that is about to run, so that its objective is up to date.
         on_end: is told of a call that has ended.
@@ -87,6 +77,7 @@ class Executor:
         *,
         run_timeout_s: float,
         clock: Callable[[], float],
+        run: Callable[[Job, CallRequest], Awaitable[None]],
         on_wait: Callable[[Job], None] = lambda job: None,
         on_start: Callable[[Job], None] = lambda job: None,
         on_end: Callable[[Job], None] = lambda job: None,
@@ -94,11 +85,10 @@ class Executor:
         self._limits = limits
         self._run_timeout_s = run_timeout_s
         self._clock = clock
+        self._run_on_model = run
         self._on_wait = on_wait
         self._on_start = on_start
         self._on_end = on_end
-        #: Answers deferred calls; set before the first is submitted.
-        self.runner: CallRunner | None = None
         self.unfinished = UnfinishedJobs(limits)
         self._deduplication = DeduplicationCache()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -247,15 +237,14 @@ class Executor:
 
     async def _answer(self, job: Job) -> None:
         """Get the text of a call, from a model or from an identical call."""
-        body = job.render()
-        twin = self._deduplication.find(job, body) if job.spec.dedupe else None
+        request = job.bound_request()
+        twin = self._deduplication.find(job, request) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
             self._deduplicated += 1
             return
-        assert self.runner is not None
         for tries_left in reversed(range(MAX_TRIES)):
             try:
-                await self.runner.run(job, body)
+                await self._run_on_model(job, request)
             except OverloadedError as error:
                 # The client of a deferred call is not there to come back later.
                 if job.has_text or error.retry_after_s is None or not tries_left:

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import msgspec
 from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
 from parrot_gateway.exceptions import GatewayError, OverloadedError
 from parrot_gateway.generation.generate import Channel, GenerationEngine
 from parrot_gateway.generation.placement import salt_of
+from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.semantic.execution.job import Job
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ MAX_CANDIDATES = 1024
 CACHE_SHARE = 0.25
 #: How long an engine has to be quiet first: between two calls of a chain it looks idle too.
 QUIET_S = 0.01
+#: Of ordinary text, at least.
+CHARACTERS_PER_TOKEN = 3
 #: Longest wait for one portion.
 PORTION_TIMEOUT_S = 60.0
 
@@ -70,8 +75,6 @@ class QuietEngine(GenerationEngine, Protocol):
         ...
 
 
-#: The prefix of a call's prompt as tokens, as the model of an engine has them.
-ReadPromptPrefix = Callable[[Job, GenerationEngine], Awaitable[list[int]]]
 #: The engine where a model's next call will probably run; None when there is none.
 ChooseEngine = Callable[[str], QuietEngine | None]
 
@@ -106,13 +109,11 @@ class FillAhead:
         min_tokens: prefixes shorter than this are left alone, and so is one that has grown by
             less since it was filled; 0 turns everything off.
         choose: where to fill.
-        read: what to fill.
     """
 
-    def __init__(self, min_tokens: int, choose: ChooseEngine, read: ReadPromptPrefix) -> None:
+    def __init__(self, min_tokens: int, choose: ChooseEngine) -> None:
         self._min_tokens = min_tokens
         self._choose = choose
-        self._read = read
         #: By model, the calls to be looked at, each once.
         self._candidates: dict[str, dict[str, Job]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
@@ -200,7 +201,7 @@ class FillAhead:
 
     async def _fill_for(self, job: Job, engine: QuietEngine) -> None:
         try:
-            tokens = await self._read(job, engine)
+            tokens = await read_prompt_prefix(job, engine, self._min_tokens)
             count = max(0, len(tokens) - UNSURE_TOKENS)
             # Only whole blocks can be found again.
             count -= count % engine.info.block_size
@@ -235,6 +236,44 @@ class FillAhead:
         held = sum(held.tokens for held in self._held.values() if held.engine_id == engine.id)
         capacity = engine.info.num_blocks * engine.info.block_size
         return held + more <= CACHE_SHARE * capacity
+
+
+async def read_prompt_prefix(job: Job, engine: GenerationEngine, min_tokens: int) -> list[int]:
+    """The prefix of a call's prompt as tokens; the last ones may change with what follows.
+
+    A marker takes the place of each missing input, and what comes before the first marker in the
+    whole rendered prompt is the prefix: whatever a chat template writes around messages is part of
+    it. A prefix that looks shorter than `min_tokens` is not tokenized to find out.
+
+    Raises:
+        GatewayError: the prompt cannot be rendered so far.
+    """
+    # Letters and digits only: they stay what they are in the strings of JSON documents.
+    marker = secrets.token_hex(16)
+    request = job.known_request(marker)
+    typed, least = request.typed, CHARACTERS_PER_TOKEN * min_tokens
+    # Imported here because they load the tokenizer's library, which a gateway that only passes
+    # calls on does not need.
+    from parrot_gateway.generation.prompts import prompts_of_texts
+    from parrot_gateway.generation.requests.messages import render_chat_aside
+
+    if isinstance(typed, ChatBody):
+        if msgspec.json.encode(typed.messages).find(marker.encode()) < least:
+            return []
+        text = await render_chat_aside(engine.tokenizer, typed, request.size)
+        special = bool(typed.add_special_tokens)
+    else:
+        if not isinstance(typed.prompt, str) or typed.prompt.find(marker) < least:
+            return []
+        text, special = typed.prompt, typed.add_special_tokens is not False
+    before, found, _ = text.partition(marker)
+    if not found:
+        # The template leaves it out.
+        return []
+    (prompt,) = await prompts_of_texts(
+        engine.tokenizer, engine.info, [before], add_special_tokens=special
+    )
+    return prompt.token_ids
 
 
 async def _filled(channel: Channel, tokens: list[int]) -> Filled:

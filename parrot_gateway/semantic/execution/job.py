@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from parrot_gateway.exceptions import CallCancelledError, GatewayError, ValueTooLargeError
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import ContextUse
 from parrot_gateway.semantic.graph.node import CallNode, TransformNode
@@ -58,7 +59,7 @@ class Job:
         self.output = output
         self.attended = attended
         self.context = context
-        self.held_bytes = len(spec.body) + spec.origin_bytes
+        self.held_bytes = spec.size_bytes
         #: Its inputs are there.
         self.is_ready = False
         #: The model has written something.
@@ -139,30 +140,28 @@ class Job:
             self.timer.cancel()
             self.timer = None
 
-    def render(self) -> bytes:
-        """The body with the values of its inputs, behind what its context holds.
+    def bound_request(self) -> CallRequest:
+        """The request with the values of its inputs, behind what its context holds.
 
         Raises:
             RequestTooLargeError: they come to too much.
             GatewayError: the context cannot take it, see `ContextUse.compose`.
         """
         assert self._template is not None
+        assert self.spec.request is not None
         values = {key: variable.value or "" for key, variable in self.inputs.items()}
-        body = self._template.render(values)
-        return body if self.context is None else self.context.compose(body)
+        request = self.spec.request.bound(self._template, values)
+        return request if self.context is None else self.context.compose(request)
 
-    def render_known(self, marker: str) -> bytes:
-        """The body with the values that are there, and `marker` in place of each that is not.
-
-        Raises:
-            RequestTooLargeError: they come to too much.
-        """
+    def known_request(self, marker: str) -> CallRequest:
+        """The request with the values that are there, and `marker` in place of each that is not."""
         assert self._template is not None
+        assert self.spec.request is not None
         values = {
             key: marker if variable.value is None else variable.value
             for key, variable in self.inputs.items()
         }
-        return self._template.render(values)
+        return self.spec.request.bound(self._template, values)
 
     # -- an attended call's client ----------------------------------------------------------
 

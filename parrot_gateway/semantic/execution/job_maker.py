@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-import msgspec
 from parrot_scheduler.task import THROUGHPUT
 
 from parrot_gateway.exceptions import InvalidRequestError
@@ -19,13 +18,6 @@ from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Variable
 
 
-class _Head(msgspec.Struct):
-    model: str | None = None
-
-
-_head_decoder = msgspec.json.Decoder(_Head)
-
-
 def _mint_call_id() -> str:
     """An unguessable id."""
     return "call_" + secrets.token_hex(12)
@@ -37,9 +29,8 @@ def template_of(spec: CallSpec) -> BodyTemplate:
     Raises:
         InvalidRequestError: it is no JSON object.
     """
-    return BodyTemplate.of(
-        spec.body, spec.path, spec.inputs, without=("parrot",), verbatim=spec.verbatim
-    )
+    assert spec.request is not None
+    return BodyTemplate.of_call(spec.request, spec.inputs, verbatim=spec.verbatim)
 
 
 def job_of_call(
@@ -62,6 +53,7 @@ def job_of_call(
         VariableNotFoundError: a reference is unknown, expired or foreign.
         GatewayError: it cannot go on from its context, see `contexts.enter`.
     """
+    assert spec.request is not None
     if template is None:
         template = template_of(spec)
     if not spec.verbatim:
@@ -84,7 +76,7 @@ def job_of_call(
         output=spec.output,
         name=spec.name or (output.name if output is not None else ""),
         submitted=now,
-        model=_head_decoder.decode(spec.body).model or "",
+        model=spec.request.semantic_head.model or "",
         given_objective=spec.objective,
         objective=spec.objective or THROUGHPUT,
         priority=spec.priority,
@@ -94,7 +86,7 @@ def job_of_call(
     )
     context = None
     if spec.context is not None:
-        context = enter(session, spec.context, spec.path, spec.body)
+        context = enter(session, spec.context, spec.request)
     return Job(
         node,
         session,
@@ -129,7 +121,7 @@ def job_of_transform(
     return Job(
         node,
         session,
-        CallSpec(path="", body=b"", output=output.id, transform=transform, dedupe=False),
+        CallSpec(request=None, output=output.id, transform=transform, dedupe=False),
         None,
         inputs={source.id: source},
         foreign={},

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.semantic.templates.json_text import mend_surrogates
+from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.validation import read_object, read_value
 from parrot_gateway.semantic.templates.prompt_locations import (
     ANYTHING,
     PROMPT_LOCATIONS,
@@ -59,7 +60,6 @@ _Child: TypeAlias = "msgspec.Raw | _Node"
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
-_VALUE = msgspec.json.Decoder(msgspec.Raw)
 _STRING = msgspec.json.Decoder(str)
 
 
@@ -91,17 +91,16 @@ class BodyTemplate:
     def of(
         cls,
         body: bytes,
-        path: str,
+        kind: str,
         inputs: Mapping[str, Binding] | None = None,
         *,
         without: Collection[str] = (),
         verbatim: bool = False,
     ) -> BodyTemplate:
-        """Read the body of a request to `path`, such as `/v1/chat/completions`.
-
-        A path that `PROMPT_LOCATIONS` does not know has no texts.
+        """Read the body of a request.
 
         Args:
+            kind: a key of `PROMPT_LOCATIONS`; any other has no texts.
             inputs: the declared placeholders.
             without: fields of the body to leave out.
             verbatim: values are put in as they are, also where they land in the strings of a JSON
@@ -110,15 +109,46 @@ class BodyTemplate:
         Raises:
             InvalidRequestError: the body is not a JSON object, or not valid UTF-8.
         """
-        declared = inputs or {}
-        body, fields = _read(body, _OBJECT)
-        compiler = _Compiler(declared, verbatim=verbatim)
-        root = compiler.compile_fields(fields, PROMPT_LOCATIONS.get(path, PromptLocation()))
+        body, fields = read_object(body)
+        return cls._of(body, fields, kind, inputs or {}, without=without, verbatim=verbatim)
+
+    @classmethod
+    def of_call(
+        cls,
+        request: CallRequest,
+        inputs: Mapping[str, Binding] | None = None,
+        *,
+        verbatim: bool = False,
+    ) -> BodyTemplate:
+        """Read a call, whose field `parrot` is left out; others as in `of`."""
+        fields = request.fields
+        return cls._of(
+            request.body,
+            fields,
+            request.kind,
+            inputs or {},
+            without=("parrot",),
+            verbatim=verbatim,
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        body: bytes,
+        fields: dict[str, msgspec.Raw],
+        kind: str,
+        inputs: Mapping[str, Binding],
+        *,
+        without: Collection[str],
+        verbatim: bool,
+    ) -> BodyTemplate:
+        compiler = _Compiler(inputs, verbatim=verbatim)
+        root = compiler.compile_fields(fields, PROMPT_LOCATIONS.get(kind, PromptLocation()))
         if not fields.keys().isdisjoint(without):
             kept: dict[str, _Child] = {**fields, **(root or {})}
             root = {name: child for name, child in kept.items() if name not in without}
         template = cls(body, root, compiler.texts, compiler.names)
-        template.unused = frozenset(declared.keys() - compiler.names.used)
+        template.unused = frozenset(inputs.keys() - compiler.names.used)
         return template
 
     @classmethod
@@ -129,7 +159,7 @@ class BodyTemplate:
             InvalidRequestError: it is not JSON or not valid UTF-8, or a reference stands under
                 more than `MAX_DEPTH` arrays and objects.
         """
-        body, raw = _read(body, _VALUE)
+        body, raw = read_value(body)
         compiler = _Compiler({})
         return cls(body, compiler.compile(raw, ANYTHING), compiler.texts, compiler.names)
 
@@ -137,6 +167,32 @@ class BodyTemplate:
     def is_constant(self) -> bool:
         """Whether it has no place for a value."""
         return not self._texts
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the body stays as it came."""
+        return self._root is None
+
+    def bind(
+        self,
+        typed: _T,
+        values: Mapping[str, str],
+        *,
+        max_characters: int = MAX_INSERTED_CHARACTERS,
+    ) -> _T:
+        """The body, decoded into a type, with the values of all `variables` in place.
+
+        Args:
+            typed: what the body was decoded into; is left as it is.
+
+        Raises:
+            KeyError, RequestTooLargeError: as `render`.
+        """
+        if not self._texts:
+            return typed
+        filling = Filling({key: values[key] for key in self.variables}, max_characters)
+        bound: _T = _bind(self._root, typed, filling)
+        return bound
 
     def render(
         self, values: Mapping[str, str], *, max_characters: int = MAX_INSERTED_CHARACTERS
@@ -153,37 +209,12 @@ class BodyTemplate:
         return msgspec.json.encode(_fill(self._root, filling))
 
 
-async def read_aside(read: Callable[[], BodyTemplate], num_bytes: int) -> BodyTemplate:
+async def read_aside(read: Callable[[], _T], num_bytes: int) -> _T:
     """What `read` makes of a body, in a thread when that is large, so that nobody else waits.
 
     A cancelled wait leaves the thread to finish; nothing reads the result.
     """
     return read() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(read)
-
-
-def _read(body: bytes, decoder: msgspec.json.Decoder[_T]) -> tuple[bytes, _T]:
-    """The body, with lone surrogates replaced, and its first level decoded."""
-    try:
-        # NOTE: msgspec does not look into what it leaves raw.
-        if not body.isascii():
-            body.decode()
-        try:
-            return body, decoder.decode(body)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            # Some clients send what was cut in two.
-            mended = mend_surrogates(body)
-            return mended, decoder.decode(mended)
-    except msgspec.ValidationError:
-        raise InvalidRequestError("The JSON body of your request has to be an object.") from None
-    except RecursionError:
-        raise InvalidRequestError("The JSON body of your request is nested too deeply.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = "it is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise InvalidRequestError(
-            f"We could not parse the JSON body of your request: {reason}."
-        ) from None
 
 
 def _fill(child: _Child, filling: Filling) -> Any:
@@ -194,6 +225,24 @@ def _fill(child: _Child, filling: Filling) -> Any:
     if isinstance(child, list):
         return [_fill(value, filling) for value in child]
     return child
+
+
+def _bind(child: _Child | None, value: Any, filling: Filling) -> Any:
+    """`value`, the decoded form of what `child` stands for, with texts filled."""
+    if isinstance(child, TextTemplate):
+        return child.fill(filling)
+    if isinstance(child, dict):
+        if isinstance(value, msgspec.Struct):
+            changed = {
+                name: _bind(below, getattr(value, name), filling)
+                for name, below in child.items()
+                if not isinstance(below, msgspec.Raw) and hasattr(value, name)
+            }
+            return msgspec.structs.replace(value, **changed)
+        return {name: _bind(below, value[name], filling) for name, below in child.items()}
+    if isinstance(child, list):
+        return [_bind(below, item, filling) for below, item in zip(child, value, strict=True)]
+    return value
 
 
 class _Compiler:

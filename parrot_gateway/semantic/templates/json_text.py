@@ -30,13 +30,6 @@ _LITERAL = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"|\\?\Z)', re.DOTALL)
 # Numbers are not converted: that would be quadratic in their digits.
 _PARSER = json.JSONDecoder(parse_int=len, parse_float=len)
 
-# Pairs first, so that only halves without their other half are left.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
-
 
 class Span(NamedTuple):
     """`text[start:end]`."""
@@ -121,11 +114,6 @@ def well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
-
-
-def mend_surrogates(document: bytes) -> bytes:
-    """A JSON document with the escapes of lone surrogates replaced by that of U+FFFD; linear."""
-    return _ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], document)
 
 
 def escape_json(text: str, times: int = 1) -> str:

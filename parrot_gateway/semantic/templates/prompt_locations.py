@@ -1,7 +1,7 @@
 """Where in a request body texts stand that may hold references and placeholders.
 
-A table, by path. Everything it does not name (model, tools, stop strings, images, unknown fields)
-is never looked at.
+A table, by kind of request. Everything it does not name (model, tools, stop strings, images,
+unknown fields) is never looked at.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ _ITEM = PromptLocation(
 ANYTHING = PromptLocation(is_text=True, is_anything=True)
 
 PROMPT_LOCATIONS: Mapping[str, PromptLocation] = {
-    "/v1/completions": PromptLocation(fields={"prompt": _TEXTS, "suffix": _TEXT}),
-    "/v1/chat/completions": PromptLocation(
+    "completions": PromptLocation(fields={"prompt": _TEXTS, "suffix": _TEXT}),
+    "chat": PromptLocation(
         fields={
             "messages": PromptLocation(items=_MESSAGE),
             "prediction": PromptLocation(fields={"content": _CONTENT}),
         }
     ),
-    "/v1/responses": PromptLocation(
+    "responses": PromptLocation(
         fields={"instructions": _TEXT, "input": PromptLocation(is_text=True, items=_ITEM)}
     ),
-    "/v1/embeddings": PromptLocation(fields={"input": _TEXTS}),
+    "embeddings": PromptLocation(fields={"input": _TEXTS}),
 }

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 import re2
 
-from parrot_gateway.semantic.templates.json_text import mend_surrogates
+from parrot_gateway.generation.requests.validation import mend_surrogates
 from parrot_gateway.semantic.templates.text_template import Piece
 
 #: What flows through a pipeline. A list ends as its texts in lines.

@@ -13,8 +13,11 @@ import pytest_asyncio
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, PATHS, body_of, http_of
 
-from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.exceptions import AnswerError, OverloadedError, SessionNotFoundError
+from parrot_gateway.generation.observer import GenerationObserver
+from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.upstream_call import UpstreamAnswerReader
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.service import SemanticService
@@ -24,7 +27,7 @@ from parrot_gateway.settings.model import SessionSettings
 class Stuck:
     """Answers no call."""
 
-    async def run(self, job: Job, body: bytes) -> None:
+    async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
         """See `CallRunner.run`."""
         await asyncio.Event().wait()
 
@@ -32,15 +35,14 @@ class Stuck:
 @pytest_asyncio.fixture
 async def service() -> AsyncIterator[SemanticService]:
     limits = SessionSettings(max_total_variables=12, max_running_calls=1)
-    service = SemanticService(limits, call_timeout_s=60.0)
-    service.connect(Stuck())
+    service = SemanticService(limits, Stuck(), call_timeout_s=60.0)
     yield service
     await service.close()
     assert service.sessions.statistics().variables == 0
 
 
-def body(text: str = "x") -> bytes:
-    return json.dumps({"model": "m", "prompt": text}).encode()
+def call(text: str = "x") -> CallRequest:
+    return CallRequest("completions", json.dumps({"model": "m", "prompt": text}).encode())
 
 
 async def test_variables_of_all_sessions(service: SemanticService) -> None:
@@ -69,11 +71,11 @@ async def test_variables_of_all_sessions(service: SemanticService) -> None:
 
 async def test_cancelled_calls_leave_the_line_before_a_place(service: SemanticService) -> None:
     session = service.session("tenant", "s")
-    service.submit(session, CallSpec(path=COMPLETIONS, body=body()))
+    service.submit(session, CallSpec(request=call()))
     await asyncio.sleep(0)
     jobs = []
     for number in range(1000):
-        job = service.submit(session, CallSpec(path=COMPLETIONS, body=body(f"{number}")))
+        job = service.submit(session, CallSpec(request=call(f"{number}")))
         await asyncio.sleep(0)
         service.executor.cancel(job)
         jobs.append(weakref.ref(job))
@@ -83,8 +85,7 @@ async def test_cancelled_calls_leave_the_line_before_a_place(service: SemanticSe
     assert len(service.executor._line) < 200
     # Those that are wanted still have their turn, in their order.
     kept = [
-        service.submit(session, CallSpec(path=COMPLETIONS, body=body(f"kept {n}"), priority=n))
-        for n in range(3)
+        service.submit(session, CallSpec(request=call(f"kept {n}"), priority=n)) for n in range(3)
     ]
     await asyncio.sleep(0)
     for job in reversed(kept):
@@ -129,7 +130,7 @@ async def test_headers_of_waiting_calls_count(engine: ScriptedRemoteEngine) -> N
 
 
 def test_errors_of_upstreams_are_cut() -> None:
-    reader = AnswerReader()
+    reader = UpstreamAnswerReader(GenerationObserver())
     reader.start(500, b"application/json")
     reader.feed(json.dumps({"error": {"message": "m" * 10_000, "code": "c" * 10_000}}).encode())
     with pytest.raises(AnswerError) as caught:

@@ -20,6 +20,7 @@ from parrot_gateway.exceptions import (
     SessionFullError,
     UnsupportedError,
 )
+from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.semantic.contexts import (
     Contents,
     ContextName,
@@ -33,8 +34,8 @@ from parrot_gateway.semantic.contexts import (
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.settings.model import SessionSettings
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
+CHAT: CallKind = "chat"
+TEXT: CallKind = "completions"
 
 
 def session_of(**limits: Any) -> Session:
@@ -50,14 +51,22 @@ def chat(text: str, **fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": messages, **fields}).encode()
 
 
-def use(session: Session, name: str, body: bytes | None = None, path: str = CHAT) -> ContextUse:
-    return enter(session, parse_context(name), path, chat("?") if body is None else body)
+def use(
+    session: Session, name: str, body: bytes | None = None, kind: CallKind = CHAT
+) -> ContextUse:
+    request = CallRequest(kind, chat("?") if body is None else body)
+    return enter(session, parse_context(name), request)
+
+
+def composed(taken: ContextUse, body: bytes, kind: CallKind = CHAT) -> bytes:
+    """The body of a call behind what its context holds."""
+    return taken.compose(CallRequest(kind, body)).body
 
 
 def say(session: Session, name: str, prompt: str, answer: str) -> list[str]:
     """A whole call; the texts that the model was given."""
     taken = use(session, name)
-    shown = json.loads(taken.compose(chat(prompt)))
+    shown = json.loads(composed(taken, chat(prompt)))
     taken.append(answer)
     taken.commit()
     taken.leave()
@@ -100,12 +109,12 @@ async def test_messages_keep_their_bytes() -> None:
     odd = b'{"role": "user",  "content": "caf\\u00e9", "x": 1.0}'
     taken = use(session, "chat")
     first = b'{"messages":[' + odd + b'],"seed":  7}'
-    assert taken.compose(first) is first
+    assert composed(taken, first) is first
     taken.append("!")
     taken.commit()
     taken.leave()
     taken = use(session, "chat")
-    assert odd in taken.compose(chat("two"))
+    assert odd in composed(taken, chat("two"))
     taken.leave()
 
 
@@ -114,7 +123,7 @@ async def test_text_accumulates() -> None:
     for prompt, answer, whole in [("a", "b", "a"), ("c", "d", "abc"), ("e", "f", "abcde")]:
         body = json.dumps({"prompt": prompt}).encode()
         taken = use(session, "t", body, TEXT)
-        assert json.loads(taken.compose(body))["prompt"] == whole
+        assert json.loads(composed(taken, body, TEXT))["prompt"] == whole
         taken.append(answer)
         taken.commit()
         taken.leave()
@@ -123,14 +132,14 @@ async def test_text_accumulates() -> None:
 async def test_a_failed_call_leaves_it_as_it_was() -> None:
     session = session_of()
     taken = use(session, "chat")
-    taken.compose(chat("lost"))
+    composed(taken, chat("lost"))
     taken.append("half")
     taken.leave()
     assert session.contexts == {}
     say(session, "chat", "one", "1")
     before = find_context(session, "chat").contents
     taken = use(session, "chat")
-    taken.compose(chat("lost"))
+    composed(taken, chat("lost"))
     taken.commit()
     taken.undo()
     taken.leave()
@@ -144,7 +153,7 @@ async def test_forks_part_ways() -> None:
     say(session, "main", "one", "1")
     branch = use(session, "a<main")
     await settled(branch)
-    assert b"one" in branch.compose(chat("two"))
+    assert b"one" in composed(branch, chat("two"))
     branch.commit()
     branch.leave()
     assert say(session, "main", "three", "3") == ["one", "1", "three"]
@@ -169,13 +178,13 @@ async def test_one_at_a_time_in_order() -> None:
         each.when_turn(lambda name=name: called.append(name))  # type: ignore[misc]
     assert (first.is_granted, second.is_granted, third.is_granted) == (True, False, False)
     second.leave()
-    first.compose(chat("one"))
+    composed(first, chat("one"))
     first.commit()
     first.leave()
     first.leave()
     await settled(third)
     assert called == ["third"]
-    assert b"one" in third.compose(chat("three"))
+    assert b"one" in composed(third, chat("three"))
     third.leave()
 
 
@@ -185,17 +194,17 @@ async def test_a_fork_waits_for_calls_that_came_before_it() -> None:
     fork = use(session, "a<main")
     later = use(session, "main")
     assert not fork.is_granted
-    first.compose(chat("one"))
+    composed(first, chat("one"))
     first.commit()
     first.leave()
     # What the fork begins with is settled now: later calls need not wait for its end.
     await settled(fork, later)
-    later.compose(chat("later"))
+    composed(later, chat("later"))
     later.commit()
     later.leave()
-    composed = fork.compose(chat("two"))
-    assert b"one" in composed
-    assert b"later" not in composed
+    whole = composed(fork, chat("two"))
+    assert b"one" in whole
+    assert b"later" not in whole
     fork.leave()
     assert set(session.contexts) == {"main"}
 
@@ -207,7 +216,7 @@ async def test_a_fork_of_what_failed() -> None:
     first.leave()
     await settled(fork)
     with pytest.raises(ContextNotFoundError):
-        fork.compose(chat("two"))
+        composed(fork, chat("two"))
     fork.leave()
     assert session.contexts == {}
 
@@ -222,7 +231,7 @@ async def test_kinds_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("kind", "body", "param"),
     [
         (CHAT, chat("x", n=2), "n"),
         (CHAT, b"{}", "messages"),
@@ -230,13 +239,12 @@ async def test_kinds_do_not_mix() -> None:
         (CHAT, chat("x", continue_final_message=True), "continue_final_message"),
         (TEXT, b'{"prompt": ["a", "b"]}', "prompt"),
         (TEXT, b'{"prompt": "a", "echo": true}', "echo"),
-        ("/v1/embeddings", b'{"input": "a"}', "context"),
     ],
 )
-async def test_what_a_context_cannot_take(path: str, body: bytes, param: str) -> None:
+async def test_what_a_context_cannot_take(kind: CallKind, body: bytes, param: str) -> None:
     session = session_of()
     with pytest.raises((InvalidRequestError, UnsupportedError)) as caught:
-        use(session, "chat", body, path)
+        use(session, "chat", body, kind)
     assert caught.value.param == param
     assert session.contexts == {}
 
@@ -249,10 +257,10 @@ async def test_bounds() -> None:
         use(session, "c")
     taken = use(session, "a")
     with pytest.raises(ContextTooLargeError):
-        taken.compose(chat("x" * 500))
+        composed(taken, chat("x" * 500))
     taken.leave()
     taken = use(session, "a")
-    taken.compose(chat("x"))
+    composed(taken, chat("x"))
     taken.append("y" * 500)
     with pytest.raises(ContextTooLargeError):
         taken.commit()
@@ -305,7 +313,7 @@ class _Model(RuleBasedStateMachine):
         wanted = ContextName(name, parent)
 
         async def go() -> ContextUse:
-            return enter(self.session, wanted, CHAT, chat("?"))
+            return enter(self.session, wanted, CallRequest(CHAT, chat("?")))
 
         try:
             taken = self.loop.run_until_complete(go())
@@ -322,7 +330,7 @@ class _Model(RuleBasedStateMachine):
         if ends != "early" and taken.is_granted:
             self.number += 1
             try:
-                shown = json.loads(taken.compose(chat(f"q{self.number}")))
+                shown = json.loads(composed(taken, chat(f"q{self.number}")))
             except GatewayError:
                 taken.leave()
                 self.settle()

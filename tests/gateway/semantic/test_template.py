@@ -29,7 +29,7 @@ from parrot_gateway.semantic.templates.json_text import (
 )
 from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS = "chat", "completions"
 V = mint_variable_id()
 W = mint_variable_id()
 REF, REF2 = reference_of(V), reference_of(W)
@@ -355,15 +355,15 @@ def test_all_texts_of_a_chat_body() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "expected"),
+    ("kind", "body", "expected"),
     [
         (COMPLETIONS, {"prompt": REF, "suffix": REF}, {"prompt": "X", "suffix": "X"}),
         (COMPLETIONS, {"prompt": [REF, "b", [1, 2]]}, {"prompt": ["X", "b", [1, 2]]}),
         (COMPLETIONS, {"messages": [{"content": REF}]}, None),
-        ("/v1/embeddings", {"input": [REF, "b"]}, {"input": ["X", "b"]}),
-        ("/v1/responses", {"input": REF, "instructions": REF}, {"input": "X", "instructions": "X"}),
+        ("embeddings", {"input": [REF, "b"]}, {"input": ["X", "b"]}),
+        ("responses", {"input": REF, "instructions": REF}, {"input": "X", "instructions": "X"}),
         (
-            "/v1/responses",
+            "responses",
             {
                 "input": [
                     {"role": "user", "content": [{"type": "input_text", "text": REF}]},
@@ -379,12 +379,12 @@ def test_all_texts_of_a_chat_body() -> None:
                 ]
             },
         ),
-        ("/v1/moderations", {"input": REF}, None),
+        ("moderations", {"input": REF}, None),
     ],
 )
-def test_texts_by_path(path: str, body: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_texts_by_kind(kind: str, body: dict[str, Any], expected: dict[str, Any] | None) -> None:
     raw = json.dumps(body).encode()
-    template = BodyTemplate.of(raw, path)
+    template = BodyTemplate.of(raw, kind)
     if expected is None:
         assert template.render({}) is raw
     else:

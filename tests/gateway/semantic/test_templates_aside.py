@@ -11,6 +11,7 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import COMPLETIONS, Http, body_of, http_of
 
+from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.templates.body_template import INLINE_BYTES, BodyTemplate
 
 LONG = 4 * INLINE_BYTES
@@ -24,13 +25,15 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     def watched(name: str) -> None:
         original = getattr(BodyTemplate, name)
 
-        def read(body: bytes, *args: Any, **options: Any) -> BodyTemplate:
-            seen.append((len(body), threading.current_thread() is threading.main_thread()))
+        def read(body: bytes | CallRequest, *args: Any, **options: Any) -> BodyTemplate:
+            size = body.size if isinstance(body, CallRequest) else len(body)
+            seen.append((size, threading.current_thread() is threading.main_thread()))
             return original(body, *args, **options)  # type: ignore[no-any-return]
 
         monkeypatch.setattr(BodyTemplate, name, read)
 
     watched("of")
+    watched("of_call")
     watched("everywhere")
     return seen
 
@@ -68,7 +71,7 @@ async def test_a_session_that_is_closed_meanwhile(
     engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    original = BodyTemplate.of
+    original = BodyTemplate.of_call
 
     def slow(*args: Any, **options: Any) -> BodyTemplate:
         reading.set()
@@ -77,7 +80,7 @@ async def test_a_session_that_is_closed_meanwhile(
 
     async with http_of(engine) as http:
         await http.post("/v1/variables", json={"session": "s"})
-        monkeypatch.setattr(BodyTemplate, "of", slow)
+        monkeypatch.setattr(BodyTemplate, "of_call", slow)
         body = body_of(COMPLETIONS, "x" * LONG, parrot={"session": "s", "output": "o"})
         call = asyncio.create_task(http.post(COMPLETIONS, content=json.dumps(body)))
         assert await asyncio.to_thread(reading.wait, 10)

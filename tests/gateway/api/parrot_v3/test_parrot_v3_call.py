@@ -32,11 +32,10 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.semantic.semantic_call import (
     MAX_OUTPUTS,
-    PATHS,
     Form,
     Step,
-    body_of,
     objective_of,
+    request_of,
     steps_of,
 )
 from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate
@@ -47,7 +46,7 @@ from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplat
 def rendered(step: Step, form: Form, values: dict[str, str]) -> Any:
     """What the model is sent, with the values of parameters in place."""
     inputs = {name: Binding(variable_id=f"id-{name}") for name in step.reads}
-    template = BodyTemplate.of(body_of(step, form, {}), PATHS[form], inputs, verbatim=True)
+    template = BodyTemplate.of_call(request_of(step, form, {}), inputs, verbatim=True)
     assert template.variables == {f"id-{name}" for name in step.reads}
     return json.loads(template.render({f"id-{name}": values[name] for name in step.reads}))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from parrot_gateway.api.semantic.identity import Identity, identify
+from parrot_gateway.generation.requests.call import CallRequest
 
 #: Strongest first; each names a session by itself.
 SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
@@ -43,7 +44,7 @@ SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
 
 def find(headers: dict[str, str], body: Any) -> Identity | None:
     raw = [(name.encode(), text.encode()) for name, text in headers.items()]
-    return identify(raw, json.dumps(body).encode())
+    return identify(raw, CallRequest("chat", json.dumps(body).encode()).known_fields)
 
 
 @pytest.mark.parametrize(("headers", "body", "name"), SOURCES)
@@ -98,4 +99,4 @@ def test_a_conversation_may_be_an_object() -> None:
 
 
 def test_bodies_that_are_no_json_name_none() -> None:
-    assert identify([], b"\xff{") is None
+    assert identify([], CallRequest("chat", b"\xff{").known_fields) is None

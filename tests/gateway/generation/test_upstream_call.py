@@ -11,18 +11,24 @@ from harness.scripted_upstream import chat_events, chunk, data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parrot_gateway.api.semantic.answer_text import AnswerReader
 from parrot_gateway.exceptions import AnswerError
+from parrot_gateway.generation.observer import GenerationObserver, TextObserver
+from parrot_gateway.generation.upstream_call import UpstreamAnswerReader
 
 EVENTS = b"text/event-stream; charset=utf-8"
 JSON = b"application/json"
 
 
 def read(parts: list[bytes], content_type: bytes = EVENTS, status: int = 200) -> str:
-    reader = AnswerReader()
+    texts: list[str] = []
+    observer = TextObserver(texts.append)
+    reader = UpstreamAnswerReader(observer)
     reader.start(status, content_type)
-    text = "".join(reader.feed(part) for part in parts)
-    return text + reader.end()
+    for part in parts:
+        reader.feed(part)
+    reader.end()
+    observer.finish()
+    return "".join(texts)
 
 
 @given(
@@ -57,16 +63,20 @@ def test_the_first_choice_counts() -> None:
 def test_whole_answers_are_read(field: dict[str, Any]) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     body = json.dumps({"choices": [{"index": 0, **field}], "usage": usage}).encode()
-    reader = AnswerReader()
+    texts: list[str] = []
+    reader = UpstreamAnswerReader(TextObserver(texts.append))
     reader.start(200, JSON)
-    assert reader.feed(body[:20]) + reader.feed(body[20:]) + reader.end() == "t"
+    reader.feed(body[:20])
+    reader.feed(body[20:])
+    reader.end()
+    assert texts == ["t"]
     assert reader.usage is not None
     assert reader.usage.completion_tokens == 2
 
 
 def test_streams_tell_their_usage() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
-    reader = AnswerReader()
+    reader = UpstreamAnswerReader(GenerationObserver())
     reader.start(200, EVENTS)
     reader.feed(data({"choices": [], "usage": usage}))
     assert reader.usage is not None

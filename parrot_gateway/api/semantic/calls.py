@@ -1,0 +1,496 @@
+"""Calls with semantic variables, over the ordinary routes.
+
+Decides which of three ways a call goes: with nothing semantic in it, the ordinary one, untouched;
+deferred, answered with a reference and run by the executor; attended, waiting here for its inputs
+and then answered on the client's own exchange like any other, with an observer that lets the text
+fill the output variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from parrot_gateway.api.openai.sse import DONE, EventStream
+from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
+from parrot_gateway.api.semantic.identity import identify
+from parrot_gateway.engines.catalog import EngineTarget
+from parrot_gateway.exceptions import GatewayError, InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.observer import GenerationObserver
+from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
+from parrot_gateway.generation.requests.call import CallRequest, PreparedCall, prepare
+from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
+from parrot_gateway.http.tenants import tenant_of
+from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.semantic.call_spec import CallSpec
+from parrot_gateway.semantic.contexts import parse_context
+from parrot_gateway.semantic.execution.call_runner import JobObserver
+from parrot_gateway.semantic.execution.job import CutTokens, Job
+from parrot_gateway.semantic.execution.job_maker import template_of
+from parrot_gateway.semantic.service import SemanticService
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.reference import has_reference, reference_of
+from parrot_gateway.semantic.transforms.token_cut import token_cutter
+from parrot_gateway.semantic.variable import Failure, Variable
+
+#: A model's name is kept with its calls, which upstreams that take any name do not bound.
+MAX_MODEL_CHARACTERS = 1024
+
+_PROMPTS = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
+
+
+class CallContext(NamedTuple):
+    """What is known of a call beside its request. The default is an ordinary call."""
+
+    metadata: CallMetadata = ORDINARY_CALL
+    observers: tuple[GenerationObserver, ...] = ()
+    #: The request, checked against a model of own engines before values were bound.
+    checked: PreparedCall[Any] | None = None
+
+
+#: Answers a call: exchange, request, what is known beside it.
+Answerer: TypeAlias = Callable[[Exchange, CallRequest, CallContext], Awaitable[None]]
+
+
+class SemanticCalls:
+    """The semantic side of the call routes.
+
+    Args:
+        service: the sessions.
+        models: who serves which.
+        keep_alive_s: silence after which the stream of a waiting call gets a comment.
+        answer: answers a call whose inputs are there.
+    """
+
+    def __init__(
+        self,
+        service: SemanticService,
+        models: ModelDirectory,
+        *,
+        keep_alive_s: float,
+        answer: Answerer,
+    ) -> None:
+        self._service = service
+        self._models = models
+        self._keep_alive_s = keep_alive_s
+        self._answer_call = answer
+
+    async def answer(self, exchange: Exchange, request: CallRequest) -> bool:
+        """Answer a call that may be semantic.
+
+        Args:
+            exchange: its body has been read.
+            request: that body.
+
+        Returns:
+            False when there is nothing semantic in it, and nothing was done.
+
+        Raises:
+            GatewayError: nothing has been sent yet.
+            ClientDisconnected: the client went away.
+        """
+        headers = exchange.scope["headers"]
+        if not may_be_semantic(headers, request.body):
+            return False
+        fields = read_fields(headers, request.known_fields)
+        variables: Collection[str] = ()
+        if fields.session is None and has_reference(request.body):
+            # Also those of other sessions: the first of them may say which session is meant.
+            template = await read_aside(lambda: BodyTemplate.of_call(request), request.size)
+            variables = template.variables
+        if fields.is_empty and not variables:
+            return False
+        checked = await self._check(request, fields)
+        # NOTE: before anything is submitted: what runs must not be answered with an error.
+        cut_tokens = self._token_cutter(request, fields)
+        known = len(self._service.sessions)
+        session = self._session(exchange, request, fields, variables)
+        is_new = len(self._service.sessions) > known
+        session.pin()
+        try:
+            job = await self._submit(session, exchange, request, fields, checked)
+        except BaseException:
+            session.unpin()
+            if is_new and session.is_idle and not session.num_variables and not len(session.graph):
+                self._service.close_session(session)
+            raise
+        try:
+            job.cut_tokens = cut_tokens
+            if fields.defer:
+                await self._answer_deferred(exchange, request, job)
+            else:
+                await self._attend(exchange, job)
+        finally:
+            session.unpin()
+        return True
+
+    async def _check(
+        self, request: CallRequest, fields: SemanticFields
+    ) -> PreparedCall[Any] | None:
+        """Check a call before it becomes part of a session.
+
+        Returns:
+            a deferred call for an own engine, checked against its model.
+
+        Raises:
+            InvalidRequestError: it would fill a variable with several texts, or has a field that an
+                own engine refuses.
+            ContextLengthError: it is deferred, and its prompt is too long as it stands.
+            ModelNotFoundError: nobody serves its model.
+        """
+        head = request.semantic_head
+        model = request.model
+        if len(model) > MAX_MODEL_CHARACTERS:
+            raise InvalidRequestError(
+                f"Invalid 'model': longer than {MAX_MODEL_CHARACTERS} characters.",
+                param="model",
+                code="string_above_max_length",
+            )
+        if fields.transform is not None and fields.output is None and not fields.defer:
+            raise InvalidRequestError(
+                "A transform is applied to what fills a variable: name an output, or defer the "
+                "call.",
+                param="transform",
+                code="invalid_value",
+            )
+        target = self._models.resolve(model)
+        if (
+            fields.transform is not None
+            and fields.transform.needs_tokens
+            and not isinstance(target, EngineTarget)
+        ):
+            raise UnsupportedError(
+                f"The model '{model}' belongs to the upstream '{target.upstream}', whose "
+                "tokenizer this gateway does not have: count characters instead of tokens.",
+                param="transform",
+                code="unsupported_value",
+            )
+        if fields.defer or fields.output is not None:
+            _check_one_text(head.n, request)
+        if not fields.defer or not isinstance(target, EngineTarget):
+            return None
+        checked = prepare(request, self._models.engine_of(target.model))
+        if not fields.inputs and not has_reference(request.body):
+            await checked.check_fits()
+        return checked
+
+    def _token_cutter(self, request: CallRequest, fields: SemanticFields) -> CutTokens | None:
+        """What cuts texts to tokens of the call's model, if its transform wants that.
+
+        Raises:
+            ModelLoadingError, OverloadedError: as `ModelDirectory.engine_of`.
+        """
+        if fields.transform is None or not fields.transform.needs_tokens:
+            return None
+        target = self._models.resolve(request.model)
+        return token_cutter(self._models.engine_of(target.model).tokenizer)
+
+    async def _submit(
+        self,
+        session: Session,
+        exchange: Exchange,
+        request: CallRequest,
+        fields: SemanticFields,
+        checked: PreparedCall[Any] | None,
+    ) -> Job:
+        """Submit the call; after an error the session is as before."""
+        made: list[Variable] = []
+        try:
+            spec = self._spec(session, exchange, request, fields, checked, made)
+            template = await read_aside(lambda: template_of(spec), request.size)
+            return self._service.submit(session, spec, attended=not fields.defer, template=template)
+        except BaseException:
+            for variable in made:
+                _discard(session, variable)
+            raise
+
+    def _spec(
+        self,
+        session: Session,
+        exchange: Exchange,
+        request: CallRequest,
+        fields: SemanticFields,
+        checked: PreparedCall[Any] | None,
+        made: list[Variable],
+    ) -> CallSpec:
+        """The call as the service takes it; variables made for it are added to `made`."""
+        context = None if fields.context is None else parse_context(fields.context)
+        inputs: dict[str, Binding] = {}
+        for name, source in fields.inputs.items():
+            if isinstance(source, Given):
+                inputs[name] = Binding(value=source.value)
+                continue
+            variable = self._variable(session, source, "inputs", made)
+            inputs[name] = Binding(variable_id=variable.id)
+        output = None
+        if fields.output is not None:
+            output = self._variable(session, fields.output, "output", made)
+        elif fields.defer:
+            output = session.anonymous_variable()
+            made.append(output)
+        return CallSpec(
+            request=request,
+            checked=checked,
+            inputs=inputs,
+            output=None if output is None else output.id,
+            context=context,
+            transform=fields.transform,
+            objective=fields.objective,
+            priority=fields.priority,
+            dedupe=fields.dedupe and context is None,
+            name=fields.name,
+            run=fields.run,
+            parent=fields.parent,
+            group=fields.group,
+            headers=list(exchange.scope["headers"]),
+        )
+
+    def _variable(
+        self, session: Session, source: str, param: str, made: list[Variable]
+    ) -> Variable:
+        before = session.num_variables
+        variable = self._service.variable(session, source, param)
+        if session.num_variables > before:
+            made.append(variable)
+        return variable
+
+    def _session(
+        self,
+        exchange: Exchange,
+        request: CallRequest,
+        fields: SemanticFields,
+        variables: Collection[str],
+    ) -> Session:
+        """The session that the request names, else that of the first variable it refers to."""
+        tenant = tenant_of(exchange)
+        name = fields.session
+        if name is None:
+            identity = identify(exchange.scope["headers"], request.fields)
+            name = None if identity is None else identity.name
+        if name is None and fields.context is not None:
+            raise InvalidRequestError(
+                "A context belongs to a session: name it (X-Parrot-Session, or parrot.session).",
+                param="session",
+                code="missing_required_parameter",
+            )
+        if name is None:
+            for variable_id in sorted(variables):
+                variable = self._service.sessions.variable(tenant, variable_id)
+                owner = self._service.sessions.owner_of(variable)
+                if owner is not None:
+                    return owner
+        return self._service.session(tenant, name)
+
+    # -- deferred ---------------------------------------------------------------------------
+
+    async def _answer_deferred(self, exchange: Exchange, request: CallRequest, job: Job) -> None:
+        assert job.output is not None
+        head, text = request.semantic_head, reference_of(job.output.id)
+        headers = _headers(job)
+        if head.stream:
+            options = head.stream_options
+            usage = options is not None and bool(options.include_usage)
+            events = deferred_stream(request, job.id, text, include_usage=usage)
+            await exchange.respond(200, events, [*EVENT_STREAM, *headers])
+            return
+        answer = deferred_answer(request, job.id, text)
+        await exchange.respond(200, msgspec.json.encode(answer), headers)
+
+    # -- attended ---------------------------------------------------------------------------
+
+    async def _attend(self, exchange: Exchange, job: Job) -> None:
+        executor = self._service.executor
+        task = asyncio.current_task()
+        assert task is not None
+        observer = _AttendedCall(exchange, job, self._service.clock)
+        exchange.on_headers(observer.add_headers)
+        exchange.cancel_on_disconnect(task)
+        try:
+            await self._wait_for_inputs(exchange, job)
+            if job.node.is_finished:
+                raise job.client_error()
+            job.task = task
+            executor.begin(job)
+            observer.begin()
+            metadata = self._service.metadata_of(job)
+            context = CallContext(metadata, (observer,), job.spec.checked)
+            await self._answer_call(exchange, job.bound_request(), context)
+            # The answer is out: a client that leaves now leaves in good order.
+            exchange.finish()
+            try:
+                observer.finish()
+                await executor.complete(job)
+            except GatewayError as error:
+                executor.fail(job, job.failure_of(error))
+        except GatewayError as error:
+            executor.fail(job, job.failure_of(error))
+            raise
+        except ClientDisconnected:
+            executor.cancel(job, "its client went away")
+            raise
+        except asyncio.CancelledError:
+            if exchange.disconnected or job.node.state != "cancelled":
+                executor.cancel(job, "its client went away")
+                raise
+            task.uncancel()
+            raise job.client_error() from None
+        except BaseException:
+            executor.fail(job, Failure("server_error", "the gateway failed to run it"))
+            raise
+
+    async def _wait_for_inputs(self, exchange: Exchange, job: Job) -> None:
+        """Wait; from the first comment on, failures are told in the stream."""
+        changed = job.changed()
+        assert job.spec.request is not None
+        if changed.done() or not job.spec.request.head.stream:
+            await changed
+            return
+        stream = EventStream(exchange, self._keep_alive_s)
+        while not changed.done():
+            await asyncio.wait({changed}, timeout=self._keep_alive_s)
+            if not changed.done():
+                await stream.keep_alive()
+
+
+class _AttendedCall(JobObserver):
+    """Fills the variable of a call whose client waits, and tells the client of session and engine.
+
+    Args:
+        exchange: not answered yet.
+        job: the call.
+        clock: the time for the job.
+    """
+
+    def __init__(self, exchange: Exchange, job: Job, clock: Callable[[], float]) -> None:
+        super().__init__(job, clock)
+        self._started_at = exchange.started
+        self._begun = False
+        self._engine: str | None = None
+        #: Seconds that it waited for its inputs, and for an engine.
+        self._waited_s = 0.0
+
+    def begin(self) -> None:
+        """Its inputs are there."""
+        self._begun = True
+        self._waited_s = time.perf_counter() - self._started_at
+
+    def started(self, engine: str, queued_s: float, reason: str) -> None:
+        super().started(engine, queued_s, reason)
+        self._engine = engine
+        self._waited_s += queued_s
+
+    def add_headers(self, headers: Headers) -> None:
+        """See `Exchange.on_headers`."""
+        names = {name for name, _ in headers}
+        if self._engine is not None and b"x-parrot-engine" not in names:
+            headers.append((b"x-parrot-engine", self._engine.encode()))
+        if self._begun:
+            headers.append((b"x-parrot-queue-ms", b"%d" % (self._waited_s * 1000)))
+        headers += _headers(self._job)
+        is_stream = any(
+            name == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in headers
+        )
+        if self.usage is not None and not is_stream:
+            # A whole answer tells how much of its prompt was found in the cache.
+            headers.append((b"x-parrot-cached-tokens", b"%d" % self.usage.cached_tokens))
+
+
+def _discard(session: Session, variable: Variable) -> None:
+    """Forget a variable that was made for a call that is not to be."""
+    if session.get(variable.id) is variable and not variable.num_listeners:
+        try:
+            session.delete(variable.id)
+        except GatewayError:
+            return
+
+
+def _headers(job: Job) -> Headers:
+    headers = [
+        (b"x-parrot-session", job.session.id.encode()),
+        (b"x-parrot-call", job.id.encode()),
+    ]
+    if job.output is not None:
+        headers.append((b"x-parrot-variable", job.output.id.encode()))
+    return headers
+
+
+def _check_one_text(n: int | None, request: CallRequest) -> None:
+    if n is not None and n != 1:
+        raise InvalidRequestError(
+            "Invalid 'n': a call that fills a variable has one answer, so 'n' must be 1.",
+            param="n",
+            code="invalid_value",
+        )
+    prompt = bytes(request.fields.get("prompt", _NULL))
+    if prompt.startswith(b"["):
+        items = _PROMPTS.decode(prompt)
+        if len(items) > 1 and not all(bytes(item)[:1] in b"-0123456789" for item in items):
+            raise InvalidRequestError(
+                "Invalid 'prompt': a call that fills a variable has one prompt.",
+                param="prompt",
+                code="invalid_value",
+            )
+
+
+# -- the answer of a deferred call: the ordinary shape, with a reference as its text --------
+
+
+def deferred_answer(request: CallRequest, call_id: str, text: str) -> dict[str, Any]:
+    """The whole answer."""
+    if request.kind == "chat":
+        object_ = "chat.completion"
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+        }
+    else:
+        object_, choice = "text_completion", {"index": 0, "text": text}
+    choice |= {"logprobs": None, "finish_reason": "stop"}
+    return {**_envelope(request, object_, call_id), "choices": [choice], "usage": _no_usage()}
+
+
+def deferred_stream(request: CallRequest, call_id: str, text: str, *, include_usage: bool) -> bytes:
+    """The same as a short stream."""
+    if request.kind == "chat":
+        envelope = _envelope(request, "chat.completion.chunk", call_id)
+        choices: list[dict[str, Any]] = [
+            {"delta": {"role": "assistant", "content": "", "refusal": None}},
+            {"delta": {"content": text}},
+            {"delta": {}, "finish_reason": "stop"},
+        ]
+    else:
+        envelope = _envelope(request, "text_completion", call_id)
+        choices = [{"text": text, "finish_reason": "stop"}]
+    usage = {"usage": None} if include_usage else {}
+    chunks: list[dict[str, Any]] = [
+        {
+            **envelope,
+            "choices": [{"index": 0, "logprobs": None, "finish_reason": None, **choice}],
+            **usage,
+        }
+        for choice in choices
+    ]
+    if include_usage:
+        chunks.append({**envelope, "choices": [], "usage": _no_usage()})
+    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + DONE
+
+
+def _envelope(request: CallRequest, object_: str, call_id: str) -> dict[str, Any]:
+    prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
+    return {
+        "id": f"{prefix}-{call_id.removeprefix('call_')}",
+        "object": object_,
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+
+def _no_usage() -> dict[str, int]:
+    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}

@@ -1,0 +1,277 @@
+"""A call of one of the two ordinary routes: its body, each part of it decoded once.
+
+`CallRequest` is what the API makes of a request, what the semantic layer binds values into, and
+what becomes a `PreparedCall` on an own engine or, as bytes, the body of an upstream's request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+
+import msgspec
+
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, StreamOptions
+from parrot_gateway.generation.requests.validation import decode, missing_parameter, read_object
+
+if TYPE_CHECKING:
+    from parrot_gateway.generation.request import GenerationRequest
+
+CallKind: TypeAlias = Literal["chat", "completions"]
+CallBody: TypeAlias = ChatBody | CompletionBody
+
+_BodyT = TypeVar("_BodyT", bound=ChatBody | CompletionBody)
+
+
+class CallHead(msgspec.Struct):
+    """What decides on where a call goes."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+class SemanticHead(CallHead):
+    """What is read of a call of a session, whoever answers it."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    best_of: int | None = None
+
+
+_HEAD = msgspec.json.Decoder(CallHead)
+_SEMANTIC_HEAD = msgspec.json.Decoder(SemanticHead)
+_BODIES: Mapping[CallKind, msgspec.json.Decoder[Any]] = {
+    "chat": msgspec.json.Decoder(ChatBody),
+    "completions": msgspec.json.Decoder(CompletionBody),
+}
+
+
+class CallRequest:
+    """One request; what is asked of it is decoded on first use and kept.
+
+    Args:
+        kind: of the call.
+        body: JSON, as it came or as it is to be sent; or what writes it when somebody wants it.
+        typed: gives the typed body, where that takes no decoding.
+        head: where it is known.
+        size: bytes that the JSON comes to, about; of bytes their number.
+    """
+
+    __slots__ = (
+        "_body", "_fields", "_head", "_read_typed", "_semantic_head", "_typed", "kind", "size"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: CallKind,
+        body: bytes | Callable[[], bytes],
+        *,
+        typed: Callable[[], CallBody] | None = None,
+        head: CallHead | None = None,
+        size: int = 0,
+    ) -> None:
+        self.kind: CallKind = kind
+        self.size = len(body) if isinstance(body, bytes) else size
+        self._body = body
+        self._fields: dict[str, msgspec.Raw] | None = None
+        self._read_typed = typed
+        self._typed: CallBody | None = None
+        self._head = head
+        self._semantic_head = head if isinstance(head, SemanticHead) else None
+
+    @property
+    def body(self) -> bytes:
+        """The request as JSON."""
+        if not isinstance(self._body, bytes):
+            self._body = self._body()
+        return self._body
+
+    @property
+    def head(self) -> CallHead:
+        """Model and stream.
+
+        Raises:
+            InvalidRequestError: not a JSON object, or one of these fields is of a wrong type.
+        """
+        if self._head is None:
+            self._head = decode(self.body, _HEAD)
+        return self._head
+
+    @property
+    def semantic_head(self) -> SemanticHead:
+        """What is read of every call of a session.
+
+        Raises:
+            InvalidRequestError: as `head`.
+        """
+        if self._semantic_head is None:
+            self._head = self._semantic_head = decode(self.body, _SEMANTIC_HEAD)
+        return self._semantic_head
+
+    @property
+    def model(self) -> str:
+        """The model that it names.
+
+        Raises:
+            InvalidRequestError: as `head`, or it names none.
+        """
+        model = self.head.model
+        if not model:
+            raise missing_parameter("model")
+        return model
+
+    @property
+    def fields(self) -> dict[str, msgspec.Raw]:
+        """The fields of the body, undecoded. From here on `body` has no lone surrogates.
+
+        Raises:
+            InvalidRequestError: it is no JSON object.
+        """
+        if self._fields is None:
+            self._body, self._fields = read_object(self.body)
+        return self._fields
+
+    @property
+    def known_fields(self) -> dict[str, msgspec.Raw]:
+        """The same; none of a body that is no JSON object, of which whoever decodes it whole says
+        better what is wrong."""
+        try:
+            return self.fields
+        except InvalidRequestError:
+            return {}
+
+    @property
+    def typed(self) -> CallBody:
+        """The body as own engines read it.
+
+        Raises:
+            InvalidRequestError: a field is malformed.
+        """
+        if self._typed is None:
+            if self._read_typed is not None:
+                self._typed = self._read_typed()
+            else:
+                self._typed = decode(self.body, _BODIES[self.kind])
+        return self._typed
+
+    def bound(self, template: Template, values: Mapping[str, str]) -> CallRequest:
+        """This request with values in it; JSON is written only when somebody wants it.
+
+        Args:
+            template: of this request's body.
+            values: by variable id.
+        """
+        if template.is_unchanged:
+            return self
+        return CallRequest(
+            self.kind,
+            lambda: template.render(values),
+            typed=lambda: template.bind(self.typed, values),
+            head=self.semantic_head,
+            size=self.size + sum(map(len, values.values())),
+        )
+
+
+class Template(Protocol):
+    """Where values go in a request."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the body stays as it came."""
+        ...
+
+    def render(self, values: Mapping[str, str]) -> bytes:
+        """The body with values, as JSON."""
+        ...
+
+    def bind(self, typed: CallBody, values: Mapping[str, str]) -> CallBody:
+        """The typed body with values."""
+        ...
+
+
+class PreparedCall(Generic[_BodyT]):
+    """A request whose fields were checked against a model; base of one class for each kind.
+
+    Args:
+        request: typed.
+        served: the model.
+        size: bytes of the request's body, as a measure.
+    """
+
+    def __init__(self, request: _BodyT, served: ServedModel, size: int) -> None:
+        self.request = request
+        self.served = served
+        self.size = size
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call tools."""
+        return False
+
+    def rebound(self, request: _BodyT, served: ServedModel, size: int) -> Self | None:
+        """The same call with other texts in its prompt; None where it was checked for another
+        model, and has to be prepared anew."""
+        if served.info != self.served.info:
+            return None
+        if request is self.request:
+            return self
+        again = copy(self)
+        again.request, again.size = request, size
+        again.forget_prompt()
+        return again
+
+    def forget_prompt(self) -> None:
+        """The prompt is to be read anew."""
+        raise NotImplementedError
+
+    async def generation_request(self, salt: str) -> GenerationRequest:
+        """What is asked of an engine, the prompt tokenized whole.
+
+        Args:
+            salt: prefixes are shared only under the same one.
+
+        Raises:
+            ContextLengthError: it does not fit the model's context.
+            InvalidRequestError: it cannot be a prompt.
+        """
+        raise NotImplementedError
+
+    async def check_fits(self) -> None:
+        """Check the length of a prompt that is final; raises as `generation_request`."""
+        limit = self.served.info.max_context_tokens
+        # No token is shorter than a byte, so most requests can be seen to fit.
+        asked = max(
+            self.request.max_tokens or 0, getattr(self.request, "max_completion_tokens", None) or 0
+        )
+        if self.size + asked > limit:
+            await self.generation_request("")
+
+
+def prepare(
+    request: CallRequest, served: ServedModel, checked: PreparedCall[Any] | None = None
+) -> PreparedCall[Any]:
+    """Check a request against a model.
+
+    Args:
+        checked: what this made of the request before values were bound.
+
+    Raises:
+        InvalidRequestError: a field is malformed or out of range, or this model cannot honour it.
+    """
+    typed, size = request.typed, request.size
+    if checked is not None:
+        again = checked.rebound(typed, served, size)
+        if again is not None:
+            return again
+    # Imported here because they load the tokenizer's library, which a gateway that only passes
+    # calls on does not need.
+    if isinstance(typed, ChatBody):
+        from parrot_gateway.generation.requests.chat import ChatCall
+
+        return ChatCall(typed, served, size)
+    from parrot_gateway.generation.requests.completions import CompletionCall
+
+    return CompletionCall(typed, served, size)

@@ -1,0 +1,208 @@
+"""Completion requests for models of own engines: checks, prompts, what is asked of the engine.
+
+All four forms of a prompt, batched in order: choice `prompt * n + j` is the j-th of its prompt.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from parrot_engine.protocol import Grammar
+
+from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.prompts import prompts_of_texts, start_token
+from parrot_gateway.generation.request import GenerationRequest, Prompt
+from parrot_gateway.generation.requests.call import PreparedCall
+from parrot_gateway.generation.requests.grammars import requested_grammar
+from parrot_gateway.generation.requests.types import CompletionBody, Prompts
+from parrot_gateway.generation.requests.validation import (
+    check_context,
+    check_range,
+    check_sampling,
+    check_token_ids,
+    refuse,
+    sampling_of,
+)
+
+#: OpenAI's default.
+DEFAULT_MAX_TOKENS = 16
+MAX_BEST_OF = 20
+MAX_LOGPROBS = 5
+#: Prompts of one call, and candidates of all of them together.
+MAX_PROMPTS = 2048
+MAX_CANDIDATES = 4096
+
+
+class CompletionCall(PreparedCall[CompletionBody]):
+    """A completion whose fields were checked; see `PreparedCall`.
+
+    Raises:
+        InvalidRequestError: a field is wrong, or this model cannot honour it.
+    """
+
+    def __init__(self, request: CompletionBody, served: ServedModel, size: int) -> None:
+        super().__init__(request, served, size)
+        self._grammar, self._grammar_param = _check(request, served)
+        self._prompts: list[Prompt] | None = None
+
+    def forget_prompt(self) -> None:
+        self._prompts = None
+
+    async def generation_request(self, salt: str) -> GenerationRequest:
+        request, served = self.request, self.served
+        if self._prompts is None:
+            self._prompts = await _prompts(request, served)
+        prompts, max_tokens = self._prompts, _max_tokens(request)
+        for prompt in prompts:
+            check_context(
+                served.info.max_context_tokens,
+                len(prompt.token_ids),
+                max_tokens,
+                param="prompt",
+                noun="prompt",
+            )
+        n = request.n or 1
+        best_of = request.best_of or n
+        if len(prompts) * best_of > MAX_CANDIDATES:
+            raise InvalidRequestError(
+                f"{len(prompts)} prompts with {best_of} candidates each are more than the "
+                f"{MAX_CANDIDATES} that one call may have.",
+                param="best_of" if request.best_of else "n",
+                code="invalid_value",
+            )
+        shows_special = request.skip_special_tokens is False
+        return GenerationRequest(
+            prompts,
+            sampling_of(
+                request,
+                served.info,
+                max_tokens=max_tokens,
+                logprobs=request.logprobs,
+                grammar=self._grammar,
+            ),
+            n=n,
+            best_of=best_of,
+            prompt_logprobs=request.logprobs if request.echo else None,
+            skip_special_tokens=not shows_special,
+            salt=salt,
+            grammar_param=self._grammar_param or None,
+            echoes=[self._echo(prompt) for prompt in prompts] if request.echo else None,
+        )
+
+    def _echo(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self.served.tokenizer.decode(
+            prompt.token_ids, skip_special_tokens=self.request.skip_special_tokens is not False
+        )
+
+
+def _check(request: CompletionBody, served: ServedModel) -> tuple[Grammar | None, str]:
+    """Check the fields; returns the grammar, and the field that asks for it."""
+    if request.prompt is None and request.messages is not None:
+        raise InvalidRequestError(
+            "Missing required parameter: 'prompt'. For 'messages' there is /v1/chat/completions.",
+            param="prompt",
+            code="missing_required_parameter",
+        )
+    check_range("max_tokens", request.max_tokens, 0)
+    check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    check_range("best_of", request.best_of, 0, MAX_BEST_OF)
+    check_sampling(request, served.info)
+    refuse(request, ("suffix",), "is not supported with this model")
+    grammar = requested_grammar(request, served.info)
+    # The specification's minimum of 0 can only mean "not given".
+    if request.best_of:
+        n = request.n or 1
+        if request.best_of < n:
+            raise InvalidRequestError(
+                f"Invalid 'best_of': expected a value >= 'n' ({n}), but got {request.best_of} "
+                "instead.",
+                param="best_of",
+                code="invalid_value",
+            )
+        if request.stream and request.best_of > n:
+            raise InvalidRequestError(
+                "Invalid 'best_of': results cannot be streamed when 'best_of' is greater than 'n'.",
+                param="best_of",
+                code="invalid_value",
+            )
+    return grammar
+
+
+async def _prompts(request: CompletionBody, served: ServedModel) -> list[Prompt]:
+    """The prompts as tokens, in order.
+
+    Raises:
+        InvalidRequestError: mixed forms, nothing at all, or ids outside the vocabulary.
+        ContextLengthError: a prompt cannot fit.
+    """
+    prompt = request.prompt
+    limit = served.info.max_context_tokens
+    if isinstance(prompt, list) and len(prompt) > max(limit, MAX_PROMPTS):
+        # Too long in every form, so that the form needs no look at each item.
+        if isinstance(prompt[0], int):
+            check_context(limit, len(prompt), _max_tokens(request), param="prompt", noun="prompt")
+        _check_count(len(prompt))
+    if prompt is None:
+        start = start_token(served.tokenizer, served.info)
+        prompts = [Prompt([] if start is None else [start], "")]
+    elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
+        texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
+        _check_count(len(texts))
+        prompts = await prompts_of_texts(
+            served.tokenizer,
+            served.info,
+            texts,
+            add_special_tokens=request.add_special_tokens is not False,
+        )
+    else:
+        lists = _token_lists(prompt)
+        _check_count(len(lists))
+        for ids in lists:
+            # First what takes no look at each id: there may be millions.
+            check_context(limit, len(ids), _max_tokens(request), param="prompt", noun="prompt")
+            check_token_ids("prompt", ids, served.info.vocab_size)
+        prompts = [Prompt(ids) for ids in lists]
+    if any(not item.token_ids for item in prompts):
+        raise InvalidRequestError(
+            "Invalid 'prompt': a prompt without tokens cannot be continued.",
+            param="prompt",
+            code="invalid_value",
+        )
+    return prompts
+
+
+def _token_lists(prompt: Prompts) -> list[list[int]]:
+    if all(isinstance(item, int) for item in prompt):
+        return [cast(list[int], prompt)]
+    if all(isinstance(item, list) for item in prompt):
+        return cast(list[list[int]], prompt)
+    raise InvalidRequestError(
+        "Invalid type for 'prompt': expected a string, an array of strings, an array of token "
+        "ids, or an array of such arrays, but got an array of mixed types instead.",
+        param="prompt",
+        code="invalid_type",
+    )
+
+
+def _check_count(count: int) -> None:
+    if count == 0:
+        raise InvalidRequestError(
+            "Invalid 'prompt': empty array. Expected an array with minimum length 1, but got an "
+            "empty array instead.",
+            param="prompt",
+            code="empty_array",
+        )
+    if count > MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"Invalid 'prompt': array too long. Expected an array with maximum length "
+            f"{MAX_PROMPTS}, but got an array with length {count} instead.",
+            param="prompt",
+            code="array_above_max_length",
+        )
+
+
+def _max_tokens(request: CompletionBody) -> int:
+    return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens

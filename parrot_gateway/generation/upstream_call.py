@@ -1,0 +1,310 @@
+"""Calls that an upstream answers: the body that it is sent, and its answer told to observers.
+
+An upstream's answer in OpenAI's shape, whole or streamed, is parsed once, beside the bytes that
+pass on to the client if there is one. Who the client is, is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.engines.hints import with_hints
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.usage import Usage, usage_of_body
+from parrot_gateway.exceptions import (
+    AnswerError,
+    InvalidRequestError,
+    OverloadedError,
+    UpstreamError,
+)
+from parrot_gateway.generation.observer import GenerationObserver, Observers, TextObserver
+from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.request import ChoiceDelta
+from parrot_gateway.generation.requests.call import CallKind
+from parrot_gateway.generation.tools.parsing import (
+    ArgumentsPiece,
+    CallBegin,
+    ContentPiece,
+    ToolPiece,
+)
+
+#: A whole answer, or one event of a stream, longer than this is not read.
+MAX_HELD_BYTES = 64 * 1024 * 1024
+#: Characters of an error that are kept with the call.
+_MAX_MESSAGE = 2000
+_MAX_CODE = 200
+#: The field of a body that is meant for the gateway.
+_OURS = re.compile(rb'"parrot"')
+_ROUTES: Mapping[CallKind, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+}
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    text: str | None = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: Any = None
+    usage: Any = None
+
+
+_answer_decoder = msgspec.json.Decoder(_Answer)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class UpstreamAnswerReader:
+    """Follows the bytes of one answer and tells observers what they say.
+
+    `start` takes its head, `feed` its bytes, `end` that it is over. Errors that it raises are told
+    by whoever runs the call (`Observers.failed`).
+
+    Args:
+        observers: are told of deltas, and of the end.
+    """
+
+    __slots__ = ("_held", "_observers", "is_finished", "is_stream", "status", "usage")
+
+    def __init__(self, observers: GenerationObserver) -> None:
+        self._observers = observers
+        #: 0 until the head is there.
+        self.status = 0
+        #: Once the answer has told it.
+        self.usage: Usage | None = None
+        #: The answer has told its end.
+        self.is_finished = False
+        self.is_stream = False
+        self._held = bytearray()
+
+    def start(self, status: int, content_type: bytes) -> None:
+        """The head of the answer."""
+        self.status = status
+        self.is_stream = status < 400 and content_type.lower().startswith(b"text/event-stream")
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes.
+
+        Raises:
+            AnswerError: the stream told an error, or cannot be read.
+        """
+        if len(self._held) + len(data) > MAX_HELD_BYTES:
+            raise AnswerError("the answer is too long to be read")
+        self._held += data
+        if not self.is_stream or (b"\n" not in data and b"\r" not in data):
+            return
+        # NOTE: between the halves of a CRLF an empty line is seen, which says nothing.
+        *lines, rest = self._held.replace(b"\r", b"\n").split(b"\n")
+        self._held = rest
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(bytes(line[5:]).strip())
+
+    def end(self) -> None:
+        """The answer is over.
+
+        Raises:
+            AnswerError: it is an error, was not complete, or has no choices.
+        """
+        if self.status >= 400:
+            raise self._refusal()
+        if not self.is_stream:
+            answer = self._decode(bytes(self._held))
+            self.usage = usage_of_body(bytes(self._held))
+            if answer.error:
+                raise _error_of(answer.error, self.status)
+            if not answer.choices:
+                raise AnswerError("the answer has no choices")
+            for choice in answer.choices:
+                self._choice(choice)
+            self.is_finished = True
+        if not self.is_finished:
+            raise AnswerError("the answer ended before it was complete")
+        self._observers.ended(self.usage)
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.is_finished = True
+            return
+        if not data:
+            return
+        answer = self._decode(data)
+        if answer.error:
+            raise _error_of(answer.error, 502)
+        if isinstance(answer.usage, dict):
+            self.usage = usage_of_body(data)
+        for choice in answer.choices or ():
+            self._choice(choice)
+
+    def _choice(self, choice: _Choice) -> None:
+        if choice.finish_reason is not None and choice.index == 0:
+            self.is_finished = True
+        part = choice.message or choice.delta
+        text = (choice.text if part is None else part.content) or ""
+        pieces: list[ToolPiece] | None = None
+        if part is not None and (part.tool_calls or part.function_call):
+            pieces = [ContentPiece(text)] if text else []
+            pieces += _calls_of(part)
+        self._observers.delta(
+            ChoiceDelta(0, choice.index, text, [], [], choice.finish_reason, pieces)  # type: ignore[arg-type]
+        )
+
+    def _decode(self, data: bytes) -> _Answer:
+        try:
+            return _answer_decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise AnswerError("the answer is not in OpenAI's shape") from None
+
+    def _refusal(self) -> AnswerError:
+        try:
+            error = _answer_decoder.decode(bytes(self._held)).error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            error = None
+        return _error_of(error, self.status)
+
+
+def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
+    calls = part.tool_calls if isinstance(part.tool_calls, list) else [part.function_call]
+    for number, call in enumerate(calls):
+        given = call if isinstance(call, dict) else {}
+        function = given.get("function", given)
+        function = function if isinstance(function, dict) else {}
+        index = given.get("index", number)
+        name, id_ = function.get("name"), given.get("id")
+        if name or id_ or not function.get("arguments"):
+            yield CallBegin(index, str(name or ""), str(id_ or ""))
+        if function.get("arguments"):
+            yield ArgumentsPiece(index, str(function["arguments"]))
+
+
+def _error_of(error: Any, status: int) -> AnswerError:
+    """The error that an answer told."""
+    if isinstance(error, str) and error:
+        return AnswerError(error[:_MAX_MESSAGE], answer_status=status)
+    if not isinstance(error, dict):
+        return AnswerError(
+            f"the model's server answered with status {status}", answer_status=status
+        )
+    message, code = error.get("message"), error.get("code")
+    return AnswerError(
+        message[:_MAX_MESSAGE] if isinstance(message, str) and message else f"status {status}",
+        code=code[:_MAX_CODE] if isinstance(code, str) else None,
+        answer_status=status,
+    )
+
+
+def rewrite(body: bytes, model: str | None) -> bytes:
+    """`body` with another `model` (unless None) and without `parrot`; the very same object when
+    there is nothing to change. The values of all other fields keep their bytes.
+
+    Raises:
+        InvalidRequestError: the body has to be changed and is no JSON object.
+    """
+    # NOTE: the expression takes half the time of `in`.
+    if model is None and _OURS.search(body) is None:
+        return body
+    try:
+        fields = _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The body is not a JSON object: {error}") from None
+    if fields.pop("parrot", None) is None and model is None:
+        return body
+    if model is not None:
+        fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+def upstream_body(
+    body: bytes, upstream: Upstream, model: str, requested_model: str, metadata: CallMetadata
+) -> bytes:
+    """The body of a chat or a completion as its upstream gets it.
+
+    Args:
+        body: as received.
+        upstream: where it goes.
+        model: the name that the upstream knows.
+        requested_model: the name that the body holds.
+        metadata: of the call, for upstreams that take a priority.
+
+    Raises:
+        InvalidRequestError: as `rewrite`.
+    """
+    body = rewrite(body, None if model == requested_model else model)
+    style = upstream.settings.hints
+    return body if style == "none" else with_hints(body, style, metadata)
+
+
+async def run_on_upstream(
+    upstream: Upstream,
+    kind: CallKind,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+    observer: GenerationObserver,
+    *,
+    may_fall_back: bool,
+) -> bool:
+    """Let an upstream answer a call that nobody but observers waits for.
+
+    Args:
+        kind: of the call.
+        headers: the client's, names in lower case.
+        body: see `upstream_body`; asks for a stream where the text is wanted as it is written.
+        observer: is told of the answer.
+        may_fall_back: another model can answer instead.
+
+    Returns:
+        False when nothing was told because another model should answer.
+
+    Raises:
+        GatewayError: the upstream could not be reached, refused the call, or broke off.
+    """
+    observers = Observers([observer])
+    try:
+        response = await upstream.request("POST", _ROUTES[kind], b"", headers, body)
+    except (UpstreamError, OverloadedError):
+        if may_fall_back:
+            return False
+        raise
+    try:
+        if may_fall_back and (response.exhausted or response.status >= 500):
+            return False
+        observers.started(upstream.name, 0.0, "")
+        reader = UpstreamAnswerReader(observers)
+        reader.start(response.status, response.content_type.encode())
+        data = response.first
+        while True:
+            reader.feed(data)
+            if isinstance(observer, TextObserver):
+                observer.check()
+            if response.at_eof:
+                break
+            data = await response.read()
+        if response.status < 400 and not reader.is_finished and reader.is_stream:
+            raise incomplete(upstream)
+        reader.end()
+        upstream.usage.add(reader.usage)
+    finally:
+        response.close()
+    return True
+
+
+def incomplete(upstream: Upstream) -> UpstreamError:
+    """The error for a stream that ended too early."""
+    return UpstreamError(
+        f"The upstream '{upstream.name}' ended its stream before the answer was complete."
+    )

@@ -1,0 +1,176 @@
+"""Lets a model answer a call of a session: an own engine or an upstream. No HTTP of our own.
+
+`JobObserver` is how any answer fills the call's variable; `CallRunner` answers deferred calls, for
+which no client waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from parrot_gateway.engines.catalog import EngineTarget
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.exceptions import UnsupportedError
+from parrot_gateway.generation.observer import TextObserver
+from parrot_gateway.generation.placement import CallMetadata, salt_of
+from parrot_gateway.generation.requests.call import CallRequest, prepare
+from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
+from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.semantic.execution.job import Job
+
+#: Of the client's headers: those that speak of its connection or its patience, not of the call.
+_CONNECTION_HEADERS = frozenset(
+    {
+        b"content-length",
+        b"transfer-encoding",
+        b"connection",
+        b"accept",
+        b"accept-encoding",
+        b"x-stainless-read-timeout",
+        b"x-stainless-timeout",
+        b"x-stainless-retry-count",
+    }
+)
+
+
+class JobObserver(TextObserver):
+    """Lets an answer become the text of a call.
+
+    Args:
+        job: the call.
+        clock: the time for the job.
+    """
+
+    def __init__(self, job: Job, clock: Callable[[], float]) -> None:
+        super().__init__(lambda text: job.append(text, clock()))
+        #: What nobody reads need not be parsed.
+        self.reads_text = job.output is not None or job.context is not None
+        self._job = job
+
+    def started(self, engine: str, queued_s: float, reason: str) -> None:
+        self._job.call.engine = engine
+        self._job.call.placement = reason
+
+    def ended(self, usage: Usage | None) -> None:
+        super().ended(usage)
+        if usage is not None:
+            self._job.call.tokens = usage.completion_tokens
+
+    def finish(self) -> None:
+        if self.reads_text:
+            super().finish()
+
+
+class CallRunner(Protocol):
+    """Lets a model answer deferred calls."""
+
+    async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
+        """Answer a call, telling it of text (`Job.append`) as it comes.
+
+        Cancelling it ends the work on the engine.
+
+        Args:
+            job: the call.
+            request: of it, with values bound.
+            metadata: of the call, for the scheduler.
+
+        Raises:
+            GatewayError: the call failed.
+        """
+        ...
+
+
+class ModelRunner:
+    """The `CallRunner` of a gateway.
+
+    Args:
+        models: who serves which.
+        call_timeout_s: how long a call may run.
+        clock: the time for jobs.
+    """
+
+    def __init__(
+        self, models: ModelDirectory, *, call_timeout_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._models = models
+        self._call_timeout_s = call_timeout_s
+        self._clock = clock
+
+    async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
+        """See `CallRunner.run`."""
+        observer = JobObserver(job, self._clock)
+        model, tried = job.call.model, set[str]()
+        while True:
+            target = self._models.resolve(model)
+            if isinstance(target, EngineTarget):
+                await self._on_engine(job, request, metadata, target.model, observer)
+                break
+            upstream = self._models.upstreams[target.upstream]
+            other = None if target.upstream in tried else upstream.settings.fallback
+            answered = await run_on_upstream(
+                upstream,
+                request.kind,
+                _of_call(job.spec.headers),
+                upstream_body(
+                    _as_stream(request), upstream, target.model, job.call.model, metadata
+                ),
+                observer,
+                may_fall_back=other is not None,
+            )
+            if answered or other is None:
+                break
+            tried.add(target.upstream)
+            model = other
+        observer.finish()
+
+    async def _on_engine(
+        self,
+        job: Job,
+        request: CallRequest,
+        metadata: CallMetadata,
+        model: str,
+        observer: JobObserver,
+    ) -> None:
+        # Imported here because they load the tokenizer's library, which a gateway that only passes
+        # calls on does not need.
+        from parrot_gateway.generation.collect import collect
+        from parrot_gateway.generation.generate import Generation
+
+        placer = self._models.placer(model, metadata)
+        call = prepare(request, placer, job.spec.checked)
+        if call.uses_tools:
+            raise UnsupportedError(
+                "Unsupported parameter: 'tools' has no place in a call whose text fills a "
+                "variable; with 'tool_choice' 'none' it passes.",
+                param="tools",
+            )
+        generation_request = await call.generation_request(salt_of(metadata.tenant))
+        deadline = time.perf_counter() + self._call_timeout_s
+        with Generation(placer, generation_request, deadline, [observer]) as generation:
+            if generation_request.best_of > 1:
+                await collect(generation, 1, generation_request.best_of)
+            while not generation.state.done:
+                observer.check()
+                await generation.next()
+            observer.check()
+
+
+def _of_call(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name not in _CONNECTION_HEADERS]
+
+
+def _as_stream(request: CallRequest) -> bytes:
+    """The body of a call whose text is to come as an upstream writes it."""
+    best_of = request.semantic_head.best_of
+    if best_of is not None and best_of > 1:
+        # Which candidate is best is only known in the end.
+        return request.body
+    fields = dict(request.fields)
+    fields["stream"] = msgspec.Raw(b"true")
+    # Not every upstream knows these options.
+    fields.pop("stream_options", None)
+    return msgspec.json.encode(fields)
