@@ -197,44 +197,20 @@ class RunTree(BaseCallbackHandler):
             node.group = node.branch.next_position()
         return node
 
-    def _started(
-        self,
-        serialized: Any,
-        _: Any,
-        /,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        name: str | None = None,
-        **__: Any,
-    ) -> None:
+    def _started(self, serialized: Any, _: Any, /, *, name: str | None = None, **run: Any) -> None:
         if name is None and isinstance(serialized, dict):
             # A tool has its name there.
             name = serialized.get("name")
-        self._remember(run_id, self.new_node(run_id, parent_run_id, tags, metadata, name))
+        self._remember(run["run_id"], self.new_node(*_start_of(run), name))
 
-    def _called(
-        self,
-        _: Any,
-        prompts: Any,
-        /,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        name: str | None = None,
-        **__: Any,
-    ) -> None:
-        node = self.new_call(run_id, parent_run_id, tags, metadata, name)
+    def _called(self, _: Any, prompts: Any, /, *, name: str | None = None, **run: Any) -> None:
+        node = self.new_call(*_start_of(run), name)
         if not node.has_thread and any(map(_refers, prompts)):
             node.session = ""
-        self._remember(run_id, node)
+        self._remember(run["run_id"], node)
         slot = self.slot.get()
         if slot is not None:
-            slot.run_id = run_id
+            slot.run_id = run["run_id"]
 
     def _remember(self, run_id: UUID, node: RunNode) -> None:
         nodes = self._nodes
@@ -252,6 +228,13 @@ class RunTree(BaseCallbackHandler):
 
     def _ended(self, *_: Any, run_id: UUID, **__: Any) -> None:
         self._nodes.pop(run_id, None)
+
+
+def _start_of(
+    run: Mapping[str, Any],
+) -> tuple[UUID, UUID | None, Sequence[str] | None, Mapping[str, Any] | None]:
+    """The first arguments of `new_node`, from those of LangChain's callbacks."""
+    return run["run_id"], run.get("parent_run_id"), run.get("tags"), run.get("metadata")
 
 
 def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,20 +11,27 @@ from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 from harness.scripted_upstream import error as scripted_error
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import PromptTemplate
 from langchain_parrot import ChatParrot, DeferredExpiredError, DeferredFailedError, ParrotLLM
 from langchain_parrot.deferred import DeferredText
 from scripted_model import MODEL, ScriptedModel
 
 
-def chat(gateway: GatewayProcess, **arguments: Any) -> ChatParrot:
+def chat(gateway: GatewayProcess, kind: Any = ChatParrot, **arguments: Any) -> Any:
+    """A deferring model of either kind."""
     connection = {"base_url": gateway.base_url, "api_key": gateway.api_key, "defer": True}
-    return ChatParrot(**{"model": MODEL, **connection, **arguments})
+    return kind(**{"model": MODEL, **connection, **arguments})
 
 
-def text_model(gateway: GatewayProcess, **arguments: Any) -> ParrotLLM:
-    connection = {"base_url": gateway.base_url, "api_key": gateway.api_key, "defer": True}
-    return ParrotLLM(**{"model": MODEL, **connection, **arguments})
+KIND = pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (ChatParrot, "You said: {}".format),
+        (ParrotLLM, lambda prompt: f" after {prompt.split()[-1]} (0)"),
+    ],
+    ids=["chat", "text"],
+)
+HOW = pytest.mark.parametrize("how", ["sync", "async"])
 
 
 def is_waiting(text: Any) -> bool:
@@ -31,23 +39,24 @@ def is_waiting(text: Any) -> bool:
     return type(text) is DeferredText and not text.is_resolved
 
 
-def test_a_chain_of_chat_calls_is_submitted_ahead(gateway: GatewayProcess) -> None:
-    model = chat(gateway, session="ahead")
-    ask = ChatPromptTemplate.from_template("tell of {thing}") | model | StrOutputParser()
-    first = ask.invoke({"thing": "rain"})
-    second = ask.invoke({"thing": first})
+@KIND
+@HOW
+async def test_a_chain_is_submitted_ahead(
+    gateway: GatewayProcess, kind: Any, says: Callable[[str], str], how: str
+) -> None:
+    model = chat(gateway, kind, session=f"ahead-{kind.__name__}-{how}")
+    ask = PromptTemplate.from_template("tell of {thing}") | model | StrOutputParser()
+    if how == "sync":
+        first = ask.invoke({"thing": "rain"})
+        second = ask.invoke({"thing": first})
+    else:
+        first = await ask.ainvoke({"thing": "rain"})
+        second = await ask.ainvoke({"thing": first})
     assert is_waiting(first)
     assert is_waiting(second)
-    assert second == "You said: tell of You said: tell of rain"
-
-
-async def test_a_chain_of_text_calls_is_submitted_ahead(gateway: GatewayProcess) -> None:
-    ask = PromptTemplate.from_template("tell of {thing}") | text_model(gateway) | StrOutputParser()
-    first = await ask.ainvoke({"thing": "rain"})
-    second = await ask.ainvoke({"thing": first})
-    assert is_waiting(first)
-    assert is_waiting(second)
-    assert await second.aget() == " after (0) (0)"
+    expected = says(f"tell of {says('tell of rain')}")
+    assert (second.get() if how == "sync" else await second.aget()) == expected
+    assert second == expected
 
 
 def test_a_deferred_answer_in_the_next_messages_goes_as_a_reference(
@@ -71,34 +80,32 @@ def test_values_of_inputs_may_be_deferred(gateway: GatewayProcess) -> None:
     assert answer.content == "You said: A poem of You said: x"
 
 
-def test_a_stream_of_a_deferred_call_is_one_chunk(gateway: GatewayProcess) -> None:
-    (chunk,) = chat(gateway).stream("hello")
-    assert is_waiting(chunk.content)
-    assert chunk.chunk_position == "last"
-    assert chunk.content == "You said: hello"
-    (piece,) = text_model(gateway).stream("at sea")
-    assert is_waiting(piece)
-    assert piece == " after sea (0)"
-
-
-async def test_an_asynchronous_stream_of_a_deferred_call_is_one_chunk(
-    gateway: GatewayProcess,
+@KIND
+@HOW
+async def test_a_stream_of_a_deferred_call_is_one_chunk(
+    gateway: GatewayProcess, kind: Any, says: Callable[[str], str], how: str
 ) -> None:
-    chunks = [chunk async for chunk in chat(gateway).astream("hello")]
-    assert [await chunk.content.aget() for chunk in chunks] == ["You said: hello"]  # type: ignore[union-attr]
-    pieces: list[Any] = [piece async for piece in text_model(gateway).astream("at sea")]
-    assert [await piece.aget() for piece in pieces] == [" after sea (0)"]
+    model = chat(gateway, kind)
+    if how == "sync":
+        (chunk,) = model.stream("hello")
+    else:
+        (chunk,) = [chunk async for chunk in model.astream("hello")]
+    if kind is ChatParrot:
+        assert chunk.chunk_position == "last"
+        chunk = chunk.content
+    assert is_waiting(chunk)
+    assert (chunk.get() if how == "sync" else await chunk.aget()) == says("hello")
 
 
+@HOW
 async def test_each_prompt_of_a_deferred_batch_is_a_call(
-    gateway: GatewayProcess, scripted: ScriptedModel
+    gateway: GatewayProcess, scripted: ScriptedModel, how: str
 ) -> None:
-    texts = text_model(gateway).batch(["a", "b"])
+    model, prompts = chat(gateway, ParrotLLM), [f"a-{how}", f"b-{how}"]
+    texts = model.batch(prompts) if how == "sync" else await model.abatch(prompts)
     assert all(map(is_waiting, texts))
-    assert texts == [" after a (0)", " after b (0)"]
-    others: list[Any] = await text_model(gateway).abatch(["c", "d"])
-    assert [await text.aget() for text in others] == [" after c (0)", " after d (0)"]
-    assert [body["prompt"] for body in scripted.bodies[-4:-2]] == ["a", "b"]
+    assert [await text.aget() for text in texts] == [f" after {prompt} (0)" for prompt in prompts]
+    assert sorted(body["prompt"] for body in scripted.bodies[-2:]) == prompts
 
 
 def test_a_deferred_call_of_the_demo_model(demo: GatewayProcess) -> None:

@@ -26,21 +26,17 @@ def test_one_prompt_is_sent_as_a_string(gateway: GatewayProcess, scripted: Scrip
     assert "max_tokens" not in scripted.bodies[-1]
 
 
-def test_a_batch_is_one_call(gateway: GatewayProcess, scripted: ScriptedModel) -> None:
+@pytest.mark.parametrize("how", ["sync", "async"])
+async def test_a_batch_is_one_call(
+    gateway: GatewayProcess, scripted: ScriptedModel, how: str
+) -> None:
     calls = len(scripted.bodies)
     chain = PromptTemplate.from_template("tell of the {thing}") | text_model(gateway)
     things = [{"thing": name} for name in ("sea", "sky", "sun")]
-    assert chain.batch(things) == [" after sea (0)", " after sky (0)", " after sun (0)"]
+    texts = chain.batch(things) if how == "sync" else await chain.abatch(things)
+    assert texts == [" after sea (0)", " after sky (0)", " after sun (0)"]
     assert len(scripted.bodies) == calls + 1
     assert len(scripted.bodies[-1]["prompt"]) == 3
-
-
-async def test_an_asynchronous_batch_is_one_call(
-    gateway: GatewayProcess, scripted: ScriptedModel
-) -> None:
-    calls = len(scripted.bodies)
-    assert await text_model(gateway).abatch(["a", "b"]) == [" after a (0)", " after b (0)"]
-    assert len(scripted.bodies) == calls + 1
 
 
 def test_candidates_go_to_their_prompts(gateway: GatewayProcess) -> None:
