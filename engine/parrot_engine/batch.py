@@ -1,4 +1,4 @@
-"""What one engine step computes: the contract between the batcher and the runner.
+"""The contents of one engine step: the contract between the batcher and the runner.
 
 Plain values, made on the CPU by the batcher, read by the runner and by attention back ends. No
 "is prefill" flag: a decode is a row of one token, a chunk of prefill a row of many, and both may
@@ -82,7 +82,7 @@ class StepBatch:
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What the sampler needs to know of one sequence, beside its logits.
+    """The sampler's input for one sequence, besides its logits.
 
     One for a whole generation: read when a step is launched, it then grows with what comes out.
     """
@@ -141,7 +141,7 @@ class SampledToken(NamedTuple):
 
 
 class RowOutcome(NamedTuple):
-    """What one row of a step brought about."""
+    """The outcome of one row of a step."""
 
     #: For a row that samples.
     token: SampledToken | None = None

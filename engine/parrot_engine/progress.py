@@ -16,7 +16,7 @@ FIRST_LINE_S = 1.0
 INTERVAL_S = 2.0
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Write one line to standard error at once."""
     print(line, file=sys.stderr, flush=True)
 
@@ -33,7 +33,7 @@ class ProgressLines:
     def __init__(
         self,
         what: str,
-        write: Callable[[str], None] = say,
+        write: Callable[[str], None] = print_line,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
@@ -64,6 +64,6 @@ def download_bar() -> type[Any]:
         def display(self, msg: str | None = None, pos: int | None = None) -> None:
             """Write the present state; called by tqdm when it is time to redraw."""
             if not pos and (msg is None or msg.strip()):
-                say((msg if msg is not None else str(self)).strip())
+                print_line((msg if msg is not None else str(self)).strip())
 
     return LineBar

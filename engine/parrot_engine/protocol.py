@@ -39,7 +39,7 @@ GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the text of a Generate must conform to."""
+    """A constraint on the text of a Generate."""
 
     kind: GrammarKind
     text: str = ""
@@ -52,7 +52,7 @@ Retention: TypeAlias = Literal["keep", "normal", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one Generate are drawn, and when it ends.
+    """Parameters of one Generate: how tokens are drawn, and when it ends.
 
     The defaults are those of a plain sampled continuation. `stop` holds strings: an engine works
     on token ids and ignores it; whoever detokenizes applies it (the gateway, `LLM`, the engine's
@@ -198,7 +198,7 @@ Event: TypeAlias = Filled | Generated | Failed
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine can do; constant for its lifetime."""
+    """Identity and limits of an engine; constant for its lifetime."""
 
     #: The name under which the model is served, e.g. `Qwen/Qwen3-0.6B`.
     model: str
@@ -230,7 +230,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How an engine stands; counters only grow."""
+    """Gauges and counters of an engine; counters only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -271,7 +271,7 @@ class BlockChanges(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one engine step brought about."""
+    """The outcome of one engine step."""
 
     events: list[Event]
     #: Whether a further step would do anything without new primitives.
@@ -280,7 +280,7 @@ class StepResult(NamedTuple):
 
 @runtime_checkable
 class Engine(Protocol):
-    """What executes primitives with one model. Synchronous, driven by one thread.
+    """Executes primitives with one model. Synchronous, driven by one thread.
 
     `submit` never raises for a bad primitive and never blocks: the failure comes back as an event
     of a later step.
@@ -288,7 +288,7 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """What this engine is."""
+        """Identity and limits."""
         ...
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
@@ -322,5 +322,5 @@ class BlockReporting(Protocol):
     """An engine that tells which blocks it caches."""
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
-        """What has changed since this was last asked; with `everything` all that it holds."""
+        """The changes since the last call; with `everything` all that it holds."""
         ...

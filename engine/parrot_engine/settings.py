@@ -34,7 +34,7 @@ MAX_SPECULATIVE_TOKENS = 7
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSettings:
-    """How the builtin engine runs; every default is here and nowhere else.
+    """Settings of the builtin engine; every default is here and nowhere else.
 
     Raises:
         SettingsError: a value is out of its range.
@@ -247,7 +247,7 @@ def kv_blocks(
             )
         return blocks
     longest = min(max_position, settings.max_context_tokens or max_position)
-    wanted = DEFAULT_CACHED_CONTEXTS * -(-longest // settings.block_size)
+    preferred = DEFAULT_CACHED_CONTEXTS * -(-longest // settings.block_size)
     affordable = int(free_bytes * memory_share) // bytes_per_block
     if affordable < 1:
         raise SettingsError(
@@ -255,4 +255,4 @@ def kv_blocks(
             f"{free_bytes} bytes are free, one block takes {bytes_per_block}: free some memory, "
             "or take a smaller model or block_size",
         )
-    return min(wanted, affordable)
+    return min(preferred, affordable)

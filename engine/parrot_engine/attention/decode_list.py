@@ -40,7 +40,7 @@ def build_decodes(
     *,
     share: bool = True,
 ) -> WorkList | None:
-    """What `build` makes of the same; None for a step that is not of this kind."""
+    """The list that `build` makes of the same; None for a step that is not of this kind."""
     position = tables.positions
     # NOTE: a query by itself could only be wide where its heads alone fill a wide item.
     if len(position) > len(tables.counts) or policy.group >= policy.wide_min_rows:
@@ -115,7 +115,7 @@ def build_decodes(
 
 
 def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
-    """Where the keys of rows of one token, at these positions, are cut."""
+    """The cuts for rows of one token at these positions."""
 
     def count_readings(chunk: int) -> int:
         readings = position // chunk + 1

@@ -42,7 +42,7 @@ class HostPlan(NamedTuple):
 
     @property
     def parts(self) -> Parts:
-        """What a plan of fixed capacity needs for it."""
+        """The parts that a plan of fixed capacity needs for it."""
         lists = self.lists.values()
         return Parts(
             any(len(work.tiles) for work in lists),
@@ -52,7 +52,7 @@ class HostPlan(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Which kinds of work a plan may hold, besides narrow items."""
+    """The kinds of work that a plan may hold, besides narrow items."""
 
     tiles: bool
     wide: bool
@@ -132,7 +132,7 @@ def sizes_of(work: WorkList) -> Capacity:
 
 
 class ListPlaces(NamedTuple):
-    """Where one work list begins, part by part, in integers from the buffer's first."""
+    """Offsets of the parts of one work list, in integers from the buffer's first."""
 
     narrow: int
     wide: int

@@ -1,4 +1,4 @@
-"""What the models ask of an attention back end.
+"""The interface between models and attention back ends.
 
 A step has two halves: `plan`, once, on the CPU, turns the rows of a batch into index tensors;
 `forward`, once a layer, on the device, writes the new keys and values into the paged cache and

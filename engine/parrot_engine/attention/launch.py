@@ -36,7 +36,7 @@ HOPPER_CONSTANTS = MappingProxyType(
 
 
 class Tuning(NamedTuple):
-    """How one attention kernel is compiled and launched."""
+    """Compile and launch options of one attention kernel."""
 
     #: Rows of a tile: query heads of a group times tokens.
     block_m: int
@@ -53,7 +53,7 @@ class Tuning(NamedTuple):
 
 
 class MergeTuning(NamedTuple):
-    """How the merge is compiled and launched."""
+    """Compile and launch options of the merge."""
 
     #: Slots that one step reads.
     block: int
@@ -63,7 +63,7 @@ class MergeTuning(NamedTuple):
 
 
 class DeviceLimits(NamedTuple):
-    """What launches need to know of a device."""
+    """The properties of a device that launches depend on."""
 
     num_sms: int
     #: Bytes that one program may take.

@@ -1,4 +1,4 @@
-"""What decides how the work of attention is cut and packed; found out by measuring."""
+"""Parameters of how the work of attention is cut and packed; found by measuring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Cuts(NamedTuple):
-    """Where keys are cut; all in tokens, chunks being multiples of blocks and of a kernel's tile.
+    """Where keys are cut, in tokens, chunks being multiples of blocks and of a kernel's tile.
 
     A cut lets several programs read the keys of a row, and costs a merge of what they found.
     """
@@ -28,7 +28,7 @@ MAX_SLOTS = 8192
 
 
 class TileCuts(NamedTuple):
-    """How far the keys of prefill tiles are cut; see `tiles`, which says what is weighed.
+    """Parameters by which the keys of prefill tiles are cut; `tiles` describes the trade-off.
 
     Costs are in keys: the time that a program takes for one of them.
     """

@@ -64,7 +64,7 @@ def nothing_shared(num_rows: int) -> Sharing:
 
 
 def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks: int) -> Sharing:
-    """What the rows with indices `candidates` share, in chunks of `chunk_blocks` blocks.
+    """The sharing of the rows with indices `candidates`, in chunks of `chunk_blocks` blocks.
 
     Only chunks whose keys are all there before the step count: blocks that a row writes are its
     own.
@@ -141,7 +141,7 @@ class Shares(NamedTuple):
 
 
 def find_groups(readings: Readings, policy: Policy, cuts: Cuts) -> Groups:
-    """Which groups are worth wide items, each still reading its one chunk."""
+    """Find the groups worth wide items, each still reading its one chunk."""
     num_groups = len(readings.group_begins)
     sizes = np.diff(readings.group_begins, append=np.int32(len(readings.query)))
     is_wide = sizes * policy.group >= policy.wide_min_rows

@@ -1,4 +1,4 @@
-"""How keys and values lie in the cache: in the model's dtype, or as float8 with scales.
+"""The layout of keys and values in the cache: the model's dtype, or float8 with scales.
 
 Quantized, a head of a token is `head_dim` bytes of float8_e4m3fn and one float32, its scale: its
 largest magnitude divided by the largest number of the format. So nothing depends on other tokens,
@@ -69,7 +69,7 @@ def quantize(heads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(bits: Tensor, scales: Tensor) -> Tensor:
-    """What `quantize` made of heads, in float32."""
+    """The heads that `quantize` was given, in float32."""
     return bits.view(torch.float8_e4m3fn).float() * scales[..., None]
 
 

@@ -92,7 +92,7 @@ def largest_first(table: Ints, begin: int, end: int) -> Ints:
 
 
 def _begins(counts: Ints) -> Ints:
-    """Where each of consecutive ranges of these lengths begins."""
+    """The begin of each of consecutive ranges of these lengths."""
     begins = np.zeros(len(counts), dtype=np.int32)
     counts[:-1].cumsum(out=begins[1:])
     return begins

@@ -116,7 +116,7 @@ def make_tiles(
 
 
 def _cut(lengths: Ints, tokens: Ints, policy: Policy, free_slots: int) -> _Cut:
-    """How tiles of these keys and tokens are cut; see the module's docstring."""
+    """The cuts of tiles of these keys and tokens; see the module's docstring."""
     cuts, room = policy.tile_cuts, policy.tile_round
     longest = int(lengths.max())
     # The sum alone takes as long as the longest tile: no cut gains anything.

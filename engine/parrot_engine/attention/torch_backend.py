@@ -44,7 +44,7 @@ _SMALL_GROUP_BLOCKS = 8
 
 
 class _Writes(NamedTuple):
-    """Where the new K and V go."""
+    """The places of the new K and V."""
 
     #: `[num_tokens * kv_heads]` rows of the cache seen as `[.., head_dim]`.
     slots: Tensor

@@ -158,7 +158,7 @@ def build(
 
 
 def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> Cuts:
-    """Where the keys of this step are cut."""
+    """The cuts of the keys of this step."""
 
     def count_readings(chunk: int) -> int:
         position = tables.positions[spans(tables.first_tokens[rows], tables.counts[rows])]

@@ -35,7 +35,7 @@ from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.llm import LLM
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model, shape_names
 from parrot_engine.models.loader import read_model_config, resolve_device
-from parrot_engine.progress import say
+from parrot_engine.progress import print_line
 
 #: A peer may take so long in all.
 _PEER_TIMEOUT_S = 3600
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             report, results = _measure_peer(parsed)
     except (ParrotEngineError, BenchError) as error:
-        say(f"error: {error}")
+        print_line(f"error: {error}")
         return 1
     report["cases"] = [result.to_dict() for result in results]
     if parsed.json is not None:
@@ -164,7 +164,7 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     limits = _limits(device)
     given = {name: getattr(parsed, name) for name in _ENGINE_OPTIONS}
     options = {name: value for name, value in given.items() if value is not None}
-    say(f"loading {model} …")
+    print_line(f"loading {model} …")
     begin = time.perf_counter()
     llm = LLM(
         model,
@@ -178,7 +178,7 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
     )
     ready_s = time.perf_counter() - begin
     info = llm.info
-    say(f"{info.model}: {info.device}, {info.dtype}, ready after {ready_s:.1f} s")
+    print_line(f"{info.model}: {info.device}, {info.dtype}, ready after {ready_s:.1f} s")
     config = read_model_config(resolve_model(model, with_weights=not dummy))
     report: dict[str, Any] = {
         "benchmark": "engine",
@@ -222,7 +222,7 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         results = _run(bench, parsed.cases)
         report["memory"]["end"] = memory(device)
     report["elapsed_s"] = time.perf_counter() - begin
-    say(f"all cases done {report['elapsed_s']:.0f} s after the start of loading")
+    print_line(f"all cases done {report['elapsed_s']:.0f} s after the start of loading")
     del llm, bench
     gc.collect()
     if device.type == "cuda":
@@ -242,7 +242,7 @@ def _measure_peer(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[Case
         batch_tokens=parsed.max_batch_tokens,
     )
     ready_s = time.perf_counter() - begin
-    say(f"{subject.name}: ready after {ready_s:.1f} s")
+    print_line(f"{subject.name}: ready after {ready_s:.1f} s")
     source = PromptSource(subject.vocab_size, parsed.seed)
     bench = Bench(subject, source, _sizes(parsed), None, parsed.repetitions)
     try:
@@ -254,7 +254,7 @@ def _measure_peer(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[Case
 def _run(bench: Bench, names: list[str]) -> list[CaseResult]:
     results = []
     for result in run_cases(bench, names):
-        say(line_of(result))
+        print_line(line_of(result))
         results.append(result)
     return results
 
@@ -310,7 +310,7 @@ def _limits(device: torch.device) -> Limits | None:
     with torch.cuda.device(device):
         limits = measure_limits()
         torch.cuda.empty_cache()
-    say(
+    print_line(
         f"limits: copy {limits.bytes_per_s / 1e12:.2f} TB/s, "
         f"matrix product {limits.flops_per_s / 1e12:.0f} TFLOP/s"
     )

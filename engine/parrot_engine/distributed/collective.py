@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel engine do together, through `torch.distributed`.
+"""Collective operations of the ranks of a tensor-parallel engine, through `torch.distributed`.
 
 NCCL between GPUs, gloo between processes on a CPU. Sums of few tokens go through memory that the
 GPUs of a host map into each other (`PeerMemory`): one kernel, in which each GPU reads what the

@@ -1,4 +1,4 @@
-"""What runs in a step: one token budget for decodes and chunks of prefill.
+"""The scheduler of a step: one token budget for decodes and chunks of prefill.
 
 A step is planned by walking over the contexts that have work in the order of their rank
 (priority, then age). A running generation takes one token of the budget; whatever is known but not
@@ -133,7 +133,7 @@ class Batcher:
     def check_guesses(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
-        """What a row with guesses amounts to: rows of one token, to be applied one by one.
+        """Split a row with guesses into rows of one token, which are to be applied one by one.
 
         Blocks that only wrong guesses needed are given back.
         """

@@ -198,7 +198,7 @@ class BuiltinEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What this engine is."""
+        """Identity and limits."""
         return self._info
 
     def submit(self, primitives: Sequence[Primitive]) -> None:

@@ -1,4 +1,4 @@
-"""Which state each context is in, and what follows from it.
+"""The states of contexts, and the lists of contexts by state.
 
 A context with work waits in the queue or runs in the batch; one without is idle, and its KV can be
 taken when blocks run out. So can that of one whose grammar is pending: it has work, but cannot go

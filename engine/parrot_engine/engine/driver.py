@@ -129,7 +129,7 @@ class EngineDriver:
             self._wake.notify()
 
     def stats(self) -> EngineStats:
-        """How the engine stood a moment ago. Safe from any thread."""
+        """Statistics of a moment ago. Safe from any thread."""
         return self._stats
 
     @property

@@ -1,4 +1,4 @@
-"""Which context ids failed, and of what.
+"""The failed context ids, and their failures.
 
 What is on its way to an id when its context fails is answered with the same failure, until the id
 is freed. Nobody has to free an id, so only the latest failures are kept.
@@ -21,7 +21,7 @@ class FailureMemory:
         self._failures: OrderedDict[int, Failed] = OrderedDict()
 
     def get(self, context_id: int) -> Failed | None:
-        """How this id failed; None if it did not, or was freed, or that was long ago."""
+        """The failure of this id; None if it did not fail, was freed, or that was long ago."""
         return self._failures.get(context_id)
 
     def remember(self, failure: Failed) -> None:

@@ -26,7 +26,7 @@ _LONGEST_PAUSE: Final = 512
 
 
 class NgramIndex:
-    """Where each run of `min_length` tokens of one growing text stood last, and before that.
+    """An index of one growing text: the places where each run of `min_length` tokens stood.
 
     Adding a token takes a step of one dictionary; a guess compares at most `MAX_PLACES` places.
     """

@@ -39,7 +39,7 @@ _INDEXED_PER_STEP: Final = 8192
 
 
 class Speculation:
-    """Who makes guesses in a step."""
+    """Chooses the guesses of a step, and keeps count of them."""
 
     def __init__(self, settings: BuiltinSettings) -> None:
         """With `settings.speculative_tokens` of at least 1."""

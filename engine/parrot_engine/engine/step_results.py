@@ -113,7 +113,7 @@ class StepResults:
             self._store.settle(context)
 
     def _count_filled(self, planned: PlannedRow, outcome: RowOutcome) -> None:
-        """What was computed belongs to the fill at the head of the queue, if there is one."""
+        """Count computed tokens for the fill at the head of the queue, if there is one."""
         context = planned.context
         fill = context.fill
         if fill is not None:
@@ -125,7 +125,7 @@ class StepResults:
 
 
 def _grammar_problem(generate: PendingGenerate | None) -> str:
-    """Why the generation's grammar allows nothing any more; empty if that is not so."""
+    """The reason why a generation's grammar allows no token any more; empty if it allows one."""
     row = None if generate is None else generate.row
     matcher = None if row is None else row.matcher
     return "" if matcher is None else matcher.problem or ""

@@ -53,6 +53,6 @@ class Context:
 
     @property
     def forks(self) -> list[Context]:
-        """The children that wait in the queue and are still wanted."""
+        """The children that wait in the queue and are still needed."""
         children = [work.child for work in self.queue if isinstance(work, Fork)]
         return [child for child in children if not child.gone]

@@ -9,7 +9,7 @@ from parrot_engine.exceptions import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceSettings:
-    """How the huggingface engine runs."""
+    """Settings of the huggingface engine."""
 
     device: str = "auto"
     dtype: str = "auto"

@@ -1,4 +1,4 @@
-"""What queries get from a range of keys, whatever the cache holds: the kernels' common part."""
+"""Attention of queries over a range of keys, whatever the cache holds: the kernels' common part."""
 
 from __future__ import annotations
 

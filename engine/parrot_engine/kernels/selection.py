@@ -1,4 +1,4 @@
-"""Which kernels run on a device: Triton's on an NVIDIA GPU, torch's operators elsewhere.
+"""The choice of kernels for a device: Triton's on an NVIDIA GPU, torch's operators elsewhere.
 
 Does not import triton.
 """

@@ -1,4 +1,4 @@
-"""Which kernel and tile a product of few tokens takes: a table measured offline.
+"""The kernel and tile of a product of few tokens: a table measured offline.
 
 Found by `python tools/engine_study.py matmul_sweep` (docs/engine-performance.md) instead of
 tuning at run time: what is compiled depends on the model and eight classes of batch sizes, never
@@ -22,7 +22,7 @@ _MAX_POINTER_TOKENS = 16
 
 
 class Tuning(NamedTuple):
-    """How a product is computed; see `skinny_matmul`."""
+    """Options of a product's kernel; see `skinny_matmul`."""
 
     kind: Literal["vector", "tile"]
     #: Most tokens, a power of two: 1 to 4 for vectors, 8 to 128 for tiles.
@@ -40,7 +40,7 @@ class Tuning(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What is multiplied, as far as the choice of a kernel depends on it."""
+    """The properties of a product that the choice of a kernel depends on."""
 
     num_tokens: int
     #: Width of the output.
@@ -212,7 +212,7 @@ def _fuses_norm(product: Product) -> bool:
 
 
 def _distance(product: Product, gated: bool, out_size: int, in_size: int) -> float:
-    """How far a product is from a measured size: factors of two, and as much for the gate."""
+    """The distance from a measured size: factors of two, and as much for the gate."""
     return (
         abs(log2(product.out_size / out_size))
         + abs(log2(product.in_size / in_size))

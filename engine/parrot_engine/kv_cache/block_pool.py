@@ -126,7 +126,7 @@ class BlockPool:
         return self.num_launches
 
     def references(self, block: int) -> int:
-        """How many tables hold this block."""
+        """The number of tables that hold this block."""
         return self._references[block]
 
     def is_private(self, block: int) -> bool:
@@ -237,7 +237,7 @@ class BlockPool:
             self._note(block, "withdrawn")
 
     def take_changes(self, *, everything: bool = False) -> BlockChanges:
-        """What can be found, and cannot be found any more, since this was last asked.
+        """The blocks that can be found, and those that cannot any more, since the last call.
 
         Args:
             everything: all that can be found, for somebody who knows nothing yet.

@@ -38,7 +38,7 @@ class Copy(Protocol):
 
 
 class BlockCopies(Protocol):
-    """What copies blocks."""
+    """Copies blocks between the device and slots."""
 
     #: Blocks that the host memory holds.
     num_slots: int
@@ -64,7 +64,7 @@ class BlockCopies(Protocol):
         ...
 
     def before_launch(self, behind: Sequence[Copy]) -> None:
-        """What is launched from now on overwrites what these copies read."""
+        """Order all later launches behind these copies: they overwrite what the copies read."""
         ...
 
     def launched(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""When it pays to bring blocks back instead of computing them: both are timed at the start."""
+"""The break-even of loading blocks and computing them: both are timed at the start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMEOUT_S = 30.0
 
 
 class Rates(NamedTuple):
-    """What bringing back and computing take, in seconds."""
+    """Costs of loading and of computing, in seconds."""
 
     #: Before a fetch yields anything: a step goes by, and a transfer has to begin.
     start_s: float

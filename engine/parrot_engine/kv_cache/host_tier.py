@@ -211,20 +211,20 @@ class HostTier:
     def _choose(self, idle: Iterable[Sequence[int]], room: int) -> tuple[list[int], bool]:
         """Blocks to be copied, at most so many, and whether all of the reserve has copies then."""
         pool = self.pool
-        wanted, looks = self._reserve - pool.num_empty, _LOOKS * self._reserve
+        missing, looks = self._reserve - pool.num_empty, _LOOKS * self._reserve
         chosen: list[int] = []
         for block in chain(pool.eviction_order(), _held_alone(idle, pool)):
-            if wanted <= 0 or looks <= 0:
+            if missing <= 0 or looks <= 0:
                 break
             looks -= 1
-            wanted -= 1
+            missing -= 1
             digest = pool.digest(block)
             if digest is None or digest in self.slots or pool.is_dropped(block):
                 continue
             if len(chosen) >= room:
                 return chosen, False
             chosen.append(block)
-        return chosen, wanted <= 0
+        return chosen, missing <= 0
 
     def _store(self, blocks: Sequence[int]) -> None:
         pairs: list[tuple[int, int]] = []
@@ -262,7 +262,7 @@ class HostTier:
             self._overtaken.clear()
 
     def launched(self) -> None:
-        """It was launched."""
+        """The step was launched."""
         self._copies.launched(self.pool.count_launch())
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ class EngineLink:
 
 
 class Outbox:
-    """What is on its way from the driver's thread to the socket, a step at a time."""
+    """The queue between the driver's thread and the socket, a step at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_steps: int = _MAX_UNSENT_STEPS) -> None:
         self._loop = loop
@@ -249,7 +249,7 @@ class Outbox:
         try:
             self._loop.call_soon_threadsafe(self._append, message)
         except RuntimeError:
-            # The loop is gone, and with it whoever wanted these events.
+            # The loop is gone, and with it the consumer of these events.
             _log.debug("events after the end of the event loop")
 
     def close(self) -> None:

@@ -81,14 +81,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What one engine step brought about, for all of its contexts."""
+    """The events of one engine step, for all of its contexts."""
 
     events: list[Event]
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What the engine can find in its cache has changed; see `BlockChanges`."""
+    """Changes of what the engine can find in its cache; see `BlockChanges`."""
 
     stored: list[int]
     evicted: list[int]

@@ -28,7 +28,7 @@ _KINDS = ("auto", "builtin", "huggingface")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What to load and how: the settings of all engines.
+    """The model to load, and the settings of all engines.
 
     None stands for the engine's own default. What the chosen engine does not have is ignored.
     """
@@ -139,7 +139,7 @@ def load_engine_alone(options: EngineOptions) -> Engine:
 
 
 def _prepare(options: EngineOptions) -> tuple[BuiltinSettings | None, Path]:
-    """Settings of the builtin engine, unless it is not wanted, and the model's folder."""
+    """Settings of the builtin engine, unless it is not to be used, and the model's folder."""
     # Settings first, as a download may be long.
     settings = None if options.kind == "huggingface" else _builtin_settings(options)
     folder = resolve_model(

@@ -33,7 +33,7 @@ class LayerInputs(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """Where and as what weights live, and what computes with them."""
+    """Device and dtype of weights, and the kernels and ranks that compute with them."""
 
     device: torch.device
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model, in one normalised, typed form.
+"""The configuration of a checkpoint's model, in one normalised, typed form.
 
 Reads `config.json` in the form of transformers 5 (`rope_parameters`, `layer_types`, `dtype`) and
 in the older one (`rope_theta`, `rope_scaling`, `torch_dtype`, `use_sliding_window`), without

@@ -13,7 +13,7 @@ from parrot_engine.models.decoder import Decoder
 
 
 class Family(NamedTuple):
-    """How to read a family's configuration and how to build its model."""
+    """The functions that read a family's configuration and build its model."""
 
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
     build: Callable[[ModelConfig, TensorSpec], Decoder] = Decoder

@@ -1,4 +1,4 @@
-"""What a checkpoint says about ending and sampling: `generation_config.json`.
+"""Defaults of a checkpoint for ending and sampling: `generation_config.json`.
 
 Only the keys that `SamplingParams` knows. Does not decide anything per request.
 """
@@ -13,7 +13,7 @@ _SAMPLED_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
 class GenerationDefaults(NamedTuple):
-    """How this checkpoint wants to be sampled from."""
+    """End-of-text ids and sampling defaults of a checkpoint."""
 
     #: Ids that end the text, in the order of the files.
     eos_token_ids: list[int]

@@ -132,12 +132,12 @@ def load_weights(
     Raises `CheckpointError` naming tensors that are missing, left over, or of another shape.
     """
     parts = list(weight_parts(model))
-    wanted = {part.name for part in parts}
+    expected = {part.name for part in parts}
     present = set(files.names)
-    missing = sorted(wanted - present)
+    missing = sorted(expected - present)
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listing(missing)}")
-    unexpected = sorted(name for name in present - wanted if not _is_redundant(name))
+    unexpected = sorted(name for name in present - expected if not _is_redundant(name))
     if unexpected:
         raise CheckpointError(
             f"the checkpoint holds tensors that the model has no place for: {_listing(unexpected)}"

@@ -42,7 +42,7 @@ class Residual(NamedTuple):
 
 
 class Normed(NamedTuple):
-    """What was computed from the norm of a residual stream, and the stream with nothing open."""
+    """The result computed from the norm of a residual stream, and the stream summed up."""
 
     out: Tensor
     hidden: Tensor

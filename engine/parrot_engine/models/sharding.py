@@ -1,4 +1,4 @@
-"""How one model is cut into equal parts for several devices (arXiv 1909.08053, section 3).
+"""One model in equal parts for several devices (arXiv 1909.08053, section 3).
 
 Heads and the MLP's inner width are divided: q, k, v, gate and up by output, o and down by input,
 whose products are then sums over the devices. KV heads that are fewer than devices are held by
@@ -36,7 +36,7 @@ class Shard(NamedTuple):
 
 
 class Collective(Protocol):
-    """What the ranks of one model do together; all of them call the same, in the same order."""
+    """Collective operations of the ranks of one model; all call the same, in the same order."""
 
     shard: Shard
 
@@ -82,7 +82,7 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def _choices(config: ModelConfig) -> str:
-    """Which sizes would do."""
+    """The sizes that would do."""
 
     def fits(size: int) -> bool:
         kv_heads = config.num_kv_heads
@@ -97,7 +97,7 @@ def _choices(config: ModelConfig) -> str:
 
 
 def part_of(whole: Sequence[int], part: Sequence[int], shard: Shard) -> tuple[slice, ...]:
-    """Where a rank's weight of shape `part` lies in the one of shape `whole` that it is cut from.
+    """The place of a rank's weight of shape `part` in the one of shape `whole` that it is cut from.
 
     Along each axis the parts follow each other by rank; where they are too many for that, as
     many ranks as it takes hold the same one.

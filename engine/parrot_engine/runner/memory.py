@@ -1,4 +1,4 @@
-"""How much memory a device has left, and what of it the KV cache gets on a GPU."""
+"""Free memory of a device, and the share of it that the KV cache gets on a GPU."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _host_available() -> int:
 
 
 def _container_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a cgroup v2 limit leaves; None without one."""
+    """The bytes that a cgroup v2 limit leaves; None without one."""
     try:
         limit = (root / "memory.max").read_text().strip()
         used = int((root / "memory.current").read_text())

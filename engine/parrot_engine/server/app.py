@@ -102,11 +102,11 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
         key: callers must send it as `Authorization: Bearer …`; None lets everybody in.
     """
     service = EngineService(engine, text)
-    wanted = None if key is None else _digest(f"Bearer {key}")
+    expected = None if key is None else _digest(f"Bearer {key}")
 
     async def check_key(request: Request) -> None:
         sent = _digest(request.headers.get("authorization", ""))
-        if wanted is not None and not hmac.compare_digest(sent, wanted):
+        if expected is not None and not hmac.compare_digest(sent, expected):
             raise ApiError(401, "Incorrect API key provided.", "invalid_api_key")
 
     @asynccontextmanager

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from parrot_engine.engine.driver import DriverStoppedError, EngineDriver
 from parrot_engine.exceptions import ParrotEngineError, SettingsError
 from parrot_engine.loading.factory import EngineOptions, LoadedEngine, load_engine
-from parrot_engine.progress import say
+from parrot_engine.progress import print_line
 from parrot_engine.runner.torch_import import import_torch
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run_listening(loaded, listener)
         return asyncio.run(run_joined(loaded, parsed.join, parsed.engine_name))
     except ParrotEngineError as error:
-        say(f"error: {error}")
+        print_line(f"error: {error}")
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return 130
@@ -157,12 +157,12 @@ def _options(parsed: argparse.Namespace) -> EngineOptions:
 
 
 def _load(options: EngineOptions) -> LoadedEngine:
-    say(f"loading {options.model} …")
+    print_line(f"loading {options.model} …")
     started = time.perf_counter()
     import_torch()
     loaded = load_engine(options)
     info = loaded.engine.info
-    say(
+    print_line(
         f"{info.model}: {info.architecture} on the {info.kind} engine, {info.device}, "
         f"{info.dtype}, contexts of up to {info.max_context_tokens} tokens, ready after "
         f"{time.perf_counter() - started:.1f} s"
@@ -179,7 +179,7 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
     try:
         from parrot_engine.link.client import EngineLink
     except ImportError as error:
-        say(f"error: joining a gateway needs {error.name}: pip install parrot-gateway")
+        print_line(f"error: joining a gateway needs {error.name}: pip install parrot-gateway")
         return EXIT_CONFIG
     loop = asyncio.get_running_loop()
     crashed = asyncio.Event()
@@ -212,7 +212,7 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
             task.cancel()
         await asyncio.gather(running, watching, return_exceptions=True)
         await asyncio.to_thread(driver.close)
-    say("error: the engine broke down; the lines above have the details")
+    print_line("error: the engine broke down; the lines above have the details")
     return EXIT_CRASH
 
 
@@ -279,11 +279,11 @@ def _run_listening(loaded: LoadedEngine, listener: socket.socket) -> int:
     try:
         from parrot_engine.server.app import run_server
     except ImportError as error:
-        say(f"error: serving needs {error.name}: pip install parrot-gateway")
+        print_line(f"error: serving needs {error.name}: pip install parrot-gateway")
         return EXIT_CONFIG
     key = os.environ.get(ENGINE_KEY_VARIABLE) or None
     host, port = listener.getsockname()[:2]
-    say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+    print_line(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
     return run_server(loaded.engine, loaded.text, listener=listener, key=key)
 
 

@@ -1,4 +1,4 @@
-"""What every engine has to do: the protocol as small stories, which assert.
+"""The conformance suite of engines: the protocol as small scenarios, which assert.
 
 `check_engine` tells them all; `ENGINE_CHECKS` has them one by one, for a test each.
 """

@@ -1,4 +1,4 @@
-"""What a model folder says about text, as one value that can travel.
+"""The tokenizer and chat templates of a model folder, as one value that can be sent.
 
 The engine reads it from the checkpoint and sends it to the gateway, which then tokenizes without
 having the files, torch or transformers.

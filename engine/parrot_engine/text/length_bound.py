@@ -25,7 +25,7 @@ _LOSSLESS_SPLITS = {"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"}
 
 @dataclass(frozen=True, slots=True)
 class LengthBound:
-    """How to bound the number of tokens of a text from below."""
+    """A lower bound of the number of tokens of a text."""
 
     unit: Literal["bytes", "characters"]
     #: Length of the longest token, in units.

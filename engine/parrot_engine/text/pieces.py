@@ -1,4 +1,4 @@
-"""What each token contributes to the text: the decoder of a tokenizer, one token at a time.
+"""The decoder of a tokenizer, one token at a time: the text that each token contributes.
 
 A tokenizer's decoder turns a whole list of tokens into text. Nearly all language models use one of
 two kinds, which are read here from the serialised pipeline:
@@ -39,7 +39,7 @@ BYTE_OF_CHAR = _byte_of_char()
 
 @dataclass(frozen=True, slots=True)
 class DecoderPlan:
-    """How tokens become text."""
+    """The steps by which tokens become text."""
 
     kind: DecoderKind
     #: Replacements within each token, in order.

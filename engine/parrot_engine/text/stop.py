@@ -79,7 +79,7 @@ class StopStrings:
         return best, matched
 
     def _first_open(self, text: str) -> int:
-        """Where the longest suffix that begins (but does not complete) a stop string starts."""
+        """The start of the longest suffix that begins, but does not complete, a stop string."""
         first = len(text)
         for stop in self._stops:
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1), first)
