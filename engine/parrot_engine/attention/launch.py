@@ -230,6 +230,45 @@ def cache_view(layer_kv: Tensor) -> CacheView:
     return CacheView(layer_kv[0], layer_kv[1])
 
 
+class _ReadArguments(NamedTuple):
+    """How `split_attention` and `prefill_attention` read the cache."""
+
+    #: Keys and values, their tiles, the scales of both, and their tiles.
+    tensors: tuple[Tensor | TensorDescriptor, ...]
+    #: Constants and options of the compiler.
+    constants: dict[str, int | bool]
+
+
+def _read_arguments(
+    cache: CacheView, shape: AttentionShape, window: int | None, tuning: Tuning
+) -> _ReadArguments:
+    block_d = max(16, triton.next_power_of_2(shape.head_dim))
+    descriptors = tuning.descriptors and window is None
+    pairs = cache.is_quantized and reads_pairs(tuning, block_d)
+    read = cache.pairs if pairs else cache
+    tiles = read.tiles(tuning.block_n, block_d // 2 if pairs else block_d) if descriptors else read
+    scale_tiles = cache.scale_tiles(tuning) if descriptors else cache.scales
+    return _ReadArguments(
+        (*read, *tiles, *cache.scales, *scale_tiles),
+        {
+            "DESCRIPTORS": descriptors,
+            "QUANTIZED": cache.is_quantized,
+            "PAIRS": pairs,
+            "HAS_WINDOW": window is not None,
+            "NUM_KV_HEADS": shape.num_kv_heads,
+            "GROUP": shape.num_heads // shape.num_kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "BLOCK_D": block_d,
+            "BLOCK_SIZE": shape.block_size,
+            "TILE_ROWS": cache.tile_rows,
+            "BLOCK_M": tuning.block_m,
+            "BLOCK_N": tuning.block_n,
+            "num_warps": tuning.num_warps,
+            "num_stages": tuning.num_stages,
+        },
+    )
+
+
 def run_split(
     query: Tensor,
     cache: CacheView,
@@ -248,18 +287,11 @@ def run_split(
     grid: int,
 ) -> None:
     """Run the items of one tile class; see `split_attention`."""
-    block_d = max(16, triton.next_power_of_2(shape.head_dim))
-    descriptors = tuning.descriptors and window is None
-    pairs = cache.is_quantized and reads_pairs(tuning, block_d)
-    read = cache.pairs if pairs else cache
-    tiles = read.tiles(tuning.block_n, block_d // 2 if pairs else block_d) if descriptors else read
+    read = _read_arguments(cache, shape, window, tuning)
     split_attention[(grid,)](
         query,
         query.stride(0),
-        *read,
-        *tiles,
-        *cache.scales,
-        *(cache.scale_tiles(tuning) if descriptors else cache.scales),
+        *read.tensors,
         items,
         num_items,
         *members,
@@ -269,21 +301,8 @@ def run_split(
         lse2,
         window or 0,
         scale * _LOG2_E,
-        DESCRIPTORS=descriptors,
-        QUANTIZED=cache.is_quantized,
-        PAIRS=pairs,
-        HAS_WINDOW=window is not None,
-        NUM_KV_HEADS=shape.num_kv_heads,
-        GROUP=shape.num_heads // shape.num_kv_heads,
-        HEAD_DIM=shape.head_dim,
-        BLOCK_D=block_d,
-        BLOCK_SIZE=shape.block_size,
-        TILE_ROWS=cache.tile_rows,
-        BLOCK_M=tuning.block_m,
-        BLOCK_N=tuning.block_n,
+        **read.constants,
         ITEM_FIELDS=ITEM_FIELDS,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
     )
 
 
@@ -356,20 +375,11 @@ def run_prefill(
             num_warps=4,
         )
         return
-    block_d = max(16, triton.next_power_of_2(shape.head_dim))
-    descriptors = tuning.descriptors and window is None
-    pairs = cache.is_quantized and reads_pairs(tuning, block_d)
-    read = cache.pairs if pairs else cache
-    key_value_tiles = (
-        read.tiles(tuning.block_n, block_d // 2 if pairs else block_d) if descriptors else read
-    )
+    read = _read_arguments(cache, shape, window, tuning)
     prefill_attention[(grid,)](
         query,
         query.stride(0),
-        *read,
-        *key_value_tiles,
-        *cache.scales,
-        *(cache.scale_tiles(tuning) if descriptors else cache.scales),
+        *read.tensors,
         tiles,
         num_tiles,
         block_ids,
@@ -378,21 +388,8 @@ def run_prefill(
         lse2,
         window or 0,
         scale * _LOG2_E,
-        DESCRIPTORS=descriptors,
-        QUANTIZED=cache.is_quantized,
-        PAIRS=pairs,
-        HAS_WINDOW=window is not None,
-        NUM_KV_HEADS=shape.num_kv_heads,
-        GROUP=shape.num_heads // shape.num_kv_heads,
-        HEAD_DIM=shape.head_dim,
-        BLOCK_D=block_d,
-        BLOCK_SIZE=shape.block_size,
-        TILE_ROWS=cache.tile_rows,
-        BLOCK_M=tuning.block_m,
-        BLOCK_N=tuning.block_n,
+        **read.constants,
         TILE_FIELDS=TILE_FIELDS,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
     )
 
 
