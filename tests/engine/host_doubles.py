@@ -122,7 +122,7 @@ class ScriptedCopies:
             if not other.is_over:
                 self.end_up_to(other)
 
-    def launched(self, number: int) -> None:
+    def after_launch(self, number: int) -> None:
         """See `BlockCopies`."""
         assert number == self.num_launched + 1
         self.num_launched = number

@@ -129,7 +129,7 @@ def test_copies_wait_for_nothing_on_the_host(cache: Tensor, copies: CudaCopies) 
     try:
         stored = copies.store([5, 6], [2, 3])
         copies.before_launch([stored])
-        copies.launched(1)
+        copies.after_launch(1)
         loaded = copies.load([2, 3], [7, 8], after=1, behind=[stored])
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -148,7 +148,7 @@ def test_blocks_come_in_behind_the_steps_that_read_them(
     wait(copies.store([9], [0]))
     torch.cuda._sleep(LONG)
     seen = cache[:, :, 3].clone()
-    copies.launched(1)
+    copies.after_launch(1)
     copy = copies.load([0], [3], after=after, behind=[])
     if after == 0:
         # Nothing said that a step reads it: the copy does not wait.
@@ -171,7 +171,7 @@ def test_steps_wait_until_what_they_overwrite_was_read(
     if is_told:
         copies.before_launch([copy])
     cache[:, :, 3].zero_()
-    copies.launched(1)
+    copies.after_launch(1)
     wait(copy)
     wait(copies.load([0], [4], after=1, behind=[]))
     assert torch.equal(bits(cache, 4), old) == is_told

@@ -23,10 +23,10 @@ from parrot_engine.batch import Launch, RowOutcome, StepBatch
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.runner.model_runner import ModelRunner
 
-#: Of how many of the longest gaps between tokens it is told where they come from: a share of all,
+#: Of how many of the longest gaps between tokens is reported where they come from: a share of all,
 #: but not fewer than this.
 _LONGEST_SHARE, _LEAST_LONGEST = 0.01, 3
-#: Names of the times that `StepRecord.told` gives.
+#: Names of the times that `StepRecord.to_dict` gives.
 _TIMES = (
     "ms",
     "cpu_ms",
@@ -81,7 +81,7 @@ class StepRecord:
         last.synchronize()
         return float(first.elapsed_time(last)) / 1000
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All figures, times in milliseconds; `rest_ms` is planning and applying."""
         parts = {
             "launch_ms": self.launch_s,
@@ -113,13 +113,13 @@ class Gap(NamedTuple):
     #: Those that ended in it, the one that brought the tokens last.
     steps: list[StepRecord]
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Its figures and those of its steps, times in milliseconds."""
         outside = self.seconds - sum(step.seconds for step in self.steps)
         return {
             "ms": _ms(self.seconds),
             "outside_ms": _ms(outside),
-            "steps": [step.told() for step in self.steps],
+            "steps": [step.to_dict() for step in self.steps],
         }
 
 
@@ -184,11 +184,11 @@ def longest(gaps: Sequence[Gap]) -> list[dict[str, Any]]:
         return []
     ordered = sorted(gaps, key=lambda gap: gap.seconds, reverse=True)
     count = max(_LEAST_LONGEST, round(_LONGEST_SHARE * len(gaps)))
-    return [gap.told() for gap in [*ordered[:count], ordered[len(ordered) // 2]]]
+    return [gap.to_dict() for gap in [*ordered[:count], ordered[len(ordered) // 2]]]
 
 
 def line(gap: dict[str, Any]) -> str:
-    """What `Gap.told` gives, for people: a line for the gap and one for each of its steps."""
+    """What `Gap.to_dict` gives, for people: a line for the gap and one for each of its steps."""
     lines = [f"{gap['ms']:8.2f} ms, of which outside of steps {gap['outside_ms']:.2f}"]
     for step in gap["steps"]:
         device = "" if step["device_ms"] is None else f", device {step['device_ms']:.2f}"
@@ -210,19 +210,19 @@ def by_kind(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
     """
     kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for step in steps:
-        kinds.setdefault((step.how, step.blocks_in > 0), []).append(step.told())
+        kinds.setdefault((step.how, step.blocks_in > 0), []).append(step.to_dict())
     return [
         {
             "launched": how,
             "asks_for_blocks": asks,
-            "steps": len(told),
+            "steps": len(entries),
             **{
                 name: [statistics.median(values), max(values)]
                 for name in _TIMES
-                if (values := [entry[name] for entry in told if entry[name] is not None])
+                if (values := [entry[name] for entry in entries if entry[name] is not None])
             },
         }
-        for (how, asks), told in sorted(kinds.items())
+        for (how, asks), entries in sorted(kinds.items())
     ]
 
 
@@ -344,9 +344,9 @@ class _LoggedCopies:
         with self._timed():
             self._copies.before_launch(behind)
 
-    def launched(self, number: int) -> None:
+    def after_launch(self, number: int) -> None:
         """See `BlockCopies`."""
-        self._copies.launched(number)
+        self._copies.after_launch(number)
 
     def close(self) -> None:
         """See `BlockCopies`."""

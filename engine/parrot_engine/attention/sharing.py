@@ -74,7 +74,7 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
     candidates, whole = candidates[whole > 0], whole[whole > 0]
     if len(candidates) < 2:
         return nothing_shared(num_rows)
-    # Most rows that share nothing are told by a single block.
+    # Most rows that share nothing are told apart by a single block.
     last_of_first = tables.block_ids[tables.starts[candidates] + (chunk_blocks - 1)]
     _, group, sizes = np.unique(last_of_first, return_inverse=True, return_counts=True)
     alike = sizes[group] > 1

@@ -183,7 +183,7 @@ class BuiltinEngine:
             folder: with `config.json` and safetensors.
             settings: limits, device, dtype.
             model: name under which the model is served.
-            progress: told how many of how many weights are loaded.
+            progress: called with (weights loaded, weights in all).
             tokenizer_json: the model's tokenizer, for outputs that follow a grammar.
 
         Raises:
@@ -362,7 +362,7 @@ class BuiltinEngine:
         except Exception as error:
             launch = _FailedLaunch(error)
         if self._host is not None:
-            self._host.launched()
+            self._host.after_launch()
         self._batcher.finish(plan)
         return _InFlight(plan, launch)
 

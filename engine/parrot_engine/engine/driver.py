@@ -99,7 +99,7 @@ class EngineDriver:
     ) -> None:
         """Send the events of further steps here; None drops them.
 
-        `on_blocks` is told all that the engine caches, and then what changes of it.
+        `on_blocks` gets all that the engine caches, and then what changes of it.
         """
         with self._wake:
             self._callback = callback

@@ -67,7 +67,7 @@ class BlockCopies(Protocol):
         """Order all later launches behind these copies: they overwrite what the copies read."""
         ...
 
-    def launched(self, number: int) -> None:
+    def after_launch(self, number: int) -> None:
         """Step `number`, from 1, was launched."""
         ...
 
@@ -166,7 +166,7 @@ class CpuCopies:
     def before_launch(self, behind: Sequence[Copy]) -> None:
         """Nothing is on its way."""
 
-    def launched(self, number: int) -> None:
+    def after_launch(self, number: int) -> None:
         """Nothing depends on it."""
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class CudaCopies:
             assert isinstance(other, _CudaCopy)
             current.wait_event(other.read)
 
-    def launched(self, number: int) -> None:
+    def after_launch(self, number: int) -> None:
         """See `BlockCopies`."""
         mark = torch.cuda.Event()
         mark.record(torch.cuda.current_stream(self._device))

@@ -18,7 +18,7 @@ class HostSlots:
     """A fixed number of slots, named 0 … num_slots-1."""
 
     def __init__(self, num_slots: int, on_drop: Callable[[bytes], None]) -> None:
-        """All slots are free; `on_drop` is told of each hash that is no longer held."""
+        """All slots are free; `on_drop` is called with each hash that is no longer held."""
         self.num_slots = num_slots
         self._on_drop = on_drop
         #: Taken from the end: lowest numbers first, to begin with, so that copies lie together.

@@ -261,9 +261,9 @@ class HostTier:
             self._copies.before_launch(_once(self._overtaken))
             self._overtaken.clear()
 
-    def launched(self) -> None:
+    def after_launch(self) -> None:
         """The step was launched."""
-        self._copies.launched(self.pool.count_launch())
+        self._copies.after_launch(self.pool.count_launch())
 
     def close(self) -> None:
         """Give the memory back."""

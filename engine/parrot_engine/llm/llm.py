@@ -122,7 +122,7 @@ class LLM:
                 from `seed + i`.
             prompt_logprobs: report log-probabilities of the prompts, with this many alternatives.
             detokenize: make texts of the generated tokens.
-            progress: told after each finished prompt.
+            progress: called after each finished prompt.
 
         Returns:
             One output a prompt, in their order.
@@ -189,7 +189,7 @@ class LLM:
             prompt: a text or token ids.
             params: None takes `default_params`.
             detokenize: make a text of the generated tokens.
-            on_tokens: told of new tokens as they come.
+            on_tokens: called with new tokens as they come.
 
         Returns:
             A request with `finished`, `output()` (which raises `GenerationError` for one that

@@ -219,7 +219,7 @@ class StepGraphs:
         self.num_misses = 0
 
     def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture every graph, the largest first; `progress` is told (done, total)."""
+        """Capture every graph, the largest first; `progress` is called with (done, total)."""
         for done, key in enumerate(reversed(self.keys), start=1):
             self._graph(key)
             if progress is not None:

@@ -90,7 +90,7 @@ class _FreeBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _ClientGone(Exception):
-    """The client left before its answer: there is nobody to be told."""
+    """The client left before its answer."""
 
 
 def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> FastAPI:

@@ -109,7 +109,7 @@ class TierMachine(RuleBasedStateMachine):
         self.tier.before_launch()
         for name, block in zip(new, blocks, strict=False):
             self.runner.slots[block] = [name.encode()]
-        self.tier.launched()
+        self.tier.after_launch()
         for name, block in zip(new, blocks, strict=False):
             assert self.pool.register(block, digest(name)) == block
         self.held += blocks
