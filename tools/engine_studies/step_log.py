@@ -23,8 +23,8 @@ from parrot_engine.batch import Launch, RowOutcome, StepBatch
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.runner.model_runner import ModelRunner
 
-#: Of how many of the longest gaps between tokens is reported where they come from: a share of all,
-#: but not fewer than this.
+#: How many of the longest gaps between tokens are reported with their causes: a share of all, but
+#: not fewer than this.
 _LONGEST_SHARE, _LEAST_LONGEST = 0.01, 3
 #: Names of the times that `StepRecord.to_dict` gives.
 _TIMES = (
