@@ -46,7 +46,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 IN_WORDS = {
     "models": {"name": "hub id, folder's name", "num_blocks": "from memory",
                "kv_cache_bytes": "from memory", "host_blocks": "from `host_memory_gb`",
-               "host_min_tokens": "measured", "max_background_tokens": "a quarter of that",
+               "host_min_tokens": "measured",
+               "max_background_tokens": "a quarter of that, on a GPU 127",
                "max_context_tokens": "the model's", "seed": "fresh at each start"},
     "upstreams": {"models": "asks it", "forward_authorization": "see below"},
     "scheduler": dict.fromkeys(("admission", "order", "place", "keep"), "the set-up's"),

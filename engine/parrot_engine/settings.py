@@ -17,10 +17,17 @@ DEFAULT_CACHED_CONTEXTS = 16
 #: … but takes at most this share of the memory that is free once the weights are loaded.
 DEFAULT_MEMORY_SHARE = 0.4
 
-#: What is another default on a GPU: blocks that its copy engine fetches whole, and steps large
-#: enough to keep it busy.
+#: What is another default on a GPU: blocks that its copy engine fetches whole, steps large enough
+#: to keep it busy, and beside something more urgent so few tokens of prompts that a step takes no
+#: more than twice as long as without them: with a token of a generation 128, of which products
+#: take no longer than of half as many (docs/engine-log.md, 25).
 CUDA_DEFAULTS = MappingProxyType(
-    {"block_size": 64, "max_batch_size": 256, "max_batch_tokens": 8192}
+    {
+        "block_size": 64,
+        "max_batch_size": 256,
+        "max_batch_tokens": 8192,
+        "max_background_tokens": 127,
+    }
 )
 
 
@@ -58,8 +65,8 @@ class BuiltinSettings:
     #: Tokens computed per step, decodes and chunks of prefill together.
     max_batch_tokens: int = 512
     #: Tokens of prompts in a step in which something more urgent (a smaller priority number) gets
-    #: a token; None: a quarter of `max_batch_tokens`. More fills prompts sooner, less gives the
-    #: urgent shorter steps.
+    #: a token; None: a quarter of `max_batch_tokens`, on a GPU 127. More fills prompts sooner,
+    #: less gives the urgent shorter steps.
     max_background_tokens: int | None = None
     #: Longest context; None: what the model allows (and the cache holds).
     max_context_tokens: int | None = None

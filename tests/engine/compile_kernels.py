@@ -17,7 +17,8 @@ import triton
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
-from parrot_engine.kernels import draw, hopper_prefill
+from parrot_engine.kernels import draw, hopper_fetch
+from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
@@ -81,7 +82,7 @@ _SCALARS = {
 }
 
 _CACHE = ("key_cache", "value_cache", "key_tiles", "value_tiles")
-_HOPPER_CONSTANTS = ("NUM_KV_HEADS", "GROUP", "HEAD_DIM", "BLOCK_SIZE")
+_HOPPER_CONSTANTS = ("QUANTIZED", "NUM_KV_HEADS", "GROUP", "HEAD_DIM", "BLOCK_SIZE")
 
 
 def attention_variants(
@@ -112,11 +113,12 @@ def attention_variants(
     for kind, tuning in tunings._asdict().items():
         if tuning.specialized and not has_window:
             yield Variant(
-                f"{kind} d{shape.head_dim} {NAMES[dtype]} specialized",
-                hopper_prefill.hopper_prefill,
+                f"{kind} d{shape.head_dim} {NAMES[dtype]} specialized fp8={quantized}",
+                hopper_prefill,
                 {
                     **{name: constants[name] for name in _HOPPER_CONSTANTS},
-                    **launch.HOPPER_CONSTANTS,
+                    **(launch.HOPPER_QUANTIZED_CONSTANTS if quantized else launch.HOPPER_CONSTANTS),
+                    "CACHE_ROWS": constants["TILE_ROWS"],
                     "TILE_FIELDS": TILE_FIELDS,
                 },
                 dtype,
@@ -274,9 +276,12 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
         for name, rows in (("x_tiles", "TOKENS"), ("weight_tiles", "BLOCK_OUT")):
             tile = f"{NAMES[variant.dtype]}[{variant.constants[rows]},{columns}]"
             signature[name] = f"tensordesc<{tile}>"
-    elif variant.kernel is hopper_prefill.hopper_prefill:
-        box = f"{hopper_prefill.BOX_KEYS},{hopper_prefill.BOX_COLUMNS}"
-        tile = f"tensordesc<{NAMES[variant.dtype]}[{box}],{hopper_prefill.BOX_LAYOUT!r}>"
+    elif variant.kernel is hopper_prefill:
+        layout = (
+            hopper_fetch.CODE_LAYOUT if variant.constants["QUANTIZED"] else hopper_fetch.BOX_LAYOUT
+        )
+        box = f"{hopper_fetch.BOX_KEYS},{hopper_fetch.BOX_COLUMNS}"
+        tile = f"tensordesc<{variant.cache}[{box}],{layout!r}>"
         signature |= {"key_boxes": tile, "value_boxes": tile}
     elif variant.constants.get("DESCRIPTORS"):
         rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]

@@ -66,9 +66,12 @@ def _check(
     seed: int,
     launched: list[int],
     dtype: torch.dtype = BF16,
+    *,
+    quantized: bool = False,
     **kw: Any,
 ) -> None:
-    case = PagedCase(shape, contexts, dtype=dtype, device="cuda", seed=seed)
+    case = PagedCase(shape, contexts, dtype=dtype, device="cuda", seed=seed, quantized=quantized)
+    kw["quantized"] = quantized
     backend = TritonAttention(shape, windows=[None], device=torch.device("cuda"), dtype=dtype, **kw)
     expected = case.expected()
     out = case.run(backend)
@@ -81,15 +84,18 @@ def _check(
     assert torch.equal(out, case.run(backend))
 
 
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("cached", [0, 1, 63, 64, 65, 127, 128, 700])
-def test_edges(cached: int, seed: int, launched: list[int]) -> None:
+def test_edges(cached: int, quantized: bool, seed: int, launched: list[int]) -> None:
     contexts = [Context(cached, new) for new in EDGES if new > 8]
-    _check(LLAMA, contexts, seed, launched)
+    _check(LLAMA, contexts, seed, launched, quantized=quantized)
 
 
-def test_more_tiles_than_programs(seed: int, launched: list[int]) -> None:
+@pytest.mark.parametrize("quantized", [False, True])
+def test_more_tiles_than_programs(quantized: bool, seed: int, launched: list[int]) -> None:
     """Each program has several, of different lengths."""
-    _check(LLAMA, [Context(at * 37, 100 + at * 61) for at in range(20)], seed, launched)
+    contexts = [Context(at * 37, 100 + at * 61) for at in range(20)]
+    _check(LLAMA, contexts, seed, launched, quantized=quantized)
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
     assert launched == [num_sms, num_sms]
 
@@ -105,26 +111,29 @@ def test_more_tiles_than_programs(seed: int, launched: list[int]) -> None:
         (32, 8, 128, 64, FP16),
     ],
 )
+@pytest.mark.parametrize("quantized", [False, True])
 def test_shapes(
     heads: int,
     kv_heads: int,
     head_dim: int,
     block_size: int,
     dtype: torch.dtype,
+    quantized: bool,
     seed: int,
     launched: list[int],
 ) -> None:
     shape = AttentionShape(heads, kv_heads, head_dim, block_size)
     contexts = [Context(300, 500), Context(0, 70), Context(129, 66), Context(1000)]
-    _check(shape, contexts, seed, launched, dtype)
+    _check(shape, contexts, seed, launched, dtype, quantized=quantized)
 
 
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("parts", [2, 3, 7, 21])
-def test_parts_of_keys(parts: int, seed: int, launched: list[int]) -> None:
+def test_parts_of_keys(parts: int, quantized: bool, seed: int, launched: list[int]) -> None:
     """Parts that begin and end at multiples of 64, and of which some tokens see nothing."""
     cuts = TileCuts((parts,), least=64, start=0, merge=0, rounds=100)
     for contexts in ([Context(2500, 130)], [Context(1930, 66), Context(64, 65)]):
-        _check(LLAMA, contexts, seed, launched, tile_cuts=cuts)
+        _check(LLAMA, contexts, seed, launched, quantized=quantized, tile_cuts=cuts)
 
 
 def test_large_scores(seed: int, launched: list[int]) -> None:

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import QUANTIZED_DTYPE
-from parrot_engine.kernels import hopper_prefill
+from parrot_engine.kernels import hopper_fetch, hopper_prefill
 from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
@@ -31,8 +31,16 @@ _FEW_MERGES = 16
 #: What `hopper_prefill` is compiled for on any model. Measured (docs/engine-log.md, 22).
 HOPPER_CONSTANTS = MappingProxyType(
     # Registers are those of a thread: 65,536 of all together, less a reserve.
-    {"BLOCK_N": 128, "STAGES": 2, "CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24}
+    {
+        "BLOCK_N": 128,
+        "STAGES": 2,
+        "CONSUMER_REGISTERS": 240,
+        "CONVERTER_REGISTERS": 72,
+        "PRODUCER_REGISTERS": 24,
+    }
 )
+#: With a cache of float8 there are four warps more.
+HOPPER_QUANTIZED_CONSTANTS = MappingProxyType({**HOPPER_CONSTANTS, "CONSUMER_REGISTERS": 208})
 
 
 class Tuning(NamedTuple):
@@ -118,7 +126,7 @@ def tunings(
             # Converting takes instructions, and two warps repeat fewer of them for a tile.
             narrow = Tuning(least, 64, 2, 5, 4, descriptors=True)
             prefill = prefill._replace(num_stages=2)
-        elif limits.hopper and shape.head_dim in (64, 128) and least <= hopper_prefill.TILE_ROWS:
+        if limits.hopper and shape.head_dim in (64, 128) and least <= hopper_prefill.TILE_ROWS:
             prefill = prefill._replace(programs_per_sm=1, specialized=True)
     elif row_bytes <= 256:
         narrow = Tuning(least, 64, 4, 3, 6)
@@ -199,10 +207,10 @@ class CacheView(NamedTuple):
     @property
     def boxes(self) -> tuple[BoxDescriptor, BoxDescriptor]:
         """Both as rows of a head, in the boxes that `hopper_prefill` fetches."""
-        box = [hopper_prefill.BOX_KEYS, hopper_prefill.BOX_COLUMNS]
+        box = [hopper_fetch.BOX_KEYS, hopper_fetch.BOX_COLUMNS]
+        layout = hopper_fetch.CODE_LAYOUT if self.is_quantized else hopper_fetch.BOX_LAYOUT
         key, value = (
-            BoxDescriptor.from_tensor(part.view(-1, part.shape[-1]), box, hopper_prefill.BOX_LAYOUT)
-            for part in self
+            BoxDescriptor.from_tensor(part.view(-1, part.shape[-1]), box, layout) for part in self
         )
         return key, value
 
@@ -359,6 +367,7 @@ def run_prefill(
             query,
             query.stride(0),
             *cache.boxes,
+            *cache.scales,
             tiles,
             num_tiles,
             block_ids,
@@ -366,12 +375,14 @@ def run_prefill(
             partial,
             lse2,
             scale * _LOG2_E,
+            QUANTIZED=cache.is_quantized,
             NUM_KV_HEADS=shape.num_kv_heads,
             GROUP=shape.num_heads // shape.num_kv_heads,
             HEAD_DIM=shape.head_dim,
             BLOCK_SIZE=shape.block_size,
+            CACHE_ROWS=cache.tile_rows,
             TILE_FIELDS=TILE_FIELDS,
-            **HOPPER_CONSTANTS,
+            **(HOPPER_QUANTIZED_CONSTANTS if cache.is_quantized else HOPPER_CONSTANTS),
             num_warps=4,
         )
         return

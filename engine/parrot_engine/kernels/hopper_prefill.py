@@ -1,12 +1,11 @@
 """Causal attention of prefill tiles for Hopper GPUs, by warps of different kinds, in Gluon.
 
-The same tiles, and the same results, as `prefill_attention`; 16 bits and blocks of a multiple of
-64 keys only. A program has a multiprocessor for itself and works through several tiles. One warp
-fetches keys and values through the copy engine into a ring of buffers; two groups of four warps
-have half of a tile's rows each, and neither waits for the other. A group computes the scores of
-the next keys and the sum of the last values on the matrix units while it makes weights of the
-scores in between (FlashAttention-3, arXiv 2407.08608): the matrix units need not wait for
-exponentials.
+The same tiles, and the same results, as `prefill_attention`; products in 16 bits and blocks of a
+multiple of 64 keys only. A program has a multiprocessor for itself and works through several tiles.
+One warp fetches keys and values into a ring of buffers (`hopper_fetch`); two groups of four warps
+have half of a tile's rows each, and neither waits for the other. A group computes the scores of the
+next keys and the sum of the last values on the matrix units while it makes weights of the scores in
+between (FlashAttention-3, arXiv 2407.08608): the matrix units need not wait for exponentials.
 
 Keys are walked from a tile's last to its first, so that those that need a mask come first.
 """
@@ -15,35 +14,27 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
+)
+
+from parrot_engine.kernels.hopper_fetch import (
+    BOX_LAYOUT,
+    CODE_LAYOUT,
+    convert_tiles,
+    fetch_tiles,
+    nth_work,
 )
 
 #: Rows of a tile, and of each group of warps.
 TILE_ROWS = 128
 _GROUP_ROWS = gl.constexpr(64)
-#: What the copy engine fetches at a time: so many keys, so many of their elements.
-BOX_KEYS = 64
-BOX_COLUMNS = 64
-#: How such boxes lie in shared memory.
-BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-_BOX = gl.constexpr(BOX_LAYOUT)
+_BUFFER = gl.constexpr(BOX_LAYOUT)
+_CODES = gl.constexpr(CODE_LAYOUT)
 _BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
-
-# Triton 3.7 and later have other names for some of what 3.6 has.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-
-
-@builtin
-def _boxes(memory, count, _semantic=None):
-    """A tile of keys or values as `count` boxes: those of its first columns come first."""
-    view = getattr(memory, "reinterpret", None) or memory._reinterpret
-    return view(memory.dtype, [count, BOX_KEYS, BOX_COLUMNS], BOX_LAYOUT, _semantic=_semantic)
 
 
 @gluon.jit
@@ -52,6 +43,8 @@ def hopper_prefill(
     query_stride,
     key_boxes,
     value_boxes,
+    key_scales,
+    value_scales,
     tiles,
     num_tiles,
     block_ids,
@@ -59,25 +52,172 @@ def hopper_prefill(
     partial,
     lse2,
     scale_log2,
+    QUANTIZED: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    CACHE_ROWS: gl.constexpr,
     TILE_FIELDS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
+    CONVERTER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
     """`key_boxes` and `value_boxes` describe the cache as `[rows, HEAD_DIM]`, in boxes.
 
-    For the other arguments see `prefill_attention`. The kernel takes four warps, besides those
+    `CACHE_ROWS` are the rows of a (block, head) tile, scales included. For the other arguments see
+    `prefill_attention`. The kernel takes four warps, besides those
     that it starts itself.
     """
-    DTYPE: gl.constexpr = key_boxes.dtype
-    q_memory = gl.allocate_shared_memory(DTYPE, [2, _GROUP_ROWS, HEAD_DIM], _BOX)
-    k_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], _BOX)
-    v_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], _BOX)
+    DTYPE: gl.constexpr = query.dtype.element_ty
+    q_memory = gl.allocate_shared_memory(DTYPE, [2, _GROUP_ROWS, HEAD_DIM], _BUFFER)
+    # A buffer is free when both groups are done with it.
+    ring = _make_ring(DTYPE, HEAD_DIM, BLOCK_N, STAGES, _BUFFER, 2)
+    arguments = (query, query_stride, tiles, num_tiles, out, partial, lse2, scale_log2)
+    if QUANTIZED:
+        code_ring = _make_ring(gl.uint8, HEAD_DIM, BLOCK_N, STAGES, _CODES, 1)
+        gl.warp_specialize(
+            [
+                (
+                    _attend,
+                    (
+                        arguments,
+                        q_memory.index(0),
+                        ring,
+                        0,
+                        NUM_KV_HEADS,
+                        GROUP,
+                        HEAD_DIM,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+                (
+                    _attend,
+                    (
+                        arguments,
+                        q_memory.index(1),
+                        ring,
+                        _GROUP_ROWS,
+                        NUM_KV_HEADS,
+                        GROUP,
+                        HEAD_DIM,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+                (
+                    convert_tiles,
+                    (
+                        key_scales,
+                        value_scales,
+                        tiles,
+                        num_tiles,
+                        block_ids,
+                        code_ring,
+                        ring,
+                        NUM_KV_HEADS,
+                        HEAD_DIM,
+                        BLOCK_SIZE,
+                        CACHE_ROWS,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+                (
+                    fetch_tiles,
+                    (
+                        key_boxes,
+                        value_boxes,
+                        tiles,
+                        num_tiles,
+                        block_ids,
+                        code_ring,
+                        NUM_KV_HEADS,
+                        BLOCK_SIZE,
+                        CACHE_ROWS,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONVERTER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _attend,
+                    (
+                        arguments,
+                        q_memory.index(0),
+                        ring,
+                        0,
+                        NUM_KV_HEADS,
+                        GROUP,
+                        HEAD_DIM,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+                (
+                    _attend,
+                    (
+                        arguments,
+                        q_memory.index(1),
+                        ring,
+                        _GROUP_ROWS,
+                        NUM_KV_HEADS,
+                        GROUP,
+                        HEAD_DIM,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+                (
+                    fetch_tiles,
+                    (
+                        key_boxes,
+                        value_boxes,
+                        tiles,
+                        num_tiles,
+                        block_ids,
+                        ring,
+                        NUM_KV_HEADS,
+                        BLOCK_SIZE,
+                        CACHE_ROWS,
+                        TILE_FIELDS,
+                        BLOCK_N,
+                        STAGES,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+
+
+@gluon.jit
+def _make_ring(
+    DTYPE: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    READERS: gl.constexpr,
+):
+    """Buffers of keys and of values, and two barriers for each: it is full, it is free."""
+    k_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], LAYOUT)
+    v_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], LAYOUT)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
@@ -85,193 +225,14 @@ def hopper_prefill(
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
-        # Both groups are done with it.
-        mbarrier.init(k_empty.index(stage), count=2)
-        mbarrier.init(v_empty.index(stage), count=2)
-    ring = (k_memory, v_memory, k_full, k_empty, v_full, v_empty)
-    gl.warp_specialize(
-        [
-            (
-                _attend,
-                (
-                    query,
-                    query_stride,
-                    tiles,
-                    num_tiles,
-                    out,
-                    partial,
-                    lse2,
-                    scale_log2,
-                    q_memory.index(0),
-                    ring,
-                    0,
-                    NUM_KV_HEADS,
-                    GROUP,
-                    HEAD_DIM,
-                    TILE_FIELDS,
-                    BLOCK_N,
-                    STAGES,
-                ),
-            ),
-            (
-                _attend,
-                (
-                    query,
-                    query_stride,
-                    tiles,
-                    num_tiles,
-                    out,
-                    partial,
-                    lse2,
-                    scale_log2,
-                    q_memory.index(1),
-                    ring,
-                    _GROUP_ROWS,
-                    NUM_KV_HEADS,
-                    GROUP,
-                    HEAD_DIM,
-                    TILE_FIELDS,
-                    BLOCK_N,
-                    STAGES,
-                ),
-            ),
-            (
-                _fetch_tiles,
-                (
-                    key_boxes,
-                    value_boxes,
-                    tiles,
-                    num_tiles,
-                    block_ids,
-                    ring,
-                    NUM_KV_HEADS,
-                    BLOCK_SIZE,
-                    TILE_FIELDS,
-                    BLOCK_N,
-                    STAGES,
-                ),
-            ),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )
-
-
-@gluon.jit
-def _nth_work(index):
-    """The program's `index`-th pair of a tile and a KV head.
-
-    Tiles come largest first: every other round goes to the programs in the opposite order, so that
-    all get about as much.
-    """
-    place = gl.program_id(0)
-    if index % 2 == 1:
-        place = gl.num_programs(0) - 1 - place
-    return index * gl.num_programs(0) + place
-
-
-@gluon.jit
-def _fetch_tiles(
-    key_boxes,
-    value_boxes,
-    tiles,
-    num_tiles,
-    block_ids,
-    ring,
-    NUM_KV_HEADS: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    TILE_FIELDS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Keys and values of all tiles of the program, in the order in which `_attend` reads them."""
-    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
-    num_work = gl.load(num_tiles) * NUM_KV_HEADS
-    count = 0
-    for index in range(gl.cdiv(num_work, gl.num_programs(0))):
-        work = _nth_work(index)
-        if work < num_work:
-            tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
-            head = work % NUM_KV_HEADS
-            first_block = gl.load(tile)
-            begin = gl.load(tile + 1)
-            end = gl.load(tile + 2)
-            last_block = (end - 1) // BLOCK_SIZE
-            steps = gl.cdiv(end - begin, BLOCK_N)
-            for step in range(steps):
-                start = begin + (steps - 1 - step) * BLOCK_N
-                stage = count % STAGES
-                phase = (count // STAGES) & 1
-                _fetch_buffer(
-                    key_boxes,
-                    k_memory.index(stage),
-                    k_full.index(stage),
-                    k_empty.index(stage),
-                    phase,
-                    start,
-                    last_block,
-                    block_ids + first_block,
-                    head,
-                    NUM_KV_HEADS,
-                    BLOCK_SIZE,
-                )
-                _fetch_buffer(
-                    value_boxes,
-                    v_memory.index(stage),
-                    v_full.index(stage),
-                    v_empty.index(stage),
-                    phase,
-                    start,
-                    last_block,
-                    block_ids + first_block,
-                    head,
-                    NUM_KV_HEADS,
-                    BLOCK_SIZE,
-                )
-                count += 1
-
-
-@gluon.jit
-def _fetch_buffer(
-    boxes,
-    memory,
-    full,
-    empty,
-    phase,
-    start,
-    last_block,
-    table,
-    head,
-    NUM_KV_HEADS: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-):
-    """Fetch the keys or values from `start` on into a buffer, as soon as it is free."""
-    KEYS: gl.constexpr = memory.shape[0]
-    HEAD_DIM: gl.constexpr = memory.shape[1]
-    ROWS: gl.constexpr = KEYS // 64
-    COLUMNS: gl.constexpr = HEAD_DIM // 64
-    parts = _boxes(memory, ROWS * COLUMNS)
-    mbarrier.wait(empty, phase ^ 1)
-    mbarrier.expect(full, KEYS * HEAD_DIM * 2)
-    for row in gl.static_range(ROWS):
-        offset = start + row * 64
-        # Behind the last key any block will do: what comes from there is masked.
-        block = gl.load(table + gl.minimum(offset // BLOCK_SIZE, last_block))
-        place = (block * NUM_KV_HEADS + head) * BLOCK_SIZE + offset % BLOCK_SIZE
-        for column in gl.static_range(COLUMNS):
-            _fetch(boxes, [place, column * 64], full, parts.index(column * ROWS + row))
+        mbarrier.init(k_empty.index(stage), count=READERS)
+        mbarrier.init(v_empty.index(stage), count=READERS)
+    return k_memory, v_memory, k_full, k_empty, v_full, v_empty
 
 
 @gluon.jit
 def _attend(
-    query,
-    query_stride,
-    tiles,
-    num_tiles,
-    out,
-    partial,
-    lse2,
-    scale_log2,
+    arguments,
     q_memory,
     ring,
     FIRST_ROW: gl.constexpr,
@@ -283,6 +244,7 @@ def _attend(
     STAGES: gl.constexpr,
 ):
     """A group's rows, from `FIRST_ROW` on, of all tiles of the program."""
+    query, query_stride, tiles, num_tiles, out, partial, lse2, scale_log2 = arguments
     k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     TOTAL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -292,7 +254,7 @@ def _attend(
     num_work = gl.load(num_tiles) * NUM_KV_HEADS
     count = 0
     for index in range(gl.cdiv(num_work, gl.num_programs(0))):
-        work = _nth_work(index)
+        work = nth_work(index)
         if work < num_work:
             tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
             head = work % NUM_KV_HEADS

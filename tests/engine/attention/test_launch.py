@@ -27,28 +27,29 @@ def _tunings(
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("block_size", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("quantized", [False, True])
 def test_prefill_of_16_bits_is_specialized(
-    head_dim: int, block_size: int, dtype: torch.dtype
+    head_dim: int, block_size: int, dtype: torch.dtype, quantized: bool
 ) -> None:
     shape = LLAMA._replace(head_dim=head_dim, block_size=block_size)
-    prefill = _tunings(shape, dtype).prefill
+    prefill = _tunings(shape, dtype, quantized=quantized).prefill
     assert prefill.specialized
     assert prefill.block_m == 128
     assert prefill.programs_per_sm == 1
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "limits", "quantized"),
+    ("shape", "dtype", "limits"),
     [
-        (LLAMA, torch.bfloat16, HOPPER._replace(hopper=False), False),
-        (LLAMA, torch.bfloat16, HOPPER, True),
-        (LLAMA, torch.float32, HOPPER, False),
-        (LLAMA._replace(block_size=16), torch.bfloat16, HOPPER, False),
-        (LLAMA._replace(head_dim=96), torch.bfloat16, HOPPER, False),
-        (LLAMA._replace(head_dim=256), torch.bfloat16, HOPPER, False),
-        (AttentionShape(200, 1, 128, 64), torch.bfloat16, HOPPER, False),
+        (LLAMA, torch.bfloat16, HOPPER._replace(hopper=False)),
+        (LLAMA, torch.float32, HOPPER),
+        (LLAMA._replace(block_size=16), torch.bfloat16, HOPPER),
+        (LLAMA._replace(head_dim=96), torch.bfloat16, HOPPER),
+        (LLAMA._replace(head_dim=256), torch.bfloat16, HOPPER),
+        (AttentionShape(200, 1, 128, 64), torch.bfloat16, HOPPER),
     ],
 )
+@pytest.mark.parametrize("quantized", [False, True])
 def test_other_prefill_is_not(
     shape: AttentionShape, dtype: torch.dtype, limits: DeviceLimits, quantized: bool
 ) -> None:
