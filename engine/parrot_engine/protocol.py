@@ -129,7 +129,7 @@ class FreeContext:
 
     A fork that was submitted before still happens where it stands: up to there the context goes
     on, and reports its events. Freeing an unknown context does nothing: a free may cross a failure
-    on the wire.
+    on the wire. Only where it was freed with `keep` before does `drop` give up what was kept of it.
     """
 
     context_id: int

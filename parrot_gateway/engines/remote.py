@@ -30,6 +30,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.text import TextAssets, Tokenizer
 
+from parrot_gateway.engines.kept_contexts import KeptContexts
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class RemoteEngine:
         self._max_unsent_bytes = max_unsent_bytes
         self._context_ids = itertools.count(1)
         self._channels: dict[int, EngineChannel] = {}
+        self._kept = KeptContexts()
         self._loads: dict[int, _Load] = {}
         self._collected: list[Primitive] = []
         self._collected_bytes = 0
@@ -130,13 +132,21 @@ class RemoteEngine:
         """Whether the link is gone."""
         return self._lost is not None
 
-    def open(self, count: int, *, salt: str = "", retention: Retention = "normal") -> EngineChannel:
+    def open(
+        self,
+        count: int,
+        *,
+        salt: str = "",
+        retention: Retention = "normal",
+        application: str = "",
+    ) -> EngineChannel:
         """A channel with `count` fresh contexts, to be used in a `with` block.
 
         Args:
             count: contexts, at least one.
             salt: for every Fill that names none of its own.
             retention: what becomes of their KV when they are freed.
+            application: whose they are; see `drop_kept`.
 
         Raises:
             EngineLostError: the link is gone.
@@ -147,9 +157,15 @@ class RemoteEngine:
         self._check_open()
         if self.draining:
             raise OverloadedError(f"The engine of model '{self.info.model}' is shutting down.")
-        channel = EngineChannel(self, salt, retention)
+        channel = EngineChannel(self, salt, retention, application)
         self._add_contexts(channel, count)
         return channel
+
+    def drop_kept(self, application: str) -> None:
+        """The KV that was kept for an application is of no use any more."""
+        dropped = tuple(FreeContext(i, "drop") for i in self._kept.pop(application))
+        if dropped and self._lost is None:
+            self._submit(dropped)
 
     def is_quiet(self, *, idle: bool) -> bool:
         """See `wait_quiet`; a lost engine is quiet."""
@@ -299,9 +315,17 @@ class RemoteEngine:
                 self.deliver([Failed(primitive.context_id, "invalid_request", message)])
         return messages
 
-    def _free(self, context_ids: list[int], submitted: set[int], retention: Retention) -> None:
+    def _free(
+        self,
+        context_ids: list[int],
+        submitted: set[int],
+        retention: Retention,
+        application: str,
+    ) -> None:
         for context_id in context_ids:
             self._channels.pop(context_id, None)
+        if application and retention == "keep":
+            self._kept.add(application, context_ids)
         if self._lost is None:
             self._submit(tuple(FreeContext(i, retention) for i in context_ids if i in submitted))
         self._wake_idle_waiters()
@@ -357,6 +381,7 @@ class EngineChannel:
     """
 
     __slots__ = (
+        "_application",
         "_closed",
         "_engine",
         "_events",
@@ -367,12 +392,15 @@ class EngineChannel:
         "context_ids",
     )
 
-    def __init__(self, engine: RemoteEngine, salt: str, retention: Retention) -> None:
+    def __init__(
+        self, engine: RemoteEngine, salt: str, retention: Retention, application: str
+    ) -> None:
         #: All ids that it was given on this engine, freed ones included.
         self.context_ids: list[int] = []
         self._engine = engine
         self._salt = salt
         self._retention = retention
+        self._application = application
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._submitted: set[int] = set()
@@ -394,7 +422,9 @@ class EngineChannel:
         if not self._closed:
             self._closed = True
             self._events.clear()
-            self._engine._free(self.context_ids, self._submitted, self._retention)
+            self._engine._free(
+                self.context_ids, self._submitted, self._retention, self._application
+            )
 
     def extend(self, count: int) -> list[int]:
         """Add fresh contexts to this channel, also while the engine is leaving.

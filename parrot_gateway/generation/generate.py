@@ -84,13 +84,21 @@ class GenerationEngine(Protocol):
         """The model's tokenizer."""
         ...
 
-    def open(self, count: int, *, salt: str = "", retention: Retention = "normal") -> Channel:
+    def open(
+        self,
+        count: int,
+        *,
+        salt: str = "",
+        retention: Retention = "normal",
+        application: str = "",
+    ) -> Channel:
         """A channel with `count` fresh contexts.
 
         Args:
             count: at least 1.
             salt: of their tokens, in the prefix cache.
             retention: what becomes of their KV when they are freed.
+            application: whose they are, for what is kept of them.
 
         Raises:
             EngineLostError: the engine went away.
@@ -234,7 +242,10 @@ class Generation:
         """Send the call to its engine."""
         self.state.priority = self._placement.priority
         channel = engine.open(
-            self.state.contexts_wanted, salt=self._request.salt, retention=self._placement.retention
+            self.state.contexts_wanted,
+            salt=self._request.salt,
+            retention=self._placement.retention,
+            application=self._placement.application,
         )
         channel.__enter__()
         try:

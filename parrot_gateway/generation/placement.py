@@ -66,6 +66,11 @@ class Placement(Protocol):
         """What shall become of its KV when it has ended, once taken."""
         ...
 
+    @property
+    def application(self) -> str:
+        """Whose call it is, for what is kept of its KV."""
+        ...
+
     async def engine(self) -> GenerationEngine:
         """The engine, as soon as there is a place. A cancelled wait can be taken up again.
 

@@ -37,6 +37,7 @@ class EnginePlacement:
     def __init__(self, placer: ModelPlacer, request: GenerationRequest) -> None:
         self.priority = 0
         self.retention: Retention = "normal"
+        self.application = ""
         self.engine_name = ""
         self.queued_s = 0.0
         self.reason = ""
@@ -55,6 +56,7 @@ class EnginePlacement:
         # A caller's own priority comes first, as far as he has one.
         self.priority = place.priority - len(OBJECTIVE_KINDS) * self._placer.metadata.priority
         self.retention = place.retention
+        self.application = placement.task.application
         engine = self._placer._engine(place)
         self.engine_name = engine.name
         self.queued_s = time.perf_counter() - self._asked_at

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from parrot_scheduler.actions import (
     Action,
     Cancel,
+    Forget,
     Hold,
     Place,
     Reject,
@@ -34,7 +35,7 @@ from parrot_scheduler.events import (
     Tick,
 )
 from parrot_scheduler.scheduler import Scheduler
-from parrot_scheduler.task import EngineId, Task
+from parrot_scheduler.task import ApplicationId, EngineId, Task
 
 from parrot_gateway.exceptions import (
     ContextLengthError,
@@ -113,6 +114,7 @@ class SchedulerRunner:
 
     Args:
         scheduler: decides.
+        drop_kept: drops what an engine keeps for an application that has no use for it any more.
         clock: seconds, never going backwards.
         recorder: is told of every step.
     """
@@ -120,11 +122,13 @@ class SchedulerRunner:
     def __init__(
         self,
         scheduler: Scheduler,
+        drop_kept: Callable[[EngineId, ApplicationId], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         recorder: Recorder | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._drop_kept = drop_kept
         self._clock = clock
         self._recorder = recorder
         self._numbers = itertools.count(1)
@@ -229,8 +233,6 @@ class SchedulerRunner:
             self._stepping = False
 
     def _carry_out(self, action: Action, now: float) -> None:
-        # `Forget` goes no further: engines have no primitive that names cached blocks, and what an
-        # answer left there has hashes that only its engine knows. What was kept goes by age.
         if isinstance(action, Place):
             self._place(action)
         elif isinstance(action, Reject):
@@ -242,6 +244,8 @@ class SchedulerRunner:
             request = self._requests.get(action.task_id)
             if request is not None and request._future is not None and not request._future.done():
                 self._refuse(request, OverloadedError(action.reason))
+        elif isinstance(action, Forget):
+            self._drop_kept(action.engine_id, action.application)
         elif isinstance(action, WakeAt):
             self._wake_at(action.time, now)
         elif isinstance(action, Hold):

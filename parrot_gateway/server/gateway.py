@@ -63,7 +63,7 @@ class Gateway:
         }
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
-        self.scheduling = _scheduling(settings.scheduler)
+        self.scheduling = _scheduling(settings.scheduler, self.registry)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling, self._metadata_now)
         self.models = ModelDirectory(
@@ -169,14 +169,20 @@ class Gateway:
         }
 
 
-def _scheduling(settings: SchedulerSettings) -> SchedulerRunner:
+def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> SchedulerRunner:
     recorder = None
     if settings.record is not None:
         try:
             recorder = FileRecorder(settings.record, settings.config, settings.record_max_bytes)
         except OSError as error:
             raise ConfigError(f"scheduler.record: {error}") from None
-    return SchedulerRunner(Scheduler(settings.config), recorder=recorder)
+
+    def drop_kept(engine_id: str, application: str) -> None:
+        engine = registry.get(engine_id)
+        if engine is not None:
+            engine.drop_kept(application)
+
+    return SchedulerRunner(Scheduler(settings.config), drop_kept, recorder=recorder)
 
 
 async def _wait_briefly(upstream: Upstream) -> None:

@@ -92,7 +92,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """KV that an application left on an engine is of no use any more."""
+    """KV retained on an engine for an application is of no use any more: drop what is its own."""
 
     application: ApplicationId
     engine_id: EngineId

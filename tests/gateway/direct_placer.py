@@ -15,6 +15,7 @@ class DirectPlacement:
     def __init__(self, engine: GenerationEngine) -> None:
         self.priority = 0
         self.retention: Retention = "normal"
+        self.application = ""
         self.engine_name = "direct"
         self.queued_s = 0.0
         self.reason = ""

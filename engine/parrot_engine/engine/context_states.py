@@ -176,7 +176,7 @@ class ContextStates:
 
     def drop_blocks(self, context: Context, retention: Retention = "normal") -> None:
         """Give up a context's KV; its tokens stay and are computed again when needed."""
-        self.pool.release_table(context.block_table.ids, retention)
+        self.pool.release_table(context.block_table.ids, retention, context.id)
         context.block_table.truncate(0)
         context.epoch += 1
         context.num_computed = 0

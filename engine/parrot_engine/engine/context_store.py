@@ -126,7 +126,10 @@ class ContextStore:
             self.settle(context)
 
     def free(self, context_id: int, retention: Retention = "normal") -> None:
-        """Forget a context, or that it failed; does nothing for an unknown id."""
+        """Forget a context, or that it failed.
+
+        For an unknown id `drop` drops what is still kept for it, and nothing else happens.
+        """
         self._failures.forget(context_id)
         context = self._by_id.pop(context_id, None)
         if context is not None:
@@ -134,6 +137,8 @@ class ContextStore:
             context.retention = retention
             context.story.append("freed")
             self._trim(context)
+        elif retention == "drop":
+            self._pool.drop_kept(context_id)
 
     def _open(self, primitive: Fill | Generate) -> Context:
         """The context of a primitive; a new one, or a fork of its parent, if need be."""

@@ -67,8 +67,10 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         #: Referenced by nobody, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        #: The same, evicted after all of those.
-        self._kept: OrderedDict[int, None] = OrderedDict()
+        #: The same, evicted after all of those, each with the context that it is kept for.
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        #: By context, the blocks kept for it in the order of their release: leaves first.
+        self._kept_for: dict[int, dict[int, None]] = {}
         self._max_kept = int(num_blocks * KEPT_SHARE)
         #: Whether a second owner has come to a block: then one owner's word does not drop it.
         self._was_shared = bytearray(num_blocks)
@@ -146,7 +148,8 @@ class BlockPool:
         if self._free:
             block = self._free.pop()
         elif self._cached or self._kept:
-            block, _ = (self._cached or self._kept).popitem(last=False)
+            block = next(iter(self._cached or self._kept))
+            self._uncache(block)
             if self._on_reuse is not None:
                 self._on_reuse(block)
             self._forget(block)
@@ -164,21 +167,21 @@ class BlockPool:
         if self._references[block] == 0:
             if block not in self._cached and block not in self._kept:
                 raise self._illegal(block, "a free block cannot be retained")
-            self._cached.pop(block, None)
-            self._kept.pop(block, None)
+            self._uncache(block)
             self._is_dropped[block] = False
             self.num_changes += 1
         self._references[block] += 1
         self._was_shared[block] = True
         self._note(block, "retained")
 
-    def release(self, block: int, retention: Retention = "normal") -> None:
+    def release(self, block: int, retention: Retention = "normal", context_id: int = 0) -> None:
         """Give a reference back; without references a registered block becomes cached.
 
         Args:
             block: the block.
             retention: counts with the last reference. `drop` counts for blocks that never had a
                 second owner: a beginning that many share is not one's to drop.
+            context_id: what `keep` keeps it for; see `drop_kept`.
         """
         if self._references[block] == 0:
             raise self._illegal(block, "released more often than retained")
@@ -190,14 +193,30 @@ class BlockPool:
             if self._hashes[block] is None:
                 self._free.append(block)
             else:
-                self._cache(block, retention)
+                self._cache(block, retention, context_id)
 
-    def release_table(self, table: Iterable[int], retention: Retention = "normal") -> None:
+    def release_table(
+        self, table: Iterable[int], retention: Retention = "normal", context_id: int = 0
+    ) -> None:
         """Release the blocks of a context, in such an order that leaves are evicted first."""
         blocks = list(table)
         # What is dropped goes to the front, so that the last one is evicted first.
         for block in blocks if retention == "drop" else reversed(blocks):
-            self.release(block, retention)
+            self.release(block, retention, context_id)
+
+    def drop_kept(self, context_id: int) -> None:
+        """Keep nothing any more for a context that was released with `keep`.
+
+        Blocks that never had a second owner are evicted next, the others in turn.
+        """
+        blocks = list(self._kept_for.get(context_id, ()))
+        for block in blocks:
+            self._uncache(block)
+            if self._was_shared[block]:
+                self._cache(block, "normal")
+        for block in reversed(blocks):
+            if not self._was_shared[block]:
+                self._cache(block, "drop")
 
     def register(self, block: int, digest: bytes) -> int:
         """Make a full block findable and immutable.
@@ -276,6 +295,8 @@ class BlockPool:
         free, cached = set(self._free), {*self._cached, *self._kept}
         if len(cached) != self.num_cached or len(self._kept) > self._max_kept:
             raise BlockStateError("block pool", "a block is kept twice, or too many are")
+        if {b: c for c, blocks in self._kept_for.items() for b in blocks} != self._kept:
+            raise BlockStateError("block pool", "kept blocks do not match their contexts")
         used = {block for block, count in enumerate(self._references) if count}
         if len(free) != len(self._free) or free & cached or free & used or cached & used:
             raise BlockStateError("block pool", "a block is in two states")
@@ -289,17 +310,28 @@ class BlockPool:
         for block in cached - registered.keys():
             raise self._illegal(block, "cached, but not registered")
 
-    def _cache(self, block: int, retention: Retention) -> None:
+    def _cache(self, block: int, retention: Retention, context_id: int = 0) -> None:
         if retention == "keep" and self._max_kept:
             if len(self._kept) >= self._max_kept:
-                oldest, _ = self._kept.popitem(last=False)
+                oldest = next(iter(self._kept))
+                self._uncache(oldest)
                 self._cached[oldest] = None
-            self._kept[block] = None
+            self._kept[block] = context_id
+            self._kept_for.setdefault(context_id, {})[block] = None
             return
         self._cached[block] = None
         if retention == "drop" and not self._was_shared[block]:
             self._is_dropped[block] = True
             self._cached.move_to_end(block, last=False)
+
+    def _uncache(self, block: int) -> None:
+        self._cached.pop(block, None)
+        context_id = self._kept.pop(block, None)
+        if context_id is not None:
+            blocks = self._kept_for[context_id]
+            del blocks[block]
+            if not blocks:
+                del self._kept_for[context_id]
 
     def _forget(self, block: int) -> None:
         digest = self._hashes[block]

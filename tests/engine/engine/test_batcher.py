@@ -209,6 +209,24 @@ def test_what_was_dropped_goes_before_what_is_older() -> None:
     assert trace.filled(4)[0].cached_tokens == 8
 
 
+@pytest.mark.parametrize("drops", [True, False])
+def test_what_was_kept_goes_first_once_it_is_dropped(drops: bool) -> None:
+    engine, _ = scripted_engine(num_blocks=4)
+    trace = Trace(engine)
+    for index, retention in ((1, "keep"), (2, "normal")):
+        trace.submit(Fill(index, prompt(8, index))).run()
+        trace.submit(FreeContext(index, retention)).run()
+    if drops:
+        trace.submit(FreeContext(1, "drop")).run()
+    trace.submit(Fill(3, prompt(8, 3))).run()
+    trace.submit(FreeContext(3)).run()
+    left, gone = (2, 1) if drops else (1, 2)
+    trace.submit(Fill(4, [*prompt(8, left), 5])).run()
+    assert trace.filled(4)[0].cached_tokens == 8
+    trace.submit(FreeContext(4), Fill(5, [*prompt(8, gone), 5])).run()
+    assert trace.filled(5)[0].cached_tokens == 0
+
+
 def test_prefix_is_found_in_the_middle_of_a_context() -> None:
     engine, runner = scripted_engine()
     trace = Trace(engine).submit(Fill(1, prompt(16))).run()

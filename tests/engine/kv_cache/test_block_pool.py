@@ -131,6 +131,36 @@ def test_a_kept_block_that_is_used_again_is_kept_only_if_asked_again() -> None:
     pool.check_integrity([[first, *rest]])
 
 
+def test_what_is_kept_for_a_context_can_be_dropped_and_nothing_else() -> None:
+    pool = BlockPool(10)
+    finished, other, normal = cached(pool, 3, "f"), cached(pool, 2, "o"), cached(pool, 2, "n")
+    rest = [pool.allocate() for _ in range(3)]
+    # The root has a second owner: it is not the context's own to drop.
+    pool.retain(finished[0])
+    pool.release(finished[0])
+    pool.release_table(finished, "keep", 1)
+    pool.release_table(other, "keep", 2)
+    pool.release_table(normal)
+    pool.drop_kept(1)
+    pool.check_integrity([rest])
+    order = [pool.allocate() for _ in range(7)]
+    assert order == [*finished[:0:-1], *normal[::-1], finished[0], *other[::-1]]
+
+
+def test_dropping_leaves_alone_what_is_in_use_again_or_kept_for_another() -> None:
+    pool = BlockPool(8)
+    used, taken_over, gone = cached(pool, 3)
+    rest = [pool.allocate() for _ in range(5)]
+    pool.release_table([used, taken_over, gone], "keep", 1)
+    pool.retain(used)
+    pool.retain(taken_over)
+    pool.release(taken_over, "keep", 2)
+    for context_id in (1, 1, 7):
+        pool.drop_kept(context_id)
+    pool.check_integrity([[used, *rest]])
+    assert [pool.allocate(), pool.allocate()] == [gone, taken_over]
+
+
 def test_use_makes_recent() -> None:
     pool = BlockPool(2)
     old, new = pool.allocate(), pool.allocate()
@@ -226,10 +256,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.held[block] += 1
         return block
 
-    @rule(block=consumes(references), retention=st.sampled_from(["keep", "normal", "drop"]))
-    def release(self, block: int, retention: Retention) -> None:
-        self.pool.release(block, retention)
+    @rule(
+        block=consumes(references),
+        retention=st.sampled_from(["keep", "normal", "drop"]),
+        context_id=st.integers(0, 2),
+    )
+    def release(self, block: int, retention: Retention, context_id: int) -> None:
+        self.pool.release(block, retention, context_id)
         self.held[block] -= 1
+
+    @rule(context_id=st.integers(0, 2))
+    def drop_kept(self, context_id: int) -> None:
+        self.pool.drop_kept(context_id)
 
     @rule(target=references, block=consumes(references), name=st.sampled_from("abcd"))
     def register(self, block: int, name: str) -> int:

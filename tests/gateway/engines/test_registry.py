@@ -23,6 +23,7 @@ from parrot_engine.protocol import (
 from parrot_engine.text import TextAssets
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
+from parrot_gateway.engines.kept_contexts import KeptContexts
 from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
@@ -202,6 +203,30 @@ async def test_what_is_freed_says_what_shall_become_of_it(engine: RemoteEngine) 
         (message,) = await sent(engine)
         assert message[-1] == FreeContext(second, "keep")
     assert await sent(engine) == [[FreeContext(first, "keep")]]
+
+
+async def test_what_was_kept_for_an_application_is_dropped_once(engine: RemoteEngine) -> None:
+    for retention, application in (("keep", "a"), ("normal", "a"), ("keep", "b"), ("keep", "a")):
+        with engine.open(1, retention=retention, application=application) as channel:
+            channel.submit(Fill(channel.context_ids[0], [1]))
+    await sent(engine)
+    engine.drop_kept("a")
+    assert await sent(engine) == [[FreeContext(1, "drop"), FreeContext(4, "drop")]]
+    engine.drop_kept("a")
+    engine.drop_kept("unknown")
+    assert await sent(engine) == []
+
+
+def test_kept_contexts_are_bounded() -> None:
+    kept = KeptContexts(max_contexts=1000)
+    for number in range(600):
+        kept.add("busy", [number])
+    assert kept.pop("busy") == list(range(344, 600))
+    for number in range(2000):
+        kept.add(f"a{number}", [number])
+    assert len(kept) == 1000
+    assert (kept.pop("a999"), kept.pop("a1000")) == ([], [1000])
+    assert len(kept) == 999
 
 
 async def test_leaving_frees_what_was_used(engine: RemoteEngine) -> None:

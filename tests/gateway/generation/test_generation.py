@@ -119,7 +119,7 @@ class Crowded:
         self.info: EngineInfo = remote.info
         self.tokenizer = remote.tokenizer
 
-    def open(self, count: int, *, salt: str = "", retention: str = "normal") -> Any:
+    def open(self, count: int, *, salt: str = "", **_: str) -> Any:
         channel = self._remote.open(count, salt=salt)
         crowded = self
 
