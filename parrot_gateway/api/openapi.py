@@ -107,7 +107,7 @@ def describe_hot_routes(app: FastAPI) -> None:
 
 
 def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
-    _correct_quiet_routes(document)
+    _correct_management_routes(document)
     bodies = [body for _, _, body, _ in _ROUTES]
     references, components = msgspec.json.schema_components(
         bodies, ref_template="#/components/schemas/{name}"
@@ -144,7 +144,7 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _correct_quiet_routes(document: dict[str, Any]) -> None:
+def _correct_management_routes(document: dict[str, Any]) -> None:
     """Put right what FastAPI says of errors: ours have another shape, and no status 422."""
     for path, operations in document["paths"].items():
         for operation in operations.values():

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-#: How typer has to be told of the command: its options are those of the program that it becomes.
+#: Settings of the typer command: its options are those of the program that it starts.
 ENGINE_COMMAND_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -1,4 +1,4 @@
-"""What the scripted upstream says: its scripts, and the bytes of its answers and streams.
+"""Scripts of the fake upstream, and the bytes of its answers and streams.
 
 Pure; the server is in `fake_upstream.py`. The JSON has spacing and number forms on purpose that any
 re-serialisation would change.

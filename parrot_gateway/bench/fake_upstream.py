@@ -1,4 +1,4 @@
-"""A scripted upstream: an OpenAI-compatible server that does exactly what it is told.
+"""A scripted upstream: an OpenAI-compatible server that follows its script exactly.
 
     python -m parrot_gateway.bench.fake_upstream --port 0
 
@@ -61,8 +61,8 @@ class Record:
 
     def header(self, name: str) -> str | None:
         """The first header of this name."""
-        wanted = name.lower().encode()
-        return next((v.decode() for k, v in self.headers if k.lower() == wanted), None)
+        key = name.lower().encode()
+        return next((v.decode() for k, v in self.headers if k.lower() == key), None)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain types; the body as a hash and, when short, as text."""
@@ -302,13 +302,13 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     async def _stream(self, path: str, fields: _Fields, script: Script) -> None:
-        wanted = bool(fields.stream_options and fields.stream_options.get("include_usage"))
+        include_usage = bool(fields.stream_options and fields.stream_options.get("include_usage"))
         faulty = script.fault in ("drop", "half", "truncate", "eof", "stall")
         write = self._transport.write
         head = STREAM_HEAD
         delay = script.delay_ms / 1000
         due = asyncio.get_running_loop().time()
-        events = stream_events(path, fields.model, script, wanted)
+        events = stream_events(path, fields.model, script, include_usage)
         for count, event in enumerate(events):
             if faulty and count == script.after:
                 break

@@ -1,4 +1,4 @@
-"""What the gateway costs: the same load straight to an upstream and through the gateway.
+"""The overhead of the gateway: the same load straight to an upstream and through the gateway.
 
 Upstream, gateway (and peer) and load generator are processes of their own; all runs alternate, and
 each figure is the median over the rounds. The upstream is scripted and answers at once, so that
@@ -131,7 +131,7 @@ def run(options: Options, progress: Callable[[str], None] = lambda _: None) -> O
 
     Args:
         options: what to run.
-        progress: is told what is being measured.
+        progress: called with the name of what is being measured.
 
     Raises:
         BenchmarkError: a server did not start or answered with errors.

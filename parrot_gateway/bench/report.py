@@ -1,7 +1,4 @@
-"""What a benchmark tells: a table for people, JSON for machines, and on which machine it was.
-
-Knows nothing of what is measured.
-"""
+"""Reports of benchmarks: a table for people, JSON for machines, with the machine described."""
 
 from __future__ import annotations
 
@@ -122,7 +119,7 @@ def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
     for row in rows:
         ratio = f"{row.gateway / row.direct:.2f}" if row.direct else ""
         met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.met]
-        # What is taken away from a rate says nothing: upstreams in earnest are no faster.
+        # The difference of two rates means nothing: real upstreams are slower than both.
         added = "" if row.unit.endswith("/s") else _number(row.added)
         cells = [_number(row.direct), _number(row.gateway), added, ratio]
         cells += [_number(row.peers.get(name)) for name in peers]

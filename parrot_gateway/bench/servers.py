@@ -60,25 +60,25 @@ class Server:
             env: environment of the process.
 
         Raises:
-            BenchmarkError: it ended or did not get ready; with what it said last.
+            BenchmarkError: it ended or did not get ready; with its last output.
         """
         started = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=clean_environment(env)
         )
-        said: list[str] = []
+        output: list[str] = []
         assert process.stdout is not None
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while line := (await process.stdout.readline()).decode("utf-8", "replace"):
-                    said.append(line.rstrip())
+                    output.append(line.rstrip())
                     match = re.search(ready, line)
                     if match is not None:
                         server = cls(name, process, match[1], time.perf_counter() - started)
                         server._drain = asyncio.create_task(_read_away(process.stdout))
                         return server
         except TimeoutError:
-            said.append(f"not ready after {START_TIMEOUT_S:g} s")
+            output.append(f"not ready after {START_TIMEOUT_S:g} s")
         except BaseException:
             process.kill()
             await process.wait()
@@ -86,7 +86,7 @@ class Server:
         if process.returncode is None:
             process.kill()
         await process.wait()
-        raise BenchmarkError(f"{name} did not start: " + "\n".join(said[-5:]))
+        raise BenchmarkError(f"{name} did not start: " + "\n".join(output[-5:]))
 
     async def stop(self) -> None:
         """End the process; by force when it does not go."""

@@ -201,8 +201,8 @@ def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
             f"{base_url} knows no session '{session}': it was never used, has expired, or belongs "
             "to another key."
         )
-    said = detail.message or data[:200].decode("utf-8", "replace")
-    return f"{base_url} has no graph for '{session}' (status {status}): {said}"
+    reason = detail.message or data[:200].decode("utf-8", "replace")
+    return f"{base_url} has no graph for '{session}' (status {status}): {reason}"
 
 
 def draw(data: bytes, form: Format, width: int) -> str:

@@ -47,7 +47,7 @@ class UpstreamModels(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it has told its models yet."""
+        """Whether its list of models is known."""
         ...
 
 
@@ -93,7 +93,7 @@ class Catalog:
 
         Raises:
             ModelNotFoundError: nobody does.
-            ModelLoadingError: nobody does so far, but an upstream has not told its models yet; or
+            ModelLoadingError: nobody does so far, but an upstream has not listed its models yet; or
                 this is the name of such an upstream.
             InvalidRequestError: an upstream's name alone, while it lists none or several models.
         """

@@ -1,4 +1,4 @@
-"""What a call is for, said in the words of the upstream that runs it: a field of its body.
+"""Priority hints for upstreams: a call's objective as a field of its body.
 
 vLLM (with `--scheduling-policy priority`) runs smaller priorities earlier, and refuses any but 0
 when it does not schedule by priority; SGLang (with `--enable-priority-scheduling`) runs larger

@@ -30,7 +30,7 @@ class ServedModel(NamedTuple):
 
 
 class RegistrationRefused(Exception):
-    """An engine may not join; `retry` tells whether it may try again later."""
+    """An engine may not join; `retry`: whether it may try again later."""
 
     def __init__(self, reason: str, *, retry: bool) -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ class EngineRegistry:
             self._notify("left", engine)
 
     def drain(self, engine_id: str) -> None:
-        """An engine said goodbye: it finishes what it has and gets nothing new."""
+        """An engine is leaving: it finishes what it has and gets nothing new."""
         engine = self._engines.get(engine_id)
         if engine is not None and not engine.draining:
             engine.draining = True

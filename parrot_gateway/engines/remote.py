@@ -46,7 +46,7 @@ _BYTES_PER_PRIMITIVE = 64
 
 @dataclass(slots=True)
 class _Load:
-    """What is still to be done on one context, as far as the gateway knows."""
+    """Unfinished work of one context."""
 
     fills: int = 0
     tokens: int = 0
@@ -74,7 +74,7 @@ class RemoteEngine:
 
     Args:
         engine_id: unique within this gateway.
-        registration: what the engine said of itself.
+        registration: the engine's description of itself.
         tokenizer: that of another engine with equal text assets, to be shared.
         observer: notified of heartbeats and of changes in the engine's cache.
         max_unsent_bytes: bound of the outgoing buffer.
@@ -118,7 +118,7 @@ class RemoteEngine:
         self._outgoing_bytes = 0
         self._lost: str | None = None
         #: Those who wait until there is less to do, and whether it must be nothing at all.
-        self._quiet_waiters: dict[asyncio.Future[None], bool] = {}
+        self._idle_waiters: dict[asyncio.Future[None], bool] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -167,24 +167,24 @@ class RemoteEngine:
         if dropped and self._lost is None:
             self._submit(dropped)
 
-    def is_quiet(self, *, idle: bool) -> bool:
-        """See `wait_quiet`; a lost engine is quiet."""
+    def is_idle(self, *, idle: bool) -> bool:
+        """See `wait_idle`; a lost engine is idle."""
         return self.lost or not (self.queued_tokens or (idle and self.running))
 
-    async def wait_quiet(self, *, idle: bool) -> None:
-        """Return once no prompt waits to be filled; with `idle` once nothing at all is in work.
+    async def wait_idle(self, *, idle: bool) -> None:
+        """Return once no prompt waits to be filled; with `idle` once nothing at all runs.
 
         Raises:
             EngineLostError: the link is gone.
             OverloadedError: the engine is leaving, or too much waits to be sent to it.
         """
-        while not self.is_quiet(idle=idle):
+        while not self.is_idle(idle=idle):
             waiter = asyncio.get_running_loop().create_future()
-            self._quiet_waiters[waiter] = idle
+            self._idle_waiters[waiter] = idle
             try:
                 await waiter
             finally:
-                del self._quiet_waiters[waiter]
+                del self._idle_waiters[waiter]
         self._check_open()
 
     def describe(self) -> dict[str, Any]:
@@ -268,8 +268,8 @@ class RemoteEngine:
             )
 
     def _wake_idle_waiters(self) -> None:
-        for waiter, idle in self._quiet_waiters.items():
-            if not waiter.done() and self.is_quiet(idle=idle):
+        for waiter, idle in self._idle_waiters.items():
+            if not waiter.done() and self.is_idle(idle=idle):
                 waiter.set_result(None)
 
     def _add_contexts(self, channel: EngineChannel, count: int) -> list[int]:

@@ -31,9 +31,9 @@ class RetryPolicy:
 
     def wants_retry(self, status: int, headers: Mapping[str, str]) -> bool:
         """Whether an answer with this status asks to be tried again."""
-        told = headers.get("x-should-retry", "").lower()
-        if told in ("true", "false"):
-            return told == "true"
+        advice = headers.get("x-should-retry", "").lower()
+        if advice in ("true", "false"):
+            return advice == "true"
         return status in RETRIED_STATUSES
 
     def backoff(self, retry: int, randomness: float) -> float:

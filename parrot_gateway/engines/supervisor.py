@@ -1,7 +1,7 @@
-"""The gateway's own engine processes: started, watched, started again, stopped.
+"""The gateway's own engine processes: started, watched, restarted, stopped.
 
-A process is a stranger like any other engine: it joins over the link with a key that only this
-run of the gateway knows, handed over in its environment. Nothing here speaks to it but signals.
+A process joins over the link like any other engine, with a key made for this run of the gateway
+and handed over in its environment. The supervisor itself only sends it signals.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EngineSupervisor:
 
     Args:
         models: which, and how many of each.
-        registry: tells when a process has joined.
+        registry: notifies when a process has joined.
         load_timeout_s: how long a process may take to join before it is given up.
         command: makes the command line from model, join URL and engine name.
     """
@@ -223,7 +223,7 @@ class EngineSupervisor:
                 process.deaths = 0
             process.deaths += 1
             if process.deaths >= _MAX_DEATHS:
-                said = "\n".join(process.last_lines) or "it said nothing"
+                said = "\n".join(process.last_lines) or "no output"
                 _give_up(process, f"it ended {process.deaths} times ({_how(status)}): {said}")
                 return
             pause_s = min(_FIRST_BACKOFF_S * 2 ** (process.deaths - 1), _MAX_BACKOFF_S)
@@ -254,7 +254,7 @@ class EngineSupervisor:
         finally:
             guard.cancel()
             await _end(child)
-            # What it said last is still in the pipe. A grandchild may hold the pipe open.
+            # Its last output is still in the pipe. A grandchild may hold the pipe open.
             await asyncio.wait([pump], timeout=1.0)
             pump.cancel()
             process.pid = None
@@ -299,11 +299,11 @@ def _give_up(process: EngineProcess, reason: str) -> None:
 
 
 def _refusal(lines: Sequence[str]) -> str:
-    """Why a worker refused to start: what it said from its last `error: ` on, as one line."""
-    said = list(lines)
-    begins = [number for number, line in enumerate(said) if line.startswith("error: ")]
-    said = said[begins[-1] if begins else -1 :]
-    return " ".join(said).removeprefix("error: ") or "it said nothing"
+    """Why a worker refused to start: its output from the last `error: ` on, as one line."""
+    output = list(lines)
+    begins = [number for number, line in enumerate(output) if line.startswith("error: ")]
+    output = output[begins[-1] if begins else -1 :]
+    return " ".join(output).removeprefix("error: ") or "no output"
 
 
 def _worked_for_a_while(process: EngineProcess) -> bool:

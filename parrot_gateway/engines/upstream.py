@@ -189,7 +189,7 @@ class Upstream:
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes,
         *,
-        patience_s: float | None = None,
+        first_byte_timeout_s: float | None = None,
         readable: bool = True,
     ) -> UpstreamResponse:
         """Send one request and return its answer once the first bytes of the body are there.
@@ -203,8 +203,8 @@ class Upstream:
             query: raw query string.
             headers: the client's, names in lower case.
             body: sent as it is.
-            patience_s: how long the client will wait for a first byte: no wait in line and no
-                retry goes beyond it.
+            first_byte_timeout_s: seconds that the client waits for a first byte: no wait in line
+                and no retry goes beyond it.
             readable: ask for an uncompressed answer.
 
         Raises:
@@ -214,8 +214,8 @@ class Upstream:
             UpstreamTimeoutError: it was silent for `read_timeout_s`.
         """
         limit_s = self.settings.read_timeout_s
-        if patience_s is not None:
-            limit_s = min(limit_s, patience_s)
+        if first_byte_timeout_s is not None:
+            limit_s = min(limit_s, first_byte_timeout_s)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
         url = self._url(path if isinstance(path, bytes) else path.encode(), query)
@@ -321,7 +321,7 @@ class Upstream:
     # -- failures ---------------------------------------------------------------------------
 
     def note_success(self, permit: Permit) -> None:
-        """Tell the breaker that an answer came to its end."""
+        """Report a complete answer to the breaker."""
         self._breaker.success(permit)
 
     def note_failure(self, permit: Permit | None) -> None:

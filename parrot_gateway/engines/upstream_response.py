@@ -108,14 +108,14 @@ class UpstreamResponse:
             self._permit = None
             raise broken.error from None
 
-    async def ends_within(self, patience_s: float) -> bool:
+    async def ends_within(self, timeout_s: float) -> bool:
         """Whether the body ends within so many seconds, without any further byte.
 
         A failure in the meantime is raised by the next `read`.
         """
         content = self._inner.content
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await content.wait_eof()
         except (aiohttp.ClientError, OSError):
             # TimeoutError is an OSError.

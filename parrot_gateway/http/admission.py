@@ -16,7 +16,7 @@ class CallGate:
 
     Args:
         limit: calls in work at once.
-        retry_after_s: what refused clients are told while the gateway shuts down.
+        retry_after_s: seconds after which clients that are refused during a shutdown retry.
     """
 
     def __init__(self, limit: int, retry_after_s: float = 5.0) -> None:
@@ -83,7 +83,7 @@ class CallGate:
         return len(self._cut)
 
     def cut_error(self, task: asyncio.Task[object] | None) -> DrainingError | None:
-        """What the client of a cancelled call is told; None when it was not cancelled by `cut_off`.
+        """The error of a call that `cut_off` cancelled, or None.
 
         The task's cancellation counts as dealt with.
         """

@@ -1,4 +1,4 @@
-"""The front door: every HTTP request comes through here.
+"""Dispatches every HTTP request to its handler.
 
 Checks the key, counts the call, sends the hot paths to their handlers and everything else to
 FastAPI, and turns whatever goes wrong into an answer in OpenAI's shape. Knows no bodies.
@@ -42,8 +42,8 @@ class Dispatcher:
         parrot: who answers a path of Parrot's own API, if it is one; checks keys itself.
         own: who answers a path of the gateway's own under `/v1/`, if it is one.
         passthrough: takes paths under `/v1/` that nothing else knows.
-        quiet: the FastAPI application with all other routes.
-        quiet_v1: whether FastAPI knows a path under `/v1/`.
+        management: the FastAPI application with all other routes.
+        is_management: whether a path under `/v1/` is one of its routes.
         keys: checks the caller's key.
         gate: counts calls.
     """
@@ -55,8 +55,8 @@ class Dispatcher:
         parrot: Callable[[Exchange], Handler | None],
         own: Callable[[Exchange], Handler | None],
         passthrough: Handler,
-        quiet: ASGIApp,
-        quiet_v1: Callable[[str], bool],
+        management: ASGIApp,
+        is_management: Callable[[str], bool],
         keys: KeyCheck,
         gate: CallGate,
     ) -> None:
@@ -64,15 +64,15 @@ class Dispatcher:
         self._parrot = parrot
         self._own = own
         self._passthrough = passthrough
-        self._quiet = quiet
-        self._quiet_v1 = quiet_v1
+        self._management = management
+        self._is_management = is_management
         self._keys = keys
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection's request (ASGI)."""
         if scope["type"] != "http":
-            await self._quiet(scope, receive, send)
+            await self._management(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
         path = exchange.path
@@ -83,7 +83,11 @@ class Dispatcher:
             await self._call(exchange, handler, post_only=False, check_key=False)
         elif (handler := self._own(exchange)) is not None:
             await self._call(exchange, handler, post_only=False)
-        elif self._passthrough is not None and path.startswith("/v1/") and not self._quiet_v1(path):
+        elif (
+            self._passthrough is not None
+            and path.startswith("/v1/")
+            and not self._is_management(path)
+        ):
             await self._call(exchange, self._passthrough, post_only=False)
         else:
             await self._ask_quiet(exchange, scope, receive, send)
@@ -139,7 +143,7 @@ class Dispatcher:
         elif exchange.fail_in_band is not None:
             await exchange.fail_in_band(error)
         else:
-            # The connection is cut, which is all that tells the client.
+            # The connection is cut: the client has no other way to notice.
             logger.error("%s: failed after its answer began", exchange.request_id)
 
     async def _ask_quiet(
@@ -160,7 +164,7 @@ class Dispatcher:
             await send(message)
 
         try:
-            await self._quiet(scope, receive, send_with_headers)
+            await self._management(scope, receive, send_with_headers)
         except Exception:
             logger.exception("%s: %s failed", exchange.request_id, exchange.path)
             if not exchange.responded:
@@ -168,7 +172,7 @@ class Dispatcher:
 
 
 def internal_error(request_id: str) -> GatewayError:
-    """What a client is told of a fault of ours: nothing but where the log has more."""
+    """The error that a client gets for a fault of ours: where the log has more, no details."""
     return GatewayError(
         f"The gateway failed to answer. The operator's log has the details under {request_id}."
     )

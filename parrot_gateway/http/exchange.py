@@ -1,7 +1,7 @@
-"""One HTTP exchange on raw ASGI: the thin layer under the hot paths.
+"""One HTTP exchange on raw ASGI, under the hot paths.
 
-Knows headers, bodies, streams and disconnects. Knows nothing of models or JSON shapes. The quiet
-routes use FastAPI instead; both share the errors and the headers made here.
+Knows headers, bodies, streams and disconnects. Knows nothing of models or JSON shapes. The
+management routes use FastAPI instead; both share the errors and the headers made here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 EVENT_STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # NOTE: tells nginx and its kin not to collect the stream before passing it on.
+    # NOTE: proxies such as nginx must not buffer the stream.
     (b"x-accel-buffering", b"no"),
 ]
 
@@ -35,7 +35,7 @@ def new_request_id() -> str:
 
 
 class ClientDisconnected(Exception):
-    """The client went away before the answer was complete; nobody is left to be told."""
+    """The client disconnected before the answer was complete."""
 
 
 class Exchange:

@@ -25,7 +25,7 @@ class RouteTable:
         self._routes: list[tuple[str, tuple[str | None, ...], RouteHandler]] = []
         #: Method, pattern and summary of each route, for the description of the API.
         self.described: list[tuple[str, str, str]] = []
-        #: First segments after `/v1/`: one look-up tells other paths apart.
+        #: First segments after `/v1/`: one look-up rules other paths out.
         self._firsts: set[str] = set()
 
     def add(self, method: str, pattern: str, handler: RouteHandler) -> None:
@@ -68,14 +68,15 @@ class RouteTable:
 
 def _matches(pattern: Sequence[str | None], segments: Sequence[str]) -> bool:
     return len(pattern) == len(segments) and all(
-        wanted is None or wanted == given for wanted, given in zip(pattern, segments, strict=True)
+        segment is None or segment == given
+        for segment, given in zip(pattern, segments, strict=True)
     )
 
 
 def _bound(
     handler: RouteHandler, pattern: Sequence[str | None], segments: Sequence[str]
 ) -> Handler:
-    given = [text for wanted, text in zip(pattern, segments, strict=True) if wanted is None]
+    given = [text for name, text in zip(pattern, segments, strict=True) if name is None]
 
     async def answer(exchange: Exchange) -> None:
         await handler(exchange, *given)

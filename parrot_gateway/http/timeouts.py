@@ -22,8 +22,8 @@ class ClientTimeouts:
             `READ_STEP_BYTES` more of an answer that waits for it.
         is_held_up: whether the gateway itself keeps the request from going on.
         unsent_bytes: of answers.
-        on_late_request: told when the rest of a request did not come in time.
-        on_late_reader: told when the client did not read in time.
+        on_late_request: called when the rest of a request did not come in time.
+        on_late_reader: called when the client did not read in time.
     """
 
     __slots__ = ("_began", "_is_held_up", "_late_reader", "_late_request", "_limit_s",

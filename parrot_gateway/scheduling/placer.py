@@ -1,4 +1,4 @@
-"""A call's way to an engine: a task for it, the wait for a place, and the news from there."""
+"""Placement of calls on engines: submits tasks, waits for placements, reports progress."""
 
 from __future__ import annotations
 
@@ -170,11 +170,11 @@ class ModelPlacer:
 def in_words(task: Task, place: Place) -> str:
     """Why a task is where it is, in a few words."""
     reasons = place.reasons
-    said = (
+    words = (
         f"{reasons.decided_by} of {reasons.candidates}"
         if reasons.candidates > 1
         else (reasons.decided_by)
     )
     if reasons.expected_cached_tokens:
-        said += f", {reasons.expected_cached_tokens} of {task.prompt_tokens} tokens cached"
-    return f"{said}, held {reasons.held_s:.1f} s" if reasons.held_s else said
+        words += f", {reasons.expected_cached_tokens} of {task.prompt_tokens} tokens cached"
+    return f"{words}, held {reasons.held_s:.1f} s" if reasons.held_s else words

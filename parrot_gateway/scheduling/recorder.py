@@ -1,4 +1,4 @@
-"""Writes down what the scheduler was told and what it decided, to be replayed elsewhere."""
+"""Records the scheduler's events and decisions to a file, for replay."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class SchedulerRunner:
         scheduler: decides.
         drop_kept: drops what an engine keeps for an application that has no use for it any more.
         clock: seconds, never going backwards.
-        recorder: is told of every step.
+        recorder: gets every step.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class SchedulerRunner:
         self._book_turn()
 
     def engine_left(self, engine_id: EngineId) -> None:
-        """An engine is gone; what ran there is told so by its channel."""
+        """An engine left. Calls that ran there fail through their channels."""
         self._step([EngineLeft(engine_id)])
         for request in self._by_engine.pop(engine_id, set()):
             request._state = "ended"
@@ -212,7 +212,7 @@ class SchedulerRunner:
             self._step([])
 
     def _step(self, urgent: list[Event]) -> None:
-        """Step with all that is untold, `urgent` last; steps do not nest."""
+        """Step with all pending events, `urgent` last; steps do not nest."""
         self._pending_events.extend(urgent)
         if self._stepping:
             self._book_turn()

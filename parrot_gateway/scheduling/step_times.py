@@ -27,8 +27,8 @@ _ENOUGH = 5
 _PRIOR = 3.0
 #: A term is never less than this share of its guess: none is free.
 _LEAST = 0.02
-#: An engine that was not used lately is told of the common factor when that changed by so much.
-_WORTH_TELLING = 1.25
+#: The common factor is reported for an idle engine when it changed by so much.
+_MIN_CHANGE = 1.25
 
 
 class Scale:
@@ -55,7 +55,7 @@ class StepTimes:
 
     Args:
         guess: believed until there are enough readings.
-        capacity_tokens: tokens of KV that fit on the engine; 0: it does not tell of them.
+        capacity_tokens: tokens of KV that fit on the engine; 0: unknown.
         block_tokens: tokens of one block.
         scale: shared by engines of its kind, with the same guess.
     """
@@ -81,7 +81,7 @@ class StepTimes:
         self._products = np.zeros(3)
 
     def note(self, stats: EngineStats) -> StepModel | None:
-        """A heartbeat came; a new model when it tells something."""
+        """Take in a heartbeat; returns a new model if it changes something."""
         before, self._before = self._before, stats
         if before is None:
             return None
@@ -103,7 +103,7 @@ class StepTimes:
         if self._scale.readings < _ENOUGH:
             return None
         change = self._scale.factor / self._reported_factor
-        if not is_reading and 1 / _WORTH_TELLING < change < _WORTH_TELLING:
+        if not is_reading and 1 / _MIN_CHANGE < change < _MIN_CHANGE:
             return None
         self._reported_factor = self._scale.factor
         return self._fit()

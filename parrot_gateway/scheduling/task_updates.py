@@ -59,7 +59,7 @@ class TaskUpdater:
             del self._known[metadata.call]
 
     def changed(self, call_id: str) -> None:
-        """Something else holds for a call; the scheduler is told what."""
+        """What is known of a call has changed; notify the scheduler of the difference."""
         known = self._known.get(call_id)
         if known is None:
             return

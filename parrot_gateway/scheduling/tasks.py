@@ -77,6 +77,6 @@ def task_of(
 
 
 def capacity_tokens(info: EngineInfo) -> int:
-    """Tokens of KV that fit on an engine, as far as it tells."""
+    """Tokens of KV that fit on an engine, 0 where unknown."""
     paged = info.num_blocks * info.block_size
     return paged or _UNPAGED_CONTEXTS * info.max_context_tokens

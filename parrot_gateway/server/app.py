@@ -17,7 +17,7 @@ from parrot_gateway.http.auth import KeyCheck
 from parrot_gateway.http.dispatch import Dispatcher
 from parrot_gateway.http.route_table import RouteTable
 from parrot_gateway.server.gateway import Gateway
-from parrot_gateway.server.management import create_quiet_app, knows_path
+from parrot_gateway.server.management import create_management_app, knows_path
 from parrot_gateway.settings.model import api_key_of
 
 
@@ -30,7 +30,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
             application. None starts no engine processes (engines may still join from outside).
     """
     keys = KeyCheck(api_key_of(gateway.settings))
-    quiet = create_quiet_app(gateway, keys)
+    management = create_management_app(gateway, keys)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -40,12 +40,12 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         finally:
             await gateway.close()
 
-    quiet.router.lifespan_context = lifespan
+    management.router.lifespan_context = lifespan
     endpoint = EngineLinkEndpoint(
         gateway.registry, gateway.join_keys(), gateway.settings.engines.heartbeat_s
     )
 
-    @quiet.websocket(JOIN_PATH)
+    @management.websocket(JOIN_PATH)
     async def join(websocket: WebSocket) -> None:
         await endpoint(websocket)
 
@@ -61,8 +61,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         max_body_bytes=settings.server.max_body_bytes,
         keys=keys,
     )
-    describe_own_routes(quiet, own.described)
-    describe_own_routes(quiet, ParrotRoutes.DESCRIBED, "Parrot's own API")
+    describe_own_routes(management, own.described)
+    describe_own_routes(management, ParrotRoutes.DESCRIBED, "Parrot's own API")
     return Dispatcher(
         hot={
             "/v1/completions": routes.completions,
@@ -73,8 +73,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         parrot=parrot.find,
         own=own.find,
         passthrough=routes.passthrough,
-        quiet=quiet,
-        quiet_v1=knows_path,
+        management=management,
+        is_management=knows_path,
         keys=keys,
         gate=gateway.gate,
     )

@@ -1,4 +1,4 @@
-"""The quiet routes, on FastAPI: models, health, version, the API's own description.
+"""Management routes, on FastAPI: models, health, version, the API's own description.
 
 Hot paths are in `completions` and `chat`. Errors have the same shape as theirs.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
 
 
-def create_quiet_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
+def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
     """The FastAPI application; the dispatcher checks keys before it is asked."""
     app = FastAPI(
         title="Parrot Gateway",
@@ -93,7 +93,7 @@ def create_quiet_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
 
 
 def knows_path(path: str) -> bool:
-    """Whether a path under `/v1/` is a quiet route, not one for an upstream."""
+    """Whether a path under `/v1/` is a management route, not one for an upstream."""
     return path == "/v1/models" or path.startswith(("/v1/models/", "/v1/engines/"))
 
 

@@ -148,7 +148,7 @@ class UpstreamSettings(_Section):
     breaker_successes: int = Field(default=2, gt=0)
     #: Model to use instead when this upstream cannot answer (any name this gateway serves).
     fallback: str | None = None
-    #: Tell it what a call is for, by a `priority` in the body of completions and chats, unless the
+    #: Pass a call's objective on, as a `priority` in the body of completions and chats, unless the
     #: caller gives one: as vLLM (`--scheduling-policy priority`) or as SGLang
     #: (`--enable-priority-scheduling`) reads it.
     hints: Literal["none", "vllm", "sglang"] = "none"
@@ -200,7 +200,7 @@ class SchedulerSettings(_Section):
     #: Calls that wait for an engine, and how long one does before it is refused.
     max_queued: int = Field(default=100_000, gt=0)
     max_wait_s: Seconds = 600.0
-    #: An application is held at the door no longer than this.
+    #: An application is held in the admission queue no longer than this.
     max_hold_s: Seconds = 120.0
     #: Share of an engine's KV that the applications which run may fill.
     working_set_target: float = Field(default=0.85, gt=0, le=1)
@@ -274,7 +274,7 @@ class SessionSettings(_Section):
     #: Calls of all sessions that wait or run, and what their bodies come to.
     max_waiting_calls: int = Field(default=100_000, gt=0)
     max_waiting_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
-    #: While a call waits for inputs, the beginning of its prompt that they cannot change is filled
+    #: While a call waits for inputs, the constant prefix of its prompt is filled
     #: ahead if it has so many tokens, on builtin engines with nothing better to do; 0: never.
     fill_ahead_tokens: int = Field(default=64, ge=0)
 

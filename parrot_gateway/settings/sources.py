@@ -1,6 +1,6 @@
 """Where settings come from: defaults < YAML file < `PARROT_*` environment < command line.
 
-Merges the four, lets `settings` check the result, and says of each fault where it was set.
+Merges the four, lets `settings` check the result, and names the place of each fault.
 """
 
 from __future__ import annotations

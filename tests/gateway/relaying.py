@@ -181,8 +181,8 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         own=lambda exchange: None,
         parrot=lambda exchange: None,
         passthrough=any_route,
-        quiet=quiet,
-        quiet_v1=lambda path: False,
+        management=quiet,
+        is_management=lambda path: False,
         keys=KeyCheck(None),
         gate=CallGate(1000),
     )

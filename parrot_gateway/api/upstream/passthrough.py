@@ -46,7 +46,7 @@ Fallback: TypeAlias = Callable[[str], Awaitable[None]]
 _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: How long `[DONE]` is held back for the end of the upstream's stream, which servers write by
 #: itself right behind it: so that both go on in one piece.
-_END_PATIENCE_S = 0.01
+_END_TIMEOUT_S = 0.01
 
 
 class _Envelope(msgspec.Struct):
@@ -206,7 +206,7 @@ class _Relay:
                 scope.get("query_string", b""),
                 scope["headers"],
                 body,
-                patience_s=_patience(exchange),
+                first_byte_timeout_s=_client_read_timeout_s(exchange),
                 readable=self._accounted,
             )
         except (UpstreamError, OverloadedError):
@@ -277,7 +277,7 @@ class _Relay:
         last = b""
         try:
             while not response.at_eof:
-                if events.done and await response.ends_within(_END_PATIENCE_S):
+                if events.done and await response.ends_within(_END_TIMEOUT_S):
                     break
                 if ready:
                     if exchange.responded:
@@ -354,8 +354,8 @@ class _Relay:
         await self._exchange.end_stream(self._events.fail(error))
 
 
-def _patience(exchange: Exchange) -> float | None:
-    """How long the OpenAI client says that it waits for bytes."""
+def _client_read_timeout_s(exchange: Exchange) -> float | None:
+    """Seconds that the OpenAI client waits for bytes, if its headers say so."""
     text = exchange.header(b"x-stainless-read-timeout")
     if text is None:
         return None

@@ -22,7 +22,7 @@ from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_bo
 from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
 
-#: Of the client's headers: those that speak of its connection or its patience, not of the call.
+#: Of the client's headers: those about its connection and its time-outs, not about the call.
 _CONNECTION_HEADERS = frozenset(
     {
         b"content-length",

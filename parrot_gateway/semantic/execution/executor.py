@@ -135,8 +135,8 @@ class Executor:
             return
         if job.context is not None:
             job.context.when_turn(lambda: self._wake(job))
-        patience_s = self._run_timeout_s if job.attended else self._limits.ttl_s
-        job.timer = asyncio.get_running_loop().call_later(patience_s, self._out_of_time, job)
+        limit_s = self._run_timeout_s if job.attended else self._limits.ttl_s
+        job.timer = asyncio.get_running_loop().call_later(limit_s, self._out_of_time, job)
         self._wake(job)
 
     # -- inputs -----------------------------------------------------------------------------

@@ -62,11 +62,11 @@ class QuietEngine(GenerationEngine, Protocol):
         """What the engine calls itself."""
         ...
 
-    def is_quiet(self, *, idle: bool) -> bool:
+    def is_idle(self, *, idle: bool) -> bool:
         """Whether no prompt waits on it; with `idle` whether nothing at all is in work."""
         ...
 
-    async def wait_quiet(self, *, idle: bool) -> None:
+    async def wait_idle(self, *, idle: bool) -> None:
         """Return once no prompt waits on it; with `idle` once nothing at all is in work.
 
         Raises:
@@ -178,9 +178,9 @@ class FillAhead:
                 if engine is None or not _caches(engine.info):
                     return
                 idle = _must_be_idle(engine.info)
-                await engine.wait_quiet(idle=idle)
+                await engine.wait_idle(idle=idle)
                 await asyncio.sleep(QUIET_S)
-                if not engine.is_quiet(idle=idle):
+                if not engine.is_idle(idle=idle):
                     continue
                 if not candidates:
                     return
@@ -214,7 +214,7 @@ class FillAhead:
                 cached = 0
                 for start in range(0, count, PORTION_TOKENS):
                     portion = tokens[start : min(start + PORTION_TOKENS, count)]
-                    await engine.wait_quiet(idle=_must_be_idle(engine.info))
+                    await engine.wait_idle(idle=_must_be_idle(engine.info))
                     cached += (await _filled(channel, portion)).cached_tokens
                     self._held[job.id] = _Held(engine.id, max(known, start + len(portion)))
             self._fills += 1

@@ -296,7 +296,7 @@ async def test_who_waits_for_a_quiet_engine_is_told_that_it_is_lost(
 ) -> None:
     with engine.open(1) as channel:
         channel.submit(Fill(channel.context_ids[0], [1, 2]))
-        waiting = asyncio.create_task(engine.wait_quiet(idle=idle))
+        waiting = asyncio.create_task(engine.wait_idle(idle=idle))
         await asyncio.sleep(0)
         engine.lose("it was gone")
         with pytest.raises(EngineLostError, match="it was gone"):
@@ -304,13 +304,13 @@ async def test_who_waits_for_a_quiet_engine_is_told_that_it_is_lost(
                 await waiting
 
 
-async def test_an_engine_is_quiet_when_prompts_are_filled_and_idle_when_nothing_runs(
+async def test_an_engine_is_idle_when_prompts_are_filled_and_idle_when_nothing_runs(
     engine: RemoteEngine,
 ) -> None:
     with engine.open(1) as channel:
         (context_id,) = channel.context_ids
         channel.submit(Fill(context_id, [1, 2]), Generate(context_id, SAMPLING))
-        quiet, idle = (asyncio.create_task(engine.wait_quiet(idle=i)) for i in (False, True))
+        quiet, idle = (asyncio.create_task(engine.wait_idle(idle=i)) for i in (False, True))
         await asyncio.sleep(0)
         engine.deliver([Filled(context_id, 2, 0)])
         async with asyncio.timeout(WAIT_S):
