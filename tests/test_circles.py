@@ -21,6 +21,7 @@ PACKAGES = {
     "parrot_client": ROOT / "integrations",
     "parrot_functions": ROOT / "integrations",
     "langchain_parrot": ROOT / "integrations",
+    "llama_index": ROOT / "integrations",
 }
 
 
