@@ -76,7 +76,6 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
         return sum(len(row.token_ids) for row in self.rows)
 
 

@@ -65,7 +65,6 @@ class GenerationError(ParrotEngineError):
 
     @property
     def code(self) -> FailureCode:
-        """Why."""
         return self.failure.code
 
 

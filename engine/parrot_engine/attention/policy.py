@@ -101,10 +101,8 @@ class Policy(NamedTuple):
 
     @property
     def narrow_members(self) -> int:
-        """Queries of a narrow item."""
         return self.narrow_rows // self.group
 
     @property
     def wide_members(self) -> int:
-        """Queries of a wide item."""
         return self.wide_rows // self.group

@@ -36,7 +36,6 @@ class Tables(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step."""
         return len(self.positions)
 
 

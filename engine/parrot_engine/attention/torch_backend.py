@@ -91,8 +91,6 @@ class TorchPlan:
 
 
 class TorchAttention(AttentionBackend[TorchPlan]):
-    """See the module's docstring."""
-
     def __init__(
         self,
         shape: AttentionShape,
@@ -155,7 +153,6 @@ class TorchAttention(AttentionBackend[TorchPlan]):
         window: int | None,
         scale: float,
     ) -> Tensor:
-        """See the interface."""
         if plan.writes.cleared is not None:
             layer_kv.index_fill_(1, plan.writes.cleared, 0)
         slots = plan.writes.slots

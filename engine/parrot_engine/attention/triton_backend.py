@@ -104,8 +104,6 @@ class TritonPlan(NamedTuple):
 
 
 class TritonAttention(FusedAttention[TritonPlan]):
-    """See the module's docstring."""
-
     def __init__(
         self,
         shape: AttentionShape,
@@ -171,7 +169,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
         self._partials = self.partials(0)
 
     def plan(self, rows: Sequence[BatchRow]) -> TritonPlan:
-        """See the interface."""
         return self.send(self.lay_out(rows))
 
     def lay_out(self, rows: Sequence[BatchRow]) -> HostPlan:
@@ -307,7 +304,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
         window: int | None,
         scale: float,
     ) -> Tensor:
-        """See the interface."""
         cache = launch.cache_view(layer_kv)
         launch.run_write_kv(key, value, plan.slots, cache, shape=self._shape)
         return self._attend(query, cache, plan, window, scale)
@@ -324,7 +320,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
         window: int | None,
         scale: float,
     ) -> Tensor:
-        """See the interface."""
         cache = launch.cache_view(layer_kv)
         query = launch.run_rotate_and_write(
             qkv, cos, sin, norms, plan.slots, cache, shape=self._shape

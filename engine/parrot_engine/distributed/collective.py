@@ -139,14 +139,12 @@ class TorchCollective:
         return self._peers is not None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collective`."""
         if self._peers is not None and self._peers.takes(x):
             return self._peers.all_reduce(x)
         dist.all_reduce(x)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """See `Collective`."""
         parts = torch.empty((self.shard.size, *x.shape), dtype=x.dtype, device=x.device)
         if self._device.type == "cuda":
             dist.all_gather_into_tensor(parts, x.contiguous())
@@ -155,7 +153,6 @@ class TorchCollective:
         return parts
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """See `Collective`."""
         dist.broadcast(x, src=0)
         return x
 

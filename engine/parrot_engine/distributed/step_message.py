@@ -35,7 +35,6 @@ class StepMessage(NamedTuple):
 
 
 def encode(message: StepMessage) -> bytes:
-    """The bytes of a message."""
     batch = message.batch
     rows = batch.rows
     table = np.array(

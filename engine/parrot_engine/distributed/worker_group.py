@@ -52,8 +52,6 @@ _LOOK_S: Final = 50e-6
 
 
 class _WorkerProcess:
-    """One worker."""
-
     def __init__(self, rank: int, device: str, start: dict[str, object]) -> None:
         self.rank = rank
         #: Its last report: nothing, `here`, `ready`.

@@ -72,7 +72,6 @@ class _FailedLaunch:
         return True
 
     def outcome(self) -> list[RowOutcome]:
-        """Raise what went wrong."""
         raise self._error
 
 
@@ -198,7 +197,6 @@ class BuiltinEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Identity and limits."""
         return self._info
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
@@ -272,7 +270,6 @@ class BuiltinEngine:
         )
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
-        """See `parrot_engine.protocol.BlockReporting`."""
         return self._pool.take_changes(everything=everything)
 
     def close(self) -> None:
@@ -288,7 +285,6 @@ class BuiltinEngine:
             self._grammars.close()
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """See `parrot_engine.protocol.Perishable`."""
         if self._runner is not None:
             self._runner.on_loss(callback)
 

@@ -89,7 +89,6 @@ class EngineDriver:
         self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         if isinstance(self._engine, Perishable):
             self._engine.on_loss(self._note_loss)
         self._thread.start()

@@ -28,8 +28,6 @@ Work: TypeAlias = PendingFill | PendingGenerate | Fork
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """One context."""
-
     id: int
     token_ids: list[int] = field(default_factory=list)
     #: Past key values of the first `computed` tokens.

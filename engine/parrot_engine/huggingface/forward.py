@@ -87,8 +87,6 @@ def score(fill: PendingFill, logits: Tensor | None, targets: list[int]) -> None:
 
 
 class Forward:
-    """Computes contexts with one model."""
-
     def __init__(self, model: PreTrainedModel, *, chunk_tokens: int, max_cached: int) -> None:
         """Take a loaded model.
 

@@ -9,8 +9,6 @@ from parrot_engine.exceptions import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceSettings:
-    """Settings of the huggingface engine."""
-
     device: str = "auto"
     dtype: str = "auto"
     #: Longest context; None: what the model's configuration says.

@@ -128,11 +128,9 @@ class _Done:
     """A copy that is over; implements `Copy`."""
 
     def is_read(self) -> bool:
-        """It is."""
         return True
 
     def is_done(self) -> bool:
-        """It is."""
         return True
 
 
@@ -148,7 +146,6 @@ class CpuCopies:
 
     @torch.inference_mode()
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> Copy:
-        """See `BlockCopies`."""
         for block, slot in zip(blocks, slots, strict=True):
             self._slots[slot] = self._blocks[block]
         return _Done()
@@ -157,7 +154,6 @@ class CpuCopies:
     def load(
         self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
     ) -> Copy:
-        """See `BlockCopies`."""
         del after, behind
         for slot, block in zip(slots, blocks, strict=True):
             self._blocks[block] = self._slots[slot]
@@ -170,7 +166,6 @@ class CpuCopies:
         """Nothing depends on it."""
 
     def close(self) -> None:
-        """See `BlockCopies`."""
         del self._blocks, self._slots
         self._memory.close()
 
@@ -183,11 +178,9 @@ class _CudaCopy:
         self.done = torch.cuda.Event()
 
     def is_read(self) -> bool:
-        """See `Copy`."""
         return bool(self.read.query())
 
     def is_done(self) -> bool:
-        """See `Copy`."""
         return bool(self.done.query())
 
 
@@ -233,7 +226,6 @@ class CudaCopies:
     def load(
         self, slots: Sequence[int], blocks: Sequence[int], *, after: int, behind: Sequence[Copy]
     ) -> Copy:
-        """See `BlockCopies`."""
         copy = _CudaCopy()
         with torch.cuda.stream(self._in):
             for other in behind:
@@ -254,20 +246,17 @@ class CudaCopies:
         return copy
 
     def before_launch(self, behind: Sequence[Copy]) -> None:
-        """See `BlockCopies`."""
         current = torch.cuda.current_stream(self._device)
         for other in behind:
             assert isinstance(other, _CudaCopy)
             current.wait_event(other.read)
 
     def after_launch(self, number: int) -> None:
-        """See `BlockCopies`."""
         mark = torch.cuda.Event()
         mark.record(torch.cuda.current_stream(self._device))
         self._marks.append((number, mark))
 
     def close(self) -> None:
-        """See `BlockCopies`."""
         self._out.synchronize()
         self._in.synchronize()
         del self._rows, self._slots, self._leaving, self._coming

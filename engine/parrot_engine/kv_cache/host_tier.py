@@ -266,7 +266,6 @@ class HostTier:
         self._copies.after_launch(self.pool.count_launch())
 
     def close(self) -> None:
-        """Give the memory back."""
         self._copies.close()
 
     def check_integrity(self) -> None:

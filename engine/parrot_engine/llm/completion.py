@@ -88,7 +88,6 @@ class Completion:
             self._detokenize(self._output, self._token_ids)
 
     def output(self) -> CompletionOutput:
-        """The finished completion."""
         assert self._finish_reason is not None, "the generation still runs"
         stop_reason: str | int | None = self._stop_string
         if (

@@ -92,11 +92,9 @@ class LLM:
         return self._engine.stats()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def default_params(self) -> SamplingParams:

@@ -69,7 +69,6 @@ class TensorFiles:
 
     @property
     def names(self) -> Iterable[str]:
-        """Names of all tensors."""
         return self._files.keys()
 
     @property

@@ -37,7 +37,6 @@ class Residual(NamedTuple):
     delta: Tensor | None = None
 
     def total(self) -> Tensor:
-        """The sum."""
         return self.hidden if self.delta is None else self.hidden + self.delta
 
 
@@ -63,7 +62,6 @@ class Ops:
         return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
     def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
-        """Norm of the stream."""
         summed = residual.total()
         return Normed(self.rms_norm(summed, norm), summed)
 
@@ -87,7 +85,6 @@ class Ops:
         return Normed(self.gated(gate_up, activation), hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
-        """The product alone."""
         return F.linear(x, *linear)
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:

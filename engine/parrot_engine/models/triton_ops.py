@@ -72,24 +72,20 @@ class TritonOps(Ops):
         return self._arrivals[key]
 
     def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """See `Ops`."""
         return rowwise.rms_norm(x, *norm)
 
     def add_rms_norm(self, residual: Residual, norm: Norm) -> Normed:
-        """See `Ops`."""
         hidden, delta = residual
         if delta is None:
             return Normed(rowwise.rms_norm(hidden, *norm), hidden)
         return Normed(*rowwise.add_rms_norm(hidden, delta, *norm))
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
-        """See `Ops`."""
         if activation == "silu":
             return rowwise.swiglu(gate_up)
         return super().gated(gate_up, activation)
 
     def norm_linear(self, residual: Residual, norm: Norm, linear: Affine) -> Normed:
-        """See `Ops`."""
         tuning = self._tuning(residual.hidden, linear, norm=True)
         if tuning is None:
             normed, hidden = self.add_rms_norm(residual, norm)
@@ -99,7 +95,6 @@ class TritonOps(Ops):
         return Normed(out, hidden)
 
     def norm_gated(self, residual: Residual, norm: Norm, linear: Affine, activation: str) -> Normed:
-        """See `Ops`."""
         if activation != "silu":
             out, hidden = self.norm_linear(residual, norm, linear)
             return Normed(self.gated(out, activation), hidden)
@@ -116,7 +111,6 @@ class TritonOps(Ops):
         return Normed(out, hidden)
 
     def linear(self, x: Tensor, linear: Affine) -> Tensor:
-        """See `Ops`."""
         tuning = self._tuning(x, linear)
         if tuning is None:
             return super().linear(x, linear)
@@ -125,7 +119,6 @@ class TritonOps(Ops):
         )
 
     def linear_onto(self, hidden: Tensor, x: Tensor, linear: Affine) -> Residual:
-        """See `Ops`."""
         tuning = None if self._collective is not None else self._tuning(x, linear)
         if tuning is None:
             return super().linear_onto(hidden, x, linear)
@@ -136,7 +129,6 @@ class TritonOps(Ops):
         return Residual(total)
 
     def logits(self, hidden: Tensor, norm: Norm, head: Affine, out: Tensor | None = None) -> Tensor:
-        """See `Ops`."""
         fused: Norm | None = norm
         tuning = self._tuning(hidden, head, norm=True)
         if tuning is None:

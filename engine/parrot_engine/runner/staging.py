@@ -78,11 +78,9 @@ class _StreamEvent:
         self._event = torch.cuda.Event()
 
     def record(self) -> None:
-        """See `Event`."""
         self._event.record(torch.cuda.current_stream(self._device))
 
     def synchronize(self) -> None:
-        """See `Event`."""
         self._event.synchronize()
 
 

@@ -77,7 +77,6 @@ class Tails:
             self._tails.popitem(last=False)
 
     def forget(self, context_id: int) -> None:
-        """A context is gone."""
         self._tails.pop(context_id, None)
 
 
@@ -115,7 +114,6 @@ class EngineService:
         self.driver.start()
 
     async def close(self) -> None:
-        """Stop the engine."""
         await asyncio.to_thread(self.driver.close)
 
     @asynccontextmanager
@@ -140,14 +138,12 @@ class EngineService:
                 self.free(context_id)
 
     def submit(self, *primitives: Primitive) -> None:
-        """Hand primitives to the engine."""
         try:
             self.driver.submit(primitives)
         except DriverStoppedError:
             raise ApiError(503, "The engine has stopped.", "engine_stopped") from None
 
     def free(self, context_id: int) -> None:
-        """Free a context."""
         self.tails.forget(context_id)
         self.submit(FreeContext(context_id))
 

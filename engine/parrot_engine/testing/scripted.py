@@ -95,11 +95,9 @@ class ScriptedEngine:
         self.closed = False
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
-        """See `Engine.submit`."""
         self._inbox.extend(primitives)
 
     def step(self) -> StepResult:
-        """See `Engine.step`."""
         if self._before_step is not None:
             self._before_step()
         events: list[Event] = []
@@ -112,7 +110,6 @@ class ScriptedEngine:
         return StepResult(events, any(context.queue for context in self._contexts.values()))
 
     def stats(self) -> EngineStats:
-        """See `Engine.stats`."""
         return EngineStats(
             running=sum(bool(context.queue) for context in self._contexts.values()),
             contexts=len(self._contexts),
@@ -122,7 +119,6 @@ class ScriptedEngine:
         )
 
     def close(self) -> None:
-        """See `Engine.close`."""
         self._contexts.clear()
         self.closed = True
 

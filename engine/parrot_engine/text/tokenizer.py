@@ -53,7 +53,6 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the beginning-of-text token."""
         return self.special_token_id("bos_token")
 
     @property
