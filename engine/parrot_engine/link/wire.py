@@ -5,6 +5,9 @@ Primitives and events travel the same way inside their messages. Decoding is str
 tag, a missing or surplus field, or a value of another type is a `WireError`, and whoever gets one
 closes the link. What the numbers mean is checked by the engine, not here.
 
+The types of `protocol` stay plain dataclasses, so that an offline engine needs no msgspec; the
+structs that it encodes are derived from them here.
+
     engine -> gateway   Register, Events, Blocks, Heartbeat, Goodbye
     gateway -> engine   Registered, Refused, Submit
 """
