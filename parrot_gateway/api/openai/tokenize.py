@@ -17,7 +17,6 @@ from parrot_gateway.generation.prompts import tokenize
 from parrot_gateway.generation.requests.messages import render_chat_aside
 from parrot_gateway.generation.requests.types import DetokenizeBody, TokenizeBody
 from parrot_gateway.generation.requests.validation import (
-    check_length,
     check_token_ids,
     decode,
     missing_parameter,
@@ -26,8 +25,7 @@ from parrot_gateway.http.exchange import Exchange
 
 #: Characters that `/tokenize` takes: a tokenizer needs some 80 bytes for each while it works.
 MAX_CHARACTERS = 4 * 1024 * 1024
-#: Ids that `/detokenize` takes, and those that it decodes in place: about a millisecond.
-MAX_TOKENS = 1024 * 1024
+#: Ids that `/detokenize` decodes in place: about a millisecond.
 INLINE_TOKENS = 8192
 
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
@@ -87,7 +85,6 @@ async def handle_detokenize(exchange: Exchange, served: ServedModel, body: bytes
     request = decode(body, _DETOKENIZE)
     if request.tokens is None:
         raise missing_parameter("tokens")
-    check_length("tokens", request.tokens, MAX_TOKENS)
     check_token_ids("tokens", request.tokens, served.info.vocab_size)
     skip = bool(request.skip_special_tokens)
     if len(request.tokens) <= INLINE_TOKENS:

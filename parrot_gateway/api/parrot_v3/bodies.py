@@ -7,18 +7,25 @@ mistake. A known field that cannot be honoured is refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from parrot_gateway.engines.model_choice import MODEL_TYPES
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.requests import validation
-from parrot_gateway.generation.requests.validation import (
-    MAX_STOP_STRINGS,
-    check_choice,
-    check_range,
+from parrot_gateway.generation.requests.types import (
+    AtLeast1,
+    Fraction,
+    LogitBias,
+    Penalty,
+    Seed,
+    Stop,
+    StopTokenIds,
+    Temperature,
 )
+from parrot_gateway.generation.requests.validation import check_choice, check_range
 from parrot_gateway.semantic.session import MAX_NAME
 
 #: Parameters of one call, and models that it allows.
@@ -80,21 +87,21 @@ class TransformBody(SessionAuthBody, kw_only=True):
 class SamplingConfig(msgspec.Struct):
     """How an output is generated; the defaults are the original's."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    max_gen_length: int | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    max_gen_length: AtLeast1 | None = None
     ignore_tokenizer_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    stop_str: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    stop_token_ids: StopTokenIds | None = None
+    stop_str: Stop | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     n: int | None = None
     best_of: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
     repetition_penalty: float | None = None
     length_penalty: float | None = None
     #: Ours: the same seed gives the same text.
-    seed: int | None = None
+    seed: Seed | None = None
 
 
 class Parameter(msgspec.Struct):
@@ -112,11 +119,11 @@ class SemanticCallBody(msgspec.Struct):
 
     session_id: SessionId
     template: str
-    parameters: list[Parameter]
+    parameters: Annotated[list[Parameter], Meta(max_length=MAX_PARAMETERS)]
     #: The client does not send it; checked when it is there.
     session_auth: str | None = None
     func_name: str | None = None
-    models: list[str] | None = None
+    models: Annotated[list[str], Meta(max_length=MAX_MODELS)] | None = None
     model_type: str | None = None
     output_criteria: str | None = None
     # NOTE: these three say how the original was to compute, not what. Here text behind the last
@@ -150,8 +157,6 @@ def check_call(body: SemanticCallBody) -> None:
     """
     check_function_name(body.func_name)
     check_choice("model_type", body.model_type, MODEL_TYPES)
-    _check_length("parameters", body.parameters, MAX_PARAMETERS)
-    _check_length("models", body.models or (), MAX_MODELS)
     names: set[str] = set()
     for index, parameter in enumerate(body.parameters):
         where = f"parameters[{index}]"
@@ -179,24 +184,9 @@ def check_function_name(name: str | None) -> None:
         raise _invalid("func_name", f"at most {MAX_NAME} printable characters")
 
 
-def _check_length(field: str, items: Sequence[object], limit: int) -> None:
-    if len(items) > limit:
-        raise InvalidRequestError(
-            f"A call has at most {limit} {field}, not {len(items)}.",
-            param=field,
-            code="array_above_max_length",
-        )
-
-
 def _check_sampling(config: SamplingConfig | None, where: str) -> None:
     if config is None:
         return
-    check_range(f"{where}.temperature", config.temperature, 0, 2)
-    check_range(f"{where}.top_p", config.top_p, 0, 1)
-    check_range(f"{where}.max_gen_length", config.max_gen_length, 1)
-    check_range(f"{where}.presence_penalty", config.presence_penalty, -2, 2)
-    check_range(f"{where}.frequency_penalty", config.frequency_penalty, -2, 2)
-    check_range(f"{where}.seed", config.seed, -(2**63), 2**63 - 1)
     # 0.0 is the original's way to write "off".
     if config.repetition_penalty:
         check_range(f"{where}.repetition_penalty", config.repetition_penalty, 0.01, 100)
@@ -205,14 +195,6 @@ def _check_sampling(config: SamplingConfig | None, where: str) -> None:
     for name in ("n", "best_of"):
         if getattr(config, name) not in (None, 1):
             raise _unsupported(f"{where}.{name}", "a variable has one value")
-    if len(config.stop_token_ids or ()) > validation.MAX_STOP_TOKEN_IDS:
-        raise _invalid(f"{where}.stop_token_ids", f"at most {validation.MAX_STOP_TOKEN_IDS} ids")
-    if isinstance(config.stop_str, list) and len(config.stop_str) > MAX_STOP_STRINGS:
-        raise _invalid(f"{where}.stop_str", f"at most {MAX_STOP_STRINGS} strings")
-    stops = [config.stop_str] if isinstance(config.stop_str, str) else config.stop_str or []
-    if any(len(text) > validation.MAX_STOP_CHARACTERS for text in stops):
-        limit = validation.MAX_STOP_CHARACTERS
-        raise _invalid(f"{where}.stop_str", f"at most {limit} characters each")
 
 
 def check_token_ids(config: SamplingConfig, vocab_size: int, where: str) -> None:

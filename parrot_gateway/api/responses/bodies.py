@@ -6,9 +6,10 @@ is refused by name, worded as OpenAI's errors. What a body becomes is decided in
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
+from msgspec import Meta
 from parrot_engine.protocol import EngineInfo, Grammar
 
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
@@ -17,19 +18,21 @@ from parrot_gateway.generation.requests.grammars import (
     grammar_of_text_format,
     requested_grammar,
 )
-from parrot_gateway.generation.requests.types import ContentPart, SamplingFields
+from parrot_gateway.generation.requests.types import (
+    MAX_METADATA,
+    AtLeast0,
+    AtLeast1,
+    ContentPart,
+    SamplingFields,
+    TopLogprobs,
+)
 from parrot_gateway.generation.requests.validation import (
     check_choice,
-    check_range,
     missing_parameter,
     refuse,
 )
 from parrot_gateway.generation.responses.items import Item, Part, Role, mint_item_id
 
-MAX_TOP_LOGPROBS = 20
-MAX_METADATA = 16
-MAX_METADATA_KEY = 64
-MAX_METADATA_VALUE = 512
 #: Items of one request; a conversation's requests may hold fewer.
 MAX_ITEMS = 10_000
 MAX_CONVERSATION_ITEMS = 20
@@ -53,6 +56,13 @@ _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultra
 _WHY = "is not supported with this model"
 
 
+#: As much as OpenAI takes.
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=MAX_METADATA),
+]
+
+
 class InputItem(msgspec.Struct):
     """One item of `input`; of all kinds only messages are read."""
 
@@ -60,6 +70,10 @@ class InputItem(msgspec.Struct):
     role: str | None = None
     content: str | list[ContentPart] | None = None
     status: str | None = None
+
+
+#: Of one request.
+Items: TypeAlias = Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)]
 
 
 class ConversationRef(msgspec.Struct):
@@ -72,7 +86,7 @@ class InputFields(msgspec.Struct):
     """What decides on the prompt of a response."""
 
     model: str | None = None
-    input: str | list[InputItem] | None = None
+    input: str | Items | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
@@ -90,20 +104,20 @@ class InputFields(msgspec.Struct):
 class ResponseBody(SamplingFields):
     """`POST /v1/responses`."""
 
-    input: str | list[InputItem] | None = None
+    input: str | Items | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
     truncation: str | None = None
     reasoning: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    max_output_tokens: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: AtLeast1 | None = None
+    top_logprobs: TopLogprobs | None = None
     include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
-    # Accepted whatever they say, and told again in the answer.
-    max_tool_calls: int | None = None
+    # Accepted whatever they say, and repeated in the answer.
+    max_tool_calls: AtLeast0 | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -124,8 +138,8 @@ class ConversationBody(msgspec.Struct):
     """`POST /v1/conversations`, and `POST /v1/conversations/{id}`."""
 
     model: str | None = None
-    items: list[InputItem] | None = None
-    metadata: dict[str, str] | None = None
+    items: Annotated[list[InputItem], Meta(max_length=MAX_CONVERSATION_ITEMS)] | None = None
+    metadata: Metadata | None = None
 
 
 def check_response(body: ResponseBody) -> None:
@@ -134,13 +148,9 @@ def check_response(body: ResponseBody) -> None:
     Raises:
         InvalidRequestError: naming the first field at fault.
     """
-    check_range("max_output_tokens", body.max_output_tokens, 1)
-    check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
-    check_range("max_tool_calls", body.max_tool_calls, 0)
     for number, name in enumerate(body.include or ()):
         check_choice(f"include[{number}]", name, _INCLUDES)
     check_choice("service_tier", body.service_tier, _SERVICE_TIERS)
-    check_metadata(body.metadata)
     if body.max_tokens is not None:
         raise UnsupportedError(
             "Unsupported parameter: 'max_tokens' is called 'max_output_tokens' here.",
@@ -239,30 +249,6 @@ def format_of(text: dict[str, Any] | None) -> dict[str, Any]:
     return (text or {}).get("format") or {"type": "text"}
 
 
-def check_metadata(metadata: dict[str, str] | None) -> None:
-    """Refuse more than OpenAI takes.
-
-    Raises:
-        InvalidRequestError: too many pairs, or one that is too long.
-    """
-    if metadata is None:
-        return
-    if len(metadata) > MAX_METADATA:
-        raise InvalidRequestError(
-            f"Invalid 'metadata': {len(metadata)} pairs, at most {MAX_METADATA} are allowed.",
-            param="metadata",
-            code="object_above_max_properties",
-        )
-    for key, value in metadata.items():
-        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
-            raise InvalidRequestError(
-                f"Invalid 'metadata': keys may have {MAX_METADATA_KEY} characters and values "
-                f"{MAX_METADATA_VALUE}.",
-                param="metadata",
-                code="string_above_max_length",
-            )
-
-
 def items_of(input: str | list[InputItem] | None, param: str = "input") -> list[Item]:
     """The items that a request brings, each with an id of ours.
 
@@ -274,13 +260,6 @@ def items_of(input: str | list[InputItem] | None, param: str = "input") -> list[
         return []
     if isinstance(input, str):
         return [Item(mint_item_id(), "user", (Part(input),))]
-    if len(input) > MAX_ITEMS:
-        raise InvalidRequestError(
-            f"Invalid '{param}': array too long. Expected an array with maximum length "
-            f"{MAX_ITEMS}, but got an array with length {len(input)} instead.",
-            param=param,
-            code="array_above_max_length",
-        )
     return [_item(item, f"{param}[{number}]") for number, item in enumerate(input)]
 
 

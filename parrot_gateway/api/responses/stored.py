@@ -15,9 +15,7 @@ import msgspec
 
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.bodies import (
-    MAX_CONVERSATION_ITEMS,
     ConversationBody,
-    check_metadata,
     items_of,
 )
 from parrot_gateway.api.responses.events import replay
@@ -90,8 +88,7 @@ class StoredResponseRoutes:
             GatewayError: the body is not valid.
         """
         given = decode(body, _BODY) if body.strip() else ConversationBody()
-        check_metadata(given.metadata)
-        items = _few_items(given)
+        items = items_of(given.items, "items")
         conversation = Conversation(
             mint_conversation_id(), float(int(time.time())), dict(given.metadata or {})
         )
@@ -149,7 +146,6 @@ class StoredResponseRoutes:
                 await _respond(exchange, _conversation(conversation))
             case ["POST"]:
                 given = decode(body, _BODY)
-                check_metadata(given.metadata)
                 conversation.metadata = dict(given.metadata or {})
                 await _respond(exchange, _conversation(conversation))
             case ["DELETE"]:
@@ -163,7 +159,7 @@ class StoredResponseRoutes:
                 given = decode(body, _BODY)
                 if given.items is None:
                     raise missing_parameter("items")
-                added = _few_items(given)
+                added = items_of(given.items, "items")
                 self._store.extend(tenant, conversation, added)
                 await _respond(exchange, _list([item.to_dict() for item in added], False))
             case ["GET", "items", item_id]:
@@ -186,17 +182,6 @@ def not_kept(path: str) -> NotFoundError:
         param=f"{noun}_id",
         code=f"{noun}_not_found",
     )
-
-
-def _few_items(given: ConversationBody) -> list[Item]:
-    if given.items is not None and len(given.items) > MAX_CONVERSATION_ITEMS:
-        raise InvalidRequestError(
-            f"Invalid 'items': array too long. Expected an array with maximum length "
-            f"{MAX_CONVERSATION_ITEMS}, but got an array with length {len(given.items)} instead.",
-            param="items",
-            code="array_above_max_length",
-        )
-    return items_of(given.items, "items")
 
 
 def _conversation(conversation: Conversation) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class SemanticHead(CallHead):
 
     stream_options: StreamOptions | None = None
     n: int | None = None
-    best_of: int | None = None
+    #: Of any type: only who runs the call can say what is wrong with it.
+    best_of: Any = None
 
 
 _HEAD = msgspec.json.Decoder(CallHead)

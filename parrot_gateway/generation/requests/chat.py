@@ -23,7 +23,6 @@ from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.requests.validation import (
     check_choice,
     check_context,
-    check_range,
     check_sampling,
     nested_too_deeply,
     refuse,
@@ -32,9 +31,6 @@ from parrot_gateway.generation.requests.validation import (
 from parrot_gateway.generation.tools.definitions import ToolUse, tool_format
 from parrot_gateway.generation.tools.grammar import calls_grammar, optional_calls_grammar
 from parrot_gateway.generation.tools.parsing import WRITINGS, ToolFormat, ToolParsing
-
-MAX_TOP_LOGPROBS = 20
-MAX_METADATA = 16
 
 _REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
@@ -128,9 +124,6 @@ class ChatCall(PreparedCall[ChatBody]):
 
 def _check(request: ChatBody, served: ServedModel) -> OutputOptions:
     """Everything that can be said before rendering."""
-    check_range("max_tokens", request.max_tokens, 1)
-    check_range("max_completion_tokens", request.max_completion_tokens, 1)
-    check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError(
             "Invalid value for 'top_logprobs': 'logprobs' must be true if this parameter is used.",
@@ -148,13 +141,6 @@ def _check(request: ChatBody, served: ServedModel) -> OutputOptions:
          "chat_template", "echo"),
         "is not supported with this model",
     )  # fmt: skip
-    if request.metadata is not None and len(request.metadata) > MAX_METADATA:
-        raise InvalidRequestError(
-            f"Invalid 'metadata': {len(request.metadata)} pairs, at most {MAX_METADATA} are "
-            "allowed.",
-            param="metadata",
-            code="object_above_max_properties",
-        )
     try:
         return _output_options(request, served)
     except RecursionError:

@@ -18,7 +18,6 @@ from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.types import CompletionBody, Prompts
 from parrot_gateway.generation.requests.validation import (
     check_context,
-    check_range,
     check_sampling,
     check_token_ids,
     refuse,
@@ -27,8 +26,6 @@ from parrot_gateway.generation.requests.validation import (
 
 #: OpenAI's default.
 DEFAULT_MAX_TOKENS = 16
-MAX_BEST_OF = 20
-MAX_LOGPROBS = 5
 #: Prompts of one call, and candidates of all of them together.
 MAX_PROMPTS = 2048
 MAX_CANDIDATES = 4096
@@ -106,9 +103,6 @@ def _check(request: CompletionBody, served: ServedModel) -> tuple[Grammar | None
             param="prompt",
             code="missing_required_parameter",
         )
-    check_range("max_tokens", request.max_tokens, 0)
-    check_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-    check_range("best_of", request.best_of, 0, MAX_BEST_OF)
     check_sampling(request, served.info)
     refuse(request, ("suffix",), "is not supported with this model")
     grammar = requested_grammar(request, served.info)

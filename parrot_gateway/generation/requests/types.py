@@ -2,16 +2,41 @@
 
 Only what a model of our own engines needs to know; unknown fields are accepted and ignored, as
 OpenAI-compatible servers do. Fields that such a model cannot honour are `Any`: `validation`
-refuses them by name unless they hold a harmless default. Ranges are checked there too.
+refuses them by name unless they hold a harmless default.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-Prompts = str | list[str | int | list[int]]
+MAX_N = 128
+MAX_STOP_STRINGS = 4
+#: Of one stop string: each candidate of a call carries them to its engine.
+MAX_STOP_CHARACTERS = 4096
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_METADATA = 16
+#: Ids that `/detokenize` takes.
+MAX_DETOKENIZED = 1024 * 1024
+_INT32 = 2**31 - 1
+
+Prompts: TypeAlias = str | list[str | int | list[int]]
+AtLeast0: TypeAlias = Annotated[int, Meta(ge=0)]
+AtLeast1: TypeAlias = Annotated[int, Meta(ge=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TopLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
+_StopString: TypeAlias = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
+Stop: TypeAlias = _StopString | Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)]
+StopTokenIds: TypeAlias = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+LogitBias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIAS)
+]
 
 
 class StreamOptions(msgspec.Struct):
@@ -25,25 +50,25 @@ class SamplingFields(msgspec.Struct):
     """What completions and chat have in common."""
 
     model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
     max_tokens: int | None = None
-    n: int | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    presence_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
     user: str | None = None
     # Extensions, named as in vLLM.
-    min_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_INT32)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=_INT32)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: StopTokenIds | None = None
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -66,9 +91,10 @@ class CompletionBody(SamplingFields):
     prompt: Prompts | None = None
     # A chat's, which was sent to the wrong route where there is no prompt.
     messages: Any = None
-    best_of: int | None = None
+    max_tokens: AtLeast0 | None = None
+    best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     suffix: Any = None
     # A chat field that vLLM takes here too.
     response_format: Any = None
@@ -101,9 +127,10 @@ class ChatBody(SamplingFields):
 
     messages: list[Message] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
-    metadata: dict[str, Any] | None = None
+    top_logprobs: TopLogprobs | None = None
+    max_tokens: AtLeast1 | None = None
+    max_completion_tokens: AtLeast1 | None = None
+    metadata: Annotated[dict[str, Any], Meta(max_length=MAX_METADATA)] | None = None
     reasoning_effort: str | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
@@ -150,5 +177,5 @@ class DetokenizeBody(msgspec.Struct):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int] | None = None
+    tokens: Annotated[list[int], Meta(max_length=MAX_DETOKENIZED)] | None = None
     skip_special_tokens: bool | None = None

@@ -16,12 +16,6 @@ from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.requests.types import SamplingFields
 
-MAX_N = 128
-MAX_STOP_STRINGS = 4
-#: Of one stop string: each candidate of a call carries them to its engine.
-MAX_STOP_CHARACTERS = 4096
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 MIN_TOP_P = 1e-9
 
 _Body = TypeVar("_Body")
@@ -37,6 +31,8 @@ _ESCAPE = re.compile(
 
 _TYPE_ERROR = re.compile(r"Expected `(?P<wanted>.+)`, got `(?P<got>.+)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.+?)`", re.DOTALL)
+_LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=) (\S+)")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.+)`", re.DOTALL)
 _TYPE_NAMES = {
     "int": "an integer",
@@ -61,7 +57,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
             body.decode()
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), body) from None
     except RecursionError:
         raise nested_too_deeply() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -96,7 +92,7 @@ def _read_raw(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> tuple[bytes,
             mended = mend_surrogates(body)
             return mended, decoder.decode(mended)
     except msgspec.ValidationError:
-        raise _explain("") from None
+        raise _explain("", body) from None
     except RecursionError:
         raise nested_too_deeply() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -119,10 +115,15 @@ def nested_too_deeply(name: str | None = None) -> InvalidRequestError:
     return InvalidRequestError(f"{what} is nested too deeply.", param=name)
 
 
-def _explain(message: str) -> InvalidRequestError:
-    """msgspec's `… - at `$.messages[0].role`` in OpenAI's words."""
+def _explain(message: str, body: bytes) -> InvalidRequestError:
+    """msgspec's `… - at `$.messages[0].role`` in OpenAI's words.
+
+    Args:
+        body: holds what is wrong, which the message does not say.
+    """
     text, _, path = message.partition(" - at `")
-    field = path.removesuffix("`").removeprefix("$").removeprefix(".").removesuffix("[...]") or None
+    path = path.removesuffix("`").removeprefix("key in ").removeprefix("$")
+    field = path.removeprefix(".").removesuffix("[...]") or None
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
         name = unknown["field"][:80]
@@ -143,7 +144,60 @@ def _explain(message: str) -> InvalidRequestError:
             param=field,
             code="invalid_type",
         )
+    limit = _LIMIT.fullmatch(text)
+    if limit is not None:
+        return _out_of_range(field, limit, _values_at(body, path))
     return InvalidRequestError(f"Invalid '{field}': {text}.", param=field, code="invalid_value")
+
+
+def _values_at(body: bytes, path: str) -> list[Any]:
+    """The values that a path of msgspec's stands for: several, where it does not name a key."""
+    found = [msgspec.json.decode(body)]
+    for name, number in _STEP.findall(path):
+        if name:
+            found = [value[name] for value in found]
+        elif number == "...":
+            found = [item for value in found for item in value.values()]
+        else:
+            found = [value[int(number)] for value in found]
+    return found
+
+
+def _out_of_range(field: str, limit: re.Match[str], values: list[Any]) -> InvalidRequestError:
+    kind, is_length, bound, number = limit.groups()
+    if kind == "str":
+        # One of several texts: the field is that of all.
+        field = field.partition("[")[0]
+    sizes = [len(value) if is_length else value for value in values]
+    value = max(sizes) if bound == "<=" else min(sizes)
+    if not is_length:
+        return _outside(field, float(value) if kind == "float" else value, bound, float(number))
+    if kind == "object":
+        return InvalidRequestError(
+            f"Invalid '{field}': {value} entries, at most {number} are allowed.",
+            param=field,
+            code="object_above_max_properties",
+        )
+    noun = "array" if kind == "array" else "string"
+    article = "an array" if kind == "array" else "a string"
+    return InvalidRequestError(
+        f"Invalid '{field}': {noun} too long. Expected {article} with maximum length {number}, but "
+        f"got {article} with length {value} instead.",
+        param=field,
+        code=f"{noun}_above_max_length",
+    )
+
+
+def _outside(field: str, value: float, bound: str, limit: float) -> InvalidRequestError:
+    kind = "integer" if isinstance(value, int) else "decimal"
+    side, extreme = ("below", "minimum") if bound == ">=" else ("above", "maximum")
+    shown = str(int(limit)) if float(limit).is_integer() else str(limit)
+    return InvalidRequestError(
+        f"Invalid '{field}': {kind} {side} {extreme} value. Expected a value {bound} {shown}, but "
+        f"got {_shown(value)} instead.",
+        param=field,
+        code=f"{kind}_{side}_{extreme[:3]}_value",
+    )
 
 
 def _one_of(kinds: list[str]) -> str:
@@ -165,23 +219,10 @@ def check_range(
     Raises:
         InvalidRequestError: it is outside.
     """
-    if value is None:
-        return
-    kind = "integer" if isinstance(value, int) else "decimal"
-    if low is not None and not value >= low:
-        raise InvalidRequestError(
-            f"Invalid '{name}': {kind} below minimum value. Expected a value >= {low}, but got "
-            f"{_shown(value)} instead.",
-            param=name,
-            code=f"{kind}_below_min_value",
-        )
-    if high is not None and not value <= high:
-        raise InvalidRequestError(
-            f"Invalid '{name}': {kind} above maximum value. Expected a value <= {high}, but got "
-            f"{_shown(value)} instead.",
-            param=name,
-            code=f"{kind}_above_max_value",
-        )
+    if value is not None and low is not None and not value >= low:
+        raise _outside(name, value, ">=", low)
+    if value is not None and high is not None and not value <= high:
+        raise _outside(name, value, "<=", high)
 
 
 def _shown(value: float) -> str:
@@ -237,38 +278,13 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
     Raises:
         InvalidRequestError: naming the first field at fault.
     """
-    check_range("frequency_penalty", body.frequency_penalty, -2, 2)
-    check_range("presence_penalty", body.presence_penalty, -2, 2)
-    check_range("temperature", body.temperature, 0, 2)
-    check_range("top_p", body.top_p, 0, 1)
-    check_range("n", body.n, 1, MAX_N)
-    check_range("seed", body.seed, -(2**63), 2**63 - 1)
-    check_range("min_p", body.min_p, 0, 1)
-    check_range("top_k", body.top_k, -1, 2**31 - 1)
-    check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
-    check_range("min_tokens", body.min_tokens, 0, 2**31 - 1)
     refuse(body, _EXTENSIONS, "is not supported with this model")
-    _check_stop(body.stop)
-    check_length("stop_token_ids", body.stop_token_ids, MAX_STOP_TOKEN_IDS)
     check_token_ids("stop_token_ids", body.stop_token_ids, info.vocab_size)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             param="stream_options",
         )
-
-
-def _check_stop(stop: str | list[str] | None) -> None:
-    if not isinstance(stop, str):
-        check_length("stop", stop, MAX_STOP_STRINGS)
-    for text in (stop,) if isinstance(stop, str) else stop or ():
-        if len(text) > MAX_STOP_CHARACTERS:
-            raise InvalidRequestError(
-                f"Invalid 'stop': string too long. Expected a string with maximum length "
-                f"{MAX_STOP_CHARACTERS}, but got a string with length {len(text)} instead.",
-                param="stop",
-                code="string_above_max_length",
-            )
 
 
 def check_length(name: str, items: Sequence[Any] | None, limit: int) -> None:
@@ -308,16 +324,10 @@ def logit_bias_of(value: dict[str, float] | None, vocab_size: int) -> dict[int, 
     """`logit_bias` with numbers as keys.
 
     Raises:
-        InvalidRequestError: a key that is no token id of this model, or a bias outside -100..100.
+        InvalidRequestError: a key that is no token id of this model.
     """
     if not value:
         return None
-    if len(value) > MAX_LOGIT_BIAS:
-        raise InvalidRequestError(
-            f"Invalid 'logit_bias': {len(value)} tokens, at most {MAX_LOGIT_BIAS} are allowed.",
-            param="logit_bias",
-            code="object_above_max_properties",
-        )
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 18):
@@ -328,7 +338,6 @@ def logit_bias_of(value: dict[str, float] | None, vocab_size: int) -> dict[int, 
                 code="invalid_value",
             )
         check_token_ids("logit_bias", (int(key),), vocab_size)
-        check_range("logit_bias", bias, -100, 100)
         biases[int(key)] = bias
     return biases
 

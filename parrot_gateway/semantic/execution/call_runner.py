@@ -14,7 +14,7 @@ import msgspec
 
 from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.usage import Usage
-from parrot_gateway.exceptions import UnsupportedError
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import TextObserver
 from parrot_gateway.generation.placement import CallMetadata, salt_of
 from parrot_gateway.generation.requests.call import CallRequest, prepare
@@ -164,8 +164,16 @@ def _of_call(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
 
 
 def _as_stream(request: CallRequest) -> bytes:
-    """The body of a call whose text is to come as an upstream writes it."""
+    """The body of a call whose text is to come as an upstream writes it.
+
+    Raises:
+        InvalidRequestError: its `best_of` is no integer.
+    """
     best_of = request.semantic_head.best_of
+    if not isinstance(best_of, int | None):
+        raise InvalidRequestError(
+            "Invalid type for 'best_of': expected an integer.", param="best_of", code="invalid_type"
+        )
     if best_of is not None and best_of > 1:
         # Which candidate is best is only known in the end.
         return request.body

@@ -12,7 +12,7 @@ from serving import Service
 
 from parrot_gateway.api.openai.tokenize import MAX_CHARACTERS
 from parrot_gateway.generation.requests.messages import MAX_MESSAGES
-from parrot_gateway.generation.requests.validation import MAX_STOP_CHARACTERS
+from parrot_gateway.generation.requests.types import MAX_STOP_CHARACTERS
 from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ToolCallReader, ToolFormat
 
 RESPONSES = "/v1/responses"

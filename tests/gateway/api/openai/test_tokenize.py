@@ -9,7 +9,7 @@ import pytest
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service
 
-from parrot_gateway.api.openai.tokenize import MAX_TOKENS
+from parrot_gateway.generation.requests.types import MAX_DETOKENIZED
 
 
 async def post(service: Service, path: str, body: Any) -> tuple[int, dict[str, Any]]:
@@ -55,10 +55,10 @@ async def test_many_tokens_are_detokenized_up_to_a_bound(
     service: Service, engine: ScriptedRemoteEngine
 ) -> None:
     tokens = engine.text("the quick fox", end=False)
-    times = MAX_TOKENS // len(tokens)
+    times = MAX_DETOKENIZED // len(tokens)
     status, answer = await post(service, "/detokenize", {"tokens": tokens * times})
     assert (status, answer["prompt"]) == (200, "the quick fox" * times)
-    status, answer = await post(service, "/detokenize", {"tokens": [1] * (MAX_TOKENS + 1)})
+    status, answer = await post(service, "/detokenize", {"tokens": [1] * (MAX_DETOKENIZED + 1)})
     assert (status, answer["error"]["param"]) == (400, "tokens")
     assert answer["error"]["code"] == "array_above_max_length"
 
