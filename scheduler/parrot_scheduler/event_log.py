@@ -33,7 +33,7 @@ Json = dict[str, Any]
 _DECISIONS = '{"actions":'
 
 
-class Step(NamedTuple):
+class LoggedStep(NamedTuple):
     """One step of a log."""
 
     now: float
@@ -70,7 +70,7 @@ def read_config(line: str) -> SchedulerConfig:
     return SchedulerConfig(**data["config"])
 
 
-def read_step(line: str) -> Step:
+def read_step(line: str) -> LoggedStep:
     """The step in a line.
 
     Raises:
@@ -79,7 +79,7 @@ def read_step(line: str) -> Step:
     data = json.loads(line)
     if not isinstance(data, dict) or "now" not in data or "events" not in data:
         raise ValueError("a line of an event log has `now` and `events`")
-    return Step(float(data["now"]), tuple(event_from_json(event) for event in data["events"]))
+    return LoggedStep(float(data["now"]), tuple(event_from_json(event) for event in data["events"]))
 
 
 def replay(lines: Iterable[str]) -> Iterator[str]:

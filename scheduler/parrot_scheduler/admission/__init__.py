@@ -1,4 +1,4 @@
-"""Admission: may an application run now, or is it held? One small file for each policy."""
+"""Admission: may an application run now, or is it held?"""
 
 from __future__ import annotations
 

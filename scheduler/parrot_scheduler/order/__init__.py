@@ -1,10 +1,9 @@
-"""Order: which queued task is placed next? One small file for each policy."""
+"""Order: which queued task is placed next?"""
 
 from __future__ import annotations
 
-from parrot_scheduler.order.application_fifo import ApplicationFifo
+from parrot_scheduler.order.arrival import ApplicationFifo, Fcfs
 from parrot_scheduler.order.fair import Fair
-from parrot_scheduler.order.fcfs import Fcfs
 from parrot_scheduler.order.plas import Atlas, Plas
 from parrot_scheduler.policy import OrderFactory
 

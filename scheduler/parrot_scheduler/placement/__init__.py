@@ -1,14 +1,16 @@
-"""Placement: on which engine does a task run? One small file for each policy."""
+"""Placement: on which engine does a task run?"""
 
 from __future__ import annotations
 
-from parrot_scheduler.placement.least_loaded import LeastLoaded
-from parrot_scheduler.placement.lmetric import LMetric
+from parrot_scheduler.placement.baselines import (
+    LeastLoaded,
+    LMetric,
+    PrefixLinear,
+    RoundRobin,
+    SessionAffinity,
+)
 from parrot_scheduler.placement.paper import Paper
 from parrot_scheduler.placement.parrot import Parrot
-from parrot_scheduler.placement.prefix_linear import PrefixLinear
-from parrot_scheduler.placement.round_robin import RoundRobin
-from parrot_scheduler.placement.session_affinity import SessionAffinity
 from parrot_scheduler.policy import PlacementFactory
 
 POLICIES: dict[str, PlacementFactory] = {

@@ -1,4 +1,4 @@
-"""Retention: what becomes of a task's KV once it has ended? One small file for each policy."""
+"""Retention: what becomes of a task's KV once it has ended?"""
 
 from __future__ import annotations
 
