@@ -15,9 +15,10 @@ from typing import Any
 
 from comparison import Result, Setting, book, main
 from openai import AsyncOpenAI
+from parrot_simulator.workloads.figures import GPTS
 
-#: Characters of their system prompts.
-APPLICATIONS = {"productivity": 2000, "image": 400, "programming": 800, "data": 1000}
+#: Characters of system prompts: those of the paper's applications, in tokens, at a quarter.
+APPLICATIONS = {gpt.name: gpt.system // 4 for gpt in GPTS}
 
 
 async def serve(setting: Setting, *, has_session: bool) -> Result:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -128,12 +127,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:

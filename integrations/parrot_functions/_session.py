@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, ParamSpec, Protocol, TypeVar
 
 from parrot_functions._client import DEFAULT_TIMEOUT_S, Client
@@ -327,24 +326,14 @@ class Session:
         self._resets.append(_current.set(self))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave()
         self.close(flush=kind is None)
 
     async def __aenter__(self) -> Session:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave()
         await self.aclose(flush=kind is None)
 
