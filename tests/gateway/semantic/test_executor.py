@@ -23,8 +23,11 @@ from parrot_gateway.exceptions import (
     VariableNotFoundError,
     VariableStateError,
 )
+from parrot_gateway.semantic import variable as variable_module
 from parrot_gateway.semantic.contexts import ContextName
+from parrot_gateway.semantic.execution import executor as executor_module
 from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.semantic.templates.reference import reference_of
 from parrot_gateway.semantic.transforms.transform import parse_transform
@@ -126,6 +129,37 @@ async def test_too_much_waiting_text_is_refused() -> None:
             submit(service, session, "b", "x" * 300)
 
 
+async def test_calls_that_end_in_line_leave_it() -> None:
+    runner = ScriptedRunner()
+    runner.act = runner.hang
+    async with service_of(runner, max_running_calls=1) as service:
+        session = service.session("t", "s")
+        outputs = [submit(service, session, f"p{i}", f"{i}") for i in range(300)]
+        await until(lambda: runner.running == 1)
+        for output in outputs[1:]:
+            assert output.producer is not None
+            service.cancel_call("t", output.producer)
+        assert service.executor.deferred < 100
+        service.close_session(session)
+
+
+async def test_times_and_tokens_are_noted() -> None:
+    runner = ScriptedRunner()
+
+    async def act(job: Job, prompt: str) -> None:
+        for now in (1.0, 2.0, 3.0):
+            job.append("x", now)
+
+    runner.act = act
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        output = submit(service, session, "a", "x")
+        assert await service.readers.value(output) == "xxx"
+        node = session.graph.get(output.producer or "")
+        assert isinstance(node, CallNode)
+        assert (node.first_token, node.tokens) == (1.0, 3)
+
+
 # -- refusals at submission -----------------------------------------------------------------
 
 
@@ -165,6 +199,20 @@ async def test_variables_of_other_sessions_of_the_tenant_can_be_read() -> None:
         assert await service.readers.value(output) == "(v)"
         assert one.is_idle
         assert other.is_idle
+
+
+async def test_a_variable_that_too_many_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variable_module, "MAX_LISTENERS", 1)
+    async with service_of(ScriptedRunner()) as service:
+        session = service.session("t", "s")
+        free, taken = session.variable("free"), session.variable("taken")
+        first = submit(service, session, "a", reference_of(taken.id))
+        with pytest.raises(OverloadedError):
+            submit(service, session, "b", reference_of(free.id) + reference_of(taken.id))
+        assert session.variable("b").state == "failed"
+        assert (free.num_listeners, gauges(service)["waiting"]) == (0, 1)
+        service.set_value(taken, "v")
+        assert await service.readers.value(first) == "(v)"
 
 
 async def test_placeholders_and_declarations_must_match() -> None:
@@ -271,6 +319,22 @@ async def test_engines_that_are_away_for_a_moment_are_waited_for() -> None:
         output = submit(service, service.session("t", "s"), "a", "x")
         assert await service.readers.value(output) == "(x)"
         assert service.executor.statistics().retries == 2
+
+
+async def test_waits_for_engines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_module, "MAX_RETRY_S", 0.001)
+    runner = ScriptedRunner()
+
+    async def act(job: Job, prompt: str) -> None:
+        raise ModelLoadingError("come back tomorrow", retry_after_s=86_400)
+
+    runner.act = act
+    async with service_of(runner, call_timeout_s=10) as service:
+        output = submit(service, service.session("t", "s"), "a", "x")
+        with pytest.raises(DependencyFailedError, match="come back tomorrow"):
+            await service.readers.value(output)
+        assert len(runner.bodies) == executor_module.MAX_TRIES
+        assert service.executor.statistics().retries == executor_module.MAX_TRIES - 1
 
 
 async def test_a_call_that_has_text_is_not_tried_again() -> None:
@@ -451,6 +515,17 @@ async def test_a_transform_that_does_not_fit_fails_the_call() -> None:
         await service.readers.wait(output, 5)
         assert output.failure is not None
         assert output.failure.code == "transform_failed"
+
+
+async def test_what_a_transform_is_given_may_be_as_long_as_a_value() -> None:
+    async with service_of(ScriptedRunner(), max_value_bytes=6) as service:
+        session = service.session("t", "s")
+        fits = submit(service, session, "a", "XXXX", transform=parse_transform("lower"))
+        assert await service.readers.value(fits) == "(xxxx)"
+        longer = submit(service, session, "b", "XXXXX", transform=parse_transform("take(0)"))
+        await service.readers.wait(longer, 5)
+        assert longer.failure is not None
+        assert longer.failure.code == "value_too_large"
 
 
 async def test_transforms_stand_between_variables_as_nodes() -> None:
