@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from scripted_runner import ScriptedRunner, service_of, submit
 from serving import until
 
-from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.exceptions import DependencyFailedError, InvalidRequestError
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.templates.reference import reference_of
 from parrot_gateway.semantic.transforms.transform import parse_transform
@@ -86,6 +88,35 @@ async def test_the_twin_of_a_cancelled_call_runs_itself() -> None:
         assert first.producer is not None
         service.cancel_call("t", first.producer)
         assert await service.readers.value(second) == "(x)"
+
+
+async def test_the_twin_of_a_call_that_fails_fails_with_it() -> None:
+    runner = ScriptedRunner()
+    go_on = asyncio.Event()
+
+    async def act(job: Job, prompt: str) -> None:
+        await go_on.wait()
+        raise InvalidRequestError("not now")
+
+    runner.act = act
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        submit(service, session, "a", "x", body=SEEDED)
+        second = submit(service, session, "b", "x", body=SEEDED)
+        await until(lambda: second.state == "running" and runner.running == 1)
+        go_on.set()
+        with pytest.raises(DependencyFailedError, match="not now"):
+            await service.readers.value(second)
+        assert len(runner.bodies) == 1
+
+
+async def test_nothing_is_kept_of_a_session_that_ended() -> None:
+    async with service_of(ScriptedRunner()) as service:
+        session = service.session("t", "s")
+        await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
+        assert len(service.executor._deduplication) == 1
+        service.close_session(session)
+        assert len(service.executor._deduplication) == 0
 
 
 async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
