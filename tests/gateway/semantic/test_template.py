@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
 from parrot_gateway.semantic.templates import json_text
 from parrot_gateway.semantic.templates.body_template import (
+    MAX_DEPTH,
     Binding,
     BodyTemplate,
     Placeholder,
@@ -28,6 +29,7 @@ from parrot_gateway.semantic.templates.json_text import (
     well_formed,
 )
 from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
+from parrot_gateway.semantic.templates.text_template import MAX_NESTED_DOCUMENTS
 
 CHAT, COMPLETIONS = "chat", "completions"
 V = mint_variable_id()
@@ -147,6 +149,13 @@ def test_a_prompt_that_embeds_json_keeps_it_valid() -> None:
     assert middle == {"text": f"before {NASTY} after", "list": ["second", {NASTY: 1}], "n": 1.5}
 
 
+def test_placeholders_are_escaped_where_a_string_of_json_is_nothing_else() -> None:
+    text = 'say "hi"\n'
+    rendered = render('Read {"a": "{{x}}", "{{x}}": ["{{x}}", "b {{x}}"]} {{x}}', x=text)
+    document = json.loads(rendered.removeprefix("Read ").removesuffix(f" {text}"))
+    assert document == {"a": text, text: [text, f"b {text}"]}
+
+
 def test_what_does_not_parse_is_prose() -> None:
     assert render(f'{{"a": "{REF}", }}') == f'{{"a": "{NASTY}", }}'
     assert render(f'{{a: "{REF}"}}') == f'{{a: "{NASTY}"}}'
@@ -161,6 +170,21 @@ def test_json_inside_json_inside_json() -> None:
     middle_rendered = json.loads(rendered["middle"])
     assert middle_rendered["flat"] == "a second"
     assert json.loads(middle_rendered["inner"]) == {"deep": NASTY}
+
+
+@pytest.mark.parametrize("levels", range(1, MAX_NESTED_DOCUMENTS + 2))
+def test_documents_in_documents_are_followed_down_to_a_depth(levels: int) -> None:
+    text = REF
+    for _ in range(levels):
+        text = json.dumps({"a": text})
+    rendered: Any = render(text)
+    for _ in range(min(levels, MAX_NESTED_DOCUMENTS)):
+        rendered = json.loads(rendered)["a"]
+    if levels <= MAX_NESTED_DOCUMENTS:
+        assert rendered == NASTY
+    else:
+        # One level deeper it is prose.
+        assert rendered == json.dumps({"a": REF}).replace(REF, NASTY)
 
 
 def test_escaped_brackets_inside_json() -> None:
@@ -407,6 +431,19 @@ def test_fields_can_be_left_out() -> None:
     assert template.is_constant
     assert template.render({}) == b'{"prompt":"p","n":1.0}'
     assert BodyTemplate.of(body, COMPLETIONS, without=("absent",)).render({}) is body
+
+
+def test_places_stay_when_fields_are_left_out() -> None:
+    body = json.dumps({"parrot": {"session": "s"}, "prompt": f"a {REF}", "n": 1}).encode()
+    template = BodyTemplate.of(body, COMPLETIONS, without=("parrot",))
+    assert json.loads(template.render({V: "b"})) == {"prompt": "a b", "n": 1}
+
+
+def test_any_value_is_followed_down_to_a_depth() -> None:
+    deepest = b"[" * MAX_DEPTH + json.dumps(REF).encode() + b"]" * MAX_DEPTH
+    assert json.loads(BodyTemplate.everywhere(deepest).render({V: "b"}))
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        BodyTemplate.everywhere(b"[" + deepest + b"]")
 
 
 def test_names_are_accounted_for() -> None:
