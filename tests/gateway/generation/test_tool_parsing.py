@@ -69,6 +69,10 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
     ("hermes", "a <tool_ca", "a <tool_ca", []),
     ("hermes", '<tool_call>{"name": "x", "arguments": 5}</tool_call>',
      '<tool_call>{"name": "x", "arguments": 5}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "x", "arguments": "[1]"}</tool_call>',
+     '<tool_call>{"name": "x", "arguments": "[1]"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "x", "arguments": "none"}</tool_call>',
+     '<tool_call>{"name": "x", "arguments": "none"}</tool_call>', []),
     # Cut short.
     ("hermes", '<tool_call>{"name": "x", "arguments": {"a": "b', "", [("x", '{"a": "b')]),
     ("hermes", '<tool_call>{"name": "x"}</tool_', "", [("x", "{}")]),
