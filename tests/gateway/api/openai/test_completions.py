@@ -184,6 +184,23 @@ async def test_best_of_compares_means_so_that_length_does_not_count() -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["bbbb"]
 
 
+async def test_what_follows_a_stop_string_counts_for_nothing() -> None:
+    engine = ScriptedRemoteEngine(tokens_per_step=8)
+    values = {"a": -0.5, "b": -1.0, "#": -0.5, "z": -9.0, "<|im_end|>": 0.0}
+
+    def logprobs(token_id: int, top: int) -> TokenLogprobs:
+        return TokenLogprobs(token_id, values[engine.tokenizer.token_text(token_id)])
+
+    engine.script = lambda prompt, sampling: engine.text("a#zz" if sampling.seed == 1 else "b")
+    engine._logprobs = logprobs  # type: ignore[method-assign]
+    async with serving(engine) as service:
+        best = await post(service, prompt="x", best_of=2, seed=1, stop="#")
+        alone = await post(service, prompt="x", seed=1, stop="#", return_token_ids=True)
+    assert [choice["text"] for choice in best["choices"]] == ["a"]
+    assert alone["choices"][0]["token_ids"] == engine.text("a#", end=False)
+    assert alone["usage"]["completion_tokens"] == 2
+
+
 async def test_echo_with_logprobs(service: Service, engine: ScriptedRemoteEngine) -> None:
     answer = await post(service, prompt="the fox", echo=True, logprobs=2, max_tokens=2)
     choice = answer["choices"][0]
