@@ -119,6 +119,17 @@ async def test_deferred_calls_run_in_their_order(
     assert engine.most_contexts == 1
 
 
+async def test_equal_calls_on_two_contexts_are_two(
+    service: Service, engine: ScriptedRemoteEngine
+) -> None:
+    for name in ("left", "right"):
+        body = {**request("same", context=name, defer=True, output=name), "temperature": 0}
+        assert (await service.post(CHAT, body))[0] == 200
+    await call(service, "next", context="right")
+    assert list(prompts_of(engine))[-1].count("Hello world") == 1
+    assert len(list(prompts_of(engine))) == 3
+
+
 async def test_forks(service: Service, engine: ScriptedRemoteEngine) -> None:
     await call(service, "one", context="main")
     await asyncio.gather(*(call(service, f"b{n}", context=f"branch{n}<main") for n in range(3)))
