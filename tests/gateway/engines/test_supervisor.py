@@ -20,7 +20,7 @@ from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
 from parrot_gateway.engines import supervisor as supervisor_module
 from parrot_gateway.engines.registry import EngineRegistry
-from parrot_gateway.engines.supervisor import EngineSupervisor, worker_command
+from parrot_gateway.engines.supervisor import EngineProcess, EngineSupervisor, worker_command
 from parrot_gateway.settings.model import ModelSettings
 
 WORKER = Path(__file__).parents[1] / "scripted_worker.py"
@@ -110,7 +110,9 @@ async def test_a_killed_process_is_started_again() -> None:
         assert (await joined(registry)).id != first.id
 
 
-async def test_a_process_that_dies_at_once_is_given_up() -> None:
+async def test_a_process_that_dies_at_once_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with supervised("crash", "3") as (supervisor, _):
         await settled(supervisor)
         assert supervisor.state("scripted") == "failed"
@@ -118,8 +120,10 @@ async def test_a_process_that_dies_at_once_is_given_up() -> None:
         assert reason is not None
         assert "3 times" in reason
         assert "status 3" in reason
-        assert "first line\nlast line" in reason
+        assert reason.endswith(": first line\nlast line")
         assert supervisor.processes[0].restarts == 2
+    pauses = [r.message.partition("again in ")[2] for r in caplog.records if "again" in r.message]
+    assert pauses == ["0.01 s", "0.02 s"]
 
 
 async def test_a_useless_try_is_not_repeated() -> None:
@@ -145,35 +149,83 @@ async def test_one_bad_start_is_forgiven(tmp_path: Path) -> None:
         assert supervisor.processes[0].restarts == 1
 
 
+class Stub:
+    """Processes that only sleep, or what a test gives; a test lets them join and die."""
+
+    def __init__(self, *command: str, engines: int = 1) -> None:
+        self.registry = EngineRegistry(max_engines=8)
+        self.supervisor = EngineSupervisor(
+            [ModelSettings(model="scripted", engines=engines)],
+            self.registry,
+            command=lambda *_: list(command or ("sleep", "1000")),
+        )
+
+    async def __aenter__(self) -> Stub:
+        await self.supervisor.start("ws://127.0.0.1:1/", KEY)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.supervisor.close()
+
+    def join(self, process: EngineProcess) -> str:
+        """Let the process join; the engine's id."""
+        info, text = scripted_info("scripted"), TextAssets(EMPTY_TOKENIZER)
+        return self.registry.add(Register(process.name, info, text)).id
+
+    async def die(self, process: EngineProcess, engine_id: str | None = None) -> None:
+        """Let it die; returns when it was started again or given up."""
+        await eventually(lambda: process.pid is not None)
+        pid = process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        if engine_id is not None:
+            self.registry.remove(engine_id, "it died")
+        await eventually(lambda: process.state == "failed" or process.pid not in (None, pid))
+
+
 @pytest.mark.parametrize("worked_for_a_while", [True, False])
 async def test_only_deaths_in_a_row_count(
     monkeypatch: pytest.MonkeyPatch, worked_for_a_while: bool
 ) -> None:
     monkeypatch.setattr(supervisor_module, "_FORGIVEN_AFTER_S", 0.0 if worked_for_a_while else 1e9)
-    registry = EngineRegistry(max_engines=8)
-    supervisor = EngineSupervisor(
-        [ModelSettings(model="scripted")], registry, command=lambda *_: ["sleep", "1000"]
-    )
-    await supervisor.start("ws://127.0.0.1:1/", KEY)
-    (process,) = supervisor.processes
-    registration = Register(process.name, scripted_info("scripted"), TextAssets(EMPTY_TOKENIZER))
-
-    async def join_and_die() -> None:
-        engine = registry.add(registration)
-        assert process.state == "ready"
-        (pid,) = pids(supervisor)
-        os.kill(pid, signal.SIGKILL)
-        registry.remove(engine.id, "it died")
-        await eventually(lambda: process.state == "failed" or process.pid not in (None, pid))
-
-    try:
-        await eventually(lambda: process.pid is not None)
+    async with Stub() as stub:
+        (process,) = stub.supervisor.processes
         for _ in range(3):
-            await join_and_die()
+            engine_id = stub.join(process)
+            assert process.state == "ready"
+            await stub.die(process, engine_id)
         assert process.restarts == (3 if worked_for_a_while else 2)
         assert process.state == ("loading" if worked_for_a_while else "failed")
-    finally:
-        await supervisor.close()
+
+
+async def test_having_worked_once_forgives_no_later_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_FORGIVEN_AFTER_S", 0.0)
+    async with Stub() as stub:
+        (process,) = stub.supervisor.processes
+        await stub.die(process, stub.join(process))
+        for _ in range(2):
+            assert process.state == "loading"
+            await stub.die(process)
+        assert process.state == "failed"
+
+
+async def test_a_model_is_as_ready_as_its_best_process() -> None:
+    async with Stub(engines=2) as stub:
+        supervisor = stub.supervisor
+        one, other = supervisor.processes
+        stub.join(other)
+        assert [process.state for process in (one, other)] == ["loading", "ready"]
+        assert supervisor.state("scripted") == "ready"
+        for _ in range(3):
+            await stub.die(one)
+        assert (one.state, supervisor.state("scripted")) == ("failed", "ready")
+        assert supervisor.failure("scripted") is None
+
+
+async def test_of_a_line_that_is_redrawn_the_last_state_is_told() -> None:
+    async with Stub("sh", "-c", r"printf '10%%\r50%%\rloaded half\n' >&2; exit 78") as stub:
+        await settled(stub.supervisor)
+        assert stub.supervisor.failure("scripted") == "loaded half"
 
 
 async def test_a_process_that_does_not_join_in_time_is_ended() -> None:
@@ -183,6 +235,8 @@ async def test_a_process_that_does_not_join_in_time_is_ended() -> None:
         assert reason is not None
         assert "load_timeout_s" in reason
         await eventually(lambda: supervisor.processes[0].pid is None)
+        assert supervisor.state("scripted") == "failed"
+        assert supervisor.processes[0].restarts == 0
 
 
 async def test_a_process_that_hears_no_signal_is_killed() -> None:
