@@ -13,7 +13,7 @@ from parrot_gateway.exceptions import GatewayError, ModelLoadingError, Overloade
 from parrot_gateway.generation.placement import CallMetadata, Placer
 from parrot_gateway.scheduling.placer import ModelPlacer
 from parrot_gateway.scheduling.runner import SchedulerRunner
-from parrot_gateway.scheduling.task_updates import TaskUpdater
+from parrot_gateway.scheduling.tasks import TaskUpdater
 
 
 class ModelDirectory:

@@ -17,8 +17,7 @@ from parrot_gateway.exceptions import EngineLostError
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
-from parrot_gateway.scheduling.task_updates import TaskUpdater
-from parrot_gateway.scheduling.tasks import prefix_of, task_of
+from parrot_gateway.scheduling.tasks import TaskUpdater, prefix_of, task_of
 
 if TYPE_CHECKING:
     from parrot_engine.text import Tokenizer

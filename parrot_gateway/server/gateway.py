@@ -25,7 +25,7 @@ from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.runner import SchedulerRunner
-from parrot_gateway.scheduling.task_updates import TaskUpdater
+from parrot_gateway.scheduling.tasks import TaskUpdater
 from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
