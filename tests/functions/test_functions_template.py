@@ -66,7 +66,7 @@ def test_the_server_renders_what_was_meant(
     sent = {**{name: values[name] for name in prompt.inputs}, **prompt.values}
     template = BodyTemplate.of(
         json.dumps({"prompt": prompt.text}).encode(),
-        "/v1/completions",
+        "completions",
         {name: Binding(value=value) for name, value in sent.items()},
     )
     assert not template.undeclared
