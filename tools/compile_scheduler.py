@@ -8,7 +8,8 @@ compiled there.
     PYTHONPATH=build/compiled parrot-gateway bench scheduler
 
 What is compiled checks its types as it runs, and takes no subclasses from outside: a policy of your
-own is a class by itself. After a change to the sources, or under another Python, compile again.
+own is compiled along, as a file in the folder of its kind. After a change to the sources, or under
+another Python, compile again.
 """
 
 from __future__ import annotations
