@@ -32,12 +32,14 @@ class Recorded:
         sent: all requests so far.
         special: looks at each request first; may answer it, or raise in its place.
         hold: while it is set, POST requests are taken and not answered.
+        is_held: of which POST requests that is true.
     """
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.special: Callable[[Sent], httpx.Response | Exception | None] = lambda sent: None
         self.hold = threading.Event()
+        self.is_held: Callable[[Sent], bool] = lambda sent: True
         self.hold_reads = threading.Event()
         self._changed = threading.Condition()
 
@@ -75,6 +77,8 @@ class Recorded:
             self.sent.append(sent)
             self._changed.notify_all()
         held = self.hold if sent.method == "POST" else self.hold_reads
+        if sent.method == "POST" and not self.is_held(sent):
+            held = threading.Event()
         until = time.monotonic() + DEADLINE_S
         # NOTE: polled, as it is set and cleared on another thread.
         while held.is_set() and time.monotonic() < until and sent.method != "DELETE":  # noqa: ASYNC110

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ from parrot_functions import (
     Session,
     SessionError,
     UnreachableError,
+    _client,
     semantic_function,
 )
 from recorded import Recorded, Sent, error
@@ -245,14 +247,38 @@ def test_no_room_is_waited_for(server: Recorded) -> None:
         ({"retry-after": "0"}, 3),
         ({"retry-after": "0", "x-should-retry": "false"}, 1),
         ({"retry-after": "1000"}, 1),
+        ({"retry-after": "inf"}, 3),
+        ({"retry-after": "-1"}, 3),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 3),
     ],
 )
-def test_retries_end(server: Recorded, headers: dict[str, str], tries: int) -> None:
+def test_retries_end(
+    server: Recorded, headers: dict[str, str], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_client, "FIRST_BACKOFF_S", 0.001)
     server.special = lambda sent: error(503, "shutting_down", headers=headers)
     with Session(client=server.client(max_retries=2)), pytest.raises(OverloadedError) as failed:
         review("x").get()
     assert failed.value.code == "shutting_down"
     assert len(server.of("POST", "")) == tries
+
+
+def test_pauses_between_tries_grow_to_a_bound(
+    server: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    wait = asyncio.sleep
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        await wait(0)
+
+    monkeypatch.setattr(_client.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(_client.asyncio, "sleep", sleep)
+    server.special = lambda sent: error(503, "shutting_down")
+    with Session(client=server.client(max_retries=7)), pytest.raises(OverloadedError):
+        review("x").get()
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
 
 
 def test_a_server_that_is_not_there(server: Recorded) -> None:
@@ -285,9 +311,13 @@ def test_an_answer_that_was_lost_is_found_again(server: Recorded) -> None:
 
 
 def test_a_taken_output_is_an_error_the_first_time(server: Recorded) -> None:
-    server.special = lambda sent: error(409, "output_taken")
-    with server.session(), pytest.raises(ServerError, match="output_taken"):
+    def taken(sent: Sent) -> httpx.Response | None:
+        return error(409, "output_taken") if sent.path == "/completions" else None
+
+    server.special = taken
+    with server.session(), pytest.raises(ServerError) as failed:
         review("x").get()
+    assert failed.value.code == "output_taken"
 
 
 def test_a_call_that_is_refused_fails_all_that_depends_on_it(server: Recorded) -> None:
@@ -327,6 +357,29 @@ def test_a_call_that_is_refused_fails_all_that_depends_on_it(server: Recorded) -
     assert isinstance(root, ServerError)
     assert root.code == "model_not_found"
     assert len(server.of("POST", "/completions")) == 3
+
+
+def test_a_call_that_is_refused_late_fails_calls_that_were_accepted(server: Recorded) -> None:
+    """Those wait on the server for a text that no call will write."""
+
+    def is_first(sent: Sent) -> bool:
+        return sent.path == "/completions" and sent.body["parrot"]["output"] == "verdict-1"
+
+    server.special = lambda sent: error(404, "model_not_found") if is_first(sent) else None
+    server.is_held = is_first
+    server.hold.set()
+    server.hold_reads.set()
+    with server.session(), ThreadPoolExecutor(2) as threads:
+        second = review(review("x"))
+        third = review(second)
+        reading = [threads.submit(call.get) for call in (second, third)]
+        for number in (2, 3):
+            server.wait_for(1, "GET", f"/variables/v.verdict-{number}")
+        server.hold.clear()
+        for read in reading:
+            with pytest.raises(DependencyFailedError):
+                read.result(10)
+        server.hold_reads.clear()
 
 
 def test_failures_on_the_server_carry_their_story(server: Recorded) -> None:
