@@ -30,6 +30,7 @@ class Recorded:
 
     Attributes:
         sent: all requests so far.
+        answered: those that were not dropped while they were held.
         special: looks at each request first; may answer it, or raise in its place.
         hold: while it is set, POST requests are taken and not answered.
         is_held: of which POST requests that is true.
@@ -37,6 +38,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
+        self.answered: list[Sent] = []
         self.special: Callable[[Sent], httpx.Response | Exception | None] = lambda sent: None
         self.hold = threading.Event()
         self.is_held: Callable[[Sent], bool] = lambda sent: True
@@ -83,6 +85,7 @@ class Recorded:
         # NOTE: polled, as it is set and cleared on another thread.
         while held.is_set() and time.monotonic() < until and sent.method != "DELETE":  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+        self.answered.append(sent)
         special = self.special(sent)
         if isinstance(special, Exception):
             raise special

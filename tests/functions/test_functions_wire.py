@@ -198,6 +198,20 @@ def test_a_session_with_a_name_is_flushed_and_kept(server: Recorded) -> None:
     assert len({s.body["parrot"]["session"] for s in sent}) == 1
 
 
+def test_an_error_in_the_block_ends_a_session_with_a_name_at_once(server: Recorded) -> None:
+    def program() -> None:
+        with Session(client=server.client(timeout=100), name="app"):
+            review("x")
+            server.wait_for(1, "POST", "/completions")
+            raise ZeroDivisionError
+
+    server.hold.set()
+    with pytest.raises(ZeroDivisionError):
+        program()
+    assert server.answered == []
+    assert not server.of("DELETE", "")
+
+
 def test_two_programs_in_one_session_choose_different_names(server: Recorded) -> None:
     for _ in range(2):
         with server.session(name="app"):
