@@ -29,6 +29,7 @@ DEMO_SETTINGS = {"model": DEMO_MODEL, "max_batch_size": 4, "num_blocks": 512}
 LONG = (
     "test_openai_3.py",
     "test_examples_run.py",
+    "test_python_blocks.py",
     "test_client_structured.py",
     "test_tensor_parallel.py",
     "test_kernels_attention.py",
