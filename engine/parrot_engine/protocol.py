@@ -309,7 +309,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Perishable(Protocol):
+class LossReporting(Protocol):
     """An engine that may break down between steps."""
 
     def on_loss(self, callback: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from parrot_engine.protocol import (
     Event,
     Failed,
     FreeContext,
-    Perishable,
+    LossReporting,
     Primitive,
 )
 
@@ -89,7 +89,7 @@ class EngineDriver:
         self._thread = threading.Thread(target=self._run, name="engine-driver", daemon=True)
 
     def start(self) -> None:
-        if isinstance(self._engine, Perishable):
+        if isinstance(self._engine, LossReporting):
             self._engine.on_loss(self._note_loss)
         self._thread.start()
 
