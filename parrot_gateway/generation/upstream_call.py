@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.engines.hints import with_hints
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.usage import Usage, usage_of_body
 from parrot_gateway.exceptions import (
@@ -31,6 +30,7 @@ from parrot_gateway.generation.tools.parsing import (
     ContentPiece,
     ToolPiece,
 )
+from parrot_gateway.generation.upstream_hints import with_hints
 
 #: A whole answer, or one event of a stream, longer than this is not read.
 MAX_HELD_BYTES = 64 * 1024 * 1024
