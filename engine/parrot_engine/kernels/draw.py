@@ -1,11 +1,12 @@
 """A draw from each row of logits: temperature, top-k, top-p and min-p without sorting.
 
-One program a row. A token weighs `exp((logit - largest) / temperature)`, as an integer in units of
-2^-40: sums of integers are the same in every order, so that neither the tiles nor the other rows
-of a step have a say in what is drawn. Top-k asks for the smallest distance from the largest logit
-within which there are k tokens, top-p for the one within which there is that share of the weight.
-Both are found by pivots: a pass sums up what lies within three distances, a second one keeps the
-distances of the part that holds the answer, and so on with what is left until all of it is equal.
+One program a row: the other rows of a step have no say in what is drawn. A token weighs
+`exp((logit - largest) / temperature)`; each lane sums up its columns in float32, and what the lanes
+have is added as integers in units of 2^-40. Top-k asks for the smallest distance from the largest
+logit within which there are k tokens, top-p for the one within which there is that share of the
+weight. Both are found by pivots: a pass sums up what lies within three distances, a second one
+within three that divide the part that holds the answer, a third one keeps the distances of the
+part of that, and so on with what was kept until all of it is equal.
 
 The draw itself inverts the cumulative distribution in the order of token ids in two levels:
 segments of the row, then the columns of one segment.
@@ -24,11 +25,13 @@ _INF = tl.constexpr(float("inf"))
 _UNIT = tl.constexpr(float(1 << 40))
 #: Distances are at most this; what is farther weighs nothing.
 _FARTHEST = tl.constexpr(3.4028234663852886e38)
+#: Temperatures at least this high are alike.
+_HOTTEST = tl.constexpr(1e30)
 
 #: Columns that a pass reads at once, and how a draw cuts a row: into so many segments, of each of
 #: which it reads so many columns at once.
 _BLOCK = 4096
-_SEGMENTS, _LANES = 64, 64
+_SEGMENTS, _LANES = 64, 128
 NUM_WARPS = 16
 
 
@@ -46,17 +49,19 @@ def tiles(vocab_size: int) -> dict[str, int]:
 
 
 @triton.jit
-def _weigh(distances, scale):
-    """Integer weights of tokens by their distances from the largest logit."""
-    weights = tl.exp2(-distances * scale) * _UNIT + 0.5
-    return tl.where(distances <= _FARTHEST, weights, 0.0).to(tl.int64)
+def _weigh(distances, scale, COUNT: tl.constexpr):
+    """What tokens count for by their distances from the largest logit, float32."""
+    if COUNT:
+        return tl.where(distances <= _FARTHEST, 1.0, 0.0)
+    return tl.exp2(-distances * scale)
 
 
 @triton.jit
-def _measure(distances, scale, COUNT: tl.constexpr):
+def _in_units(sums, COUNT: tl.constexpr):
+    """Integers of what each lane has summed up."""
     if COUNT:
-        return tl.where(distances <= _FARTHEST, 1, 0).to(tl.int64)
-    return _weigh(distances, scale)
+        return sums.to(tl.int64)
+    return (sums * _UNIT).to(tl.int64)
 
 
 @triton.jit
@@ -77,14 +82,15 @@ def _narrow(
     below,
     high,
     target,
+    COUNT: tl.constexpr,
 ):
     """Move `low` and `high` together, given what lies above `low` and within three pivots.
 
     Less than `target` lies within `low`, namely `below`, and no less within `high`.
     """
-    sum_1 = below + tl.sum(within_1, 0)
-    sum_2 = below + tl.sum(within_2, 0)
-    sum_3 = below + tl.sum(within_3, 0)
+    sum_1 = below + tl.sum(_in_units(within_1, COUNT), 0)
+    sum_2 = below + tl.sum(_in_units(within_2, COUNT), 0)
+    sum_3 = below + tl.sum(_in_units(within_3, COUNT), 0)
     high = tl.where(sum_1 >= target, tl.minimum(high, pivot_1), high)
     high = tl.where(sum_2 >= target, tl.minimum(high, pivot_2), high)
     high = tl.where(sum_3 >= target, tl.minimum(high, pivot_3), high)
@@ -116,45 +122,57 @@ def _find_bound(
     the row's columns, rounded up to `BLOCK`: each lane keeps its distances in a column of its own.
     """
     lanes = tl.arange(0, BLOCK)
-    nothing = tl.zeros([BLOCK], tl.int64)
-    total = nothing
-    farthest = tl.zeros([BLOCK], tl.float32)
+    nothing = tl.zeros([BLOCK], tl.float32)
+    # First pivots by some columns from all over the row; right or not, they only cost time.
+    some = _distances(row, lanes * tl.cdiv(VOCAB, BLOCK), largest, VOCAB)
+    reach = tl.max(tl.where(some <= limit, some, 0.0), 0)
+    end = reach
+    if not COUNT:
+        # Tokens lighter than (1 - share) / VOCAB weigh less than what is left out.
+        light = (1.0 - share).to(tl.float32) / (2.0 * VOCAB)
+        end = tl.minimum(reach, -tl.log2(tl.maximum(light, 1e-30)) / scale)
+    pivot_1 = 0.25 * end
+    pivot_2 = 0.5 * end
+    pivot_3 = tl.where(end < reach, end, 0.75 * end)
+    total, within_1, within_2, within_3 = nothing, nothing, nothing, nothing
+    farthest = nothing
     for start in range(0, VOCAB, BLOCK):
         distances = _distances(row, start + lanes, largest, VOCAB)
-        inside = distances <= limit
-        total += tl.where(inside, _measure(distances, scale, COUNT), 0)
-        farthest = tl.maximum(farthest, tl.where(inside, distances, 0.0))
-    everything = tl.sum(total, 0)
-    # What holds the answer: above `low`, up to `most`, and equal to both `least` and `most` or
-    # one of them, or between.
-    least = 0.0
-    most = tl.max(farthest, 0)
-    low = -1.0
-    below = everything - everything
-    pivot_3 = 0.75 * most
-    end = most
+        weights = tl.where(distances <= limit, _weigh(distances, scale, COUNT), 0.0)
+        total += weights
+        within_1 += tl.where(distances <= pivot_1, weights, 0.0)
+        within_2 += tl.where(distances <= pivot_2, weights, 0.0)
+        within_3 += tl.where(distances <= pivot_3, weights, 0.0)
+        farthest = tl.maximum(farthest, tl.where(distances <= limit, distances, 0.0))
+    everything = tl.sum(_in_units(total, COUNT), 0)
     if COUNT:
         target = tl.minimum(target, everything)
     else:
         target = tl.ceil(share * everything.to(tl.float64)).to(tl.int64)
         target = tl.minimum(tl.maximum(target, 1), everything)
-        # Tokens lighter than (1 - share) total / VOCAB together weigh less than what is left out.
-        light = (1.0 - share) * everything.to(tl.float64) / (2.0 * VOCAB * _UNIT)
-        end = tl.minimum(most, -tl.log2(tl.maximum(light.to(tl.float32), 1e-30)) / scale)
-        end = tl.maximum(end, 0.0)
-        pivot_3 = tl.where(end < most, end, pivot_3)
+    # The answer is above `low`, and among what lies from `least` to `most`.
+    least = 0.0
+    most = tl.max(farthest, 0)
+    low = -1.0
+    below = everything - everything
+    low, below, most = _narrow(
+        within_1, within_2, within_3, pivot_1, pivot_2, pivot_3, low, below, most, target, COUNT
+    )
     if most > least:
-        pivot_1 = 0.25 * end
-        pivot_2 = 0.5 * end
+        # Once more over the row: lists of what is left are the longer, the more uneven they are.
+        begin = tl.maximum(low, 0.0)
+        pivot_1 = begin + 0.25 * (most - begin)
+        pivot_2 = begin + 0.5 * (most - begin)
+        pivot_3 = begin + 0.75 * (most - begin)
         within_1, within_2, within_3 = nothing, nothing, nothing
         for start in range(0, VOCAB, BLOCK):
             distances = _distances(row, start + lanes, largest, VOCAB)
-            measure = _measure(distances, scale, COUNT)
-            within_1 += tl.where(distances <= pivot_1, measure, 0)
-            within_2 += tl.where(distances <= pivot_2, measure, 0)
-            within_3 += tl.where(distances <= pivot_3, measure, 0)
+            weights = tl.where(distances > low, _weigh(distances, scale, COUNT), 0.0)
+            within_1 += tl.where(distances <= pivot_1, weights, 0.0)
+            within_2 += tl.where(distances <= pivot_2, weights, 0.0)
+            within_3 += tl.where(distances <= pivot_3, weights, 0.0)
         low, below, most = _narrow(
-            within_1, within_2, within_3, pivot_1, pivot_2, pivot_3, low, below, most, target
+            within_1, within_2, within_3, pivot_1, pivot_2, pivot_3, low, below, most, target, COUNT
         )
         depths = tl.zeros([BLOCK], tl.int32)
         nearest = tl.full([BLOCK], _INF, tl.float32)
@@ -183,12 +201,22 @@ def _find_bound(
             within_1, within_2, within_3 = nothing, nothing, nothing
             for depth in range(deepest):
                 distances = tl.load(kept + depth * BLOCK + lanes, mask=depth < depths, other=_INF)
-                measure = _measure(distances, scale, COUNT)
-                within_1 += tl.where(distances <= pivot_1, measure, 0)
-                within_2 += tl.where(distances <= pivot_2, measure, 0)
-                within_3 += tl.where(distances <= pivot_3, measure, 0)
+                weights = _weigh(distances, scale, COUNT)
+                within_1 += tl.where(distances <= pivot_1, weights, 0.0)
+                within_2 += tl.where(distances <= pivot_2, weights, 0.0)
+                within_3 += tl.where(distances <= pivot_3, weights, 0.0)
             low, below, most = _narrow(
-                within_1, within_2, within_3, pivot_1, pivot_2, pivot_3, low, below, most, target
+                within_1,
+                within_2,
+                within_3,
+                pivot_1,
+                pivot_2,
+                pivot_3,
+                low,
+                below,
+                most,
+                target,
+                COUNT,
             )
             filled = depths
             depths = tl.zeros([BLOCK], tl.int32)
@@ -235,7 +263,8 @@ def draw_tokens(
     largest = tl.load(values + index)
     if (largest < _INF) & (largest > -_INF):
         row = logits + index.to(tl.int64) * VOCAB
-        temperature = tl.load(temperatures + draw)
+        # So that what is infinitely far weighs nothing.
+        temperature = tl.minimum(tl.load(temperatures + draw), _HOTTEST)
         scale = (1.0 / temperature * _LOG2_E).to(tl.float32)
         limit = tl.zeros_like(largest) + _FARTHEST
         own = kept
@@ -261,12 +290,12 @@ def draw_tokens(
 
         segments = tl.arange(0, SEGMENTS)
         lanes = tl.arange(0, LANES)
-        weights = tl.zeros([SEGMENTS, LANES], tl.int64)
+        weights = tl.zeros([SEGMENTS, LANES], tl.float32)
         for start in range(0, SEGMENT, LANES):
             columns = segments[:, None] * SEGMENT + (start + lanes)[None, :]
             distances = _distances(row, columns, largest, VOCAB)
-            weights += tl.where(distances <= limit, _weigh(distances, scale), 0)
-        of_segments = tl.sum(weights, 1)
+            weights += tl.where(distances <= limit, _weigh(distances, scale, False), 0.0)
+        of_segments = tl.sum(_in_units(weights, False), 1)
         total = tl.sum(of_segments, 0)
         # The rounding of the product must not reach the total.
         point = (tl.load(points + draw) * total.to(tl.float64)).to(tl.int64)
@@ -276,7 +305,11 @@ def draw_tokens(
         inside = tl.arange(0, SEGMENT_BLOCK)
         columns = tl.where(inside < SEGMENT, segment * SEGMENT + inside, VOCAB)
         distances = _distances(row, columns, largest, VOCAB)
-        ends = tl.cumsum(tl.where(distances <= limit, _weigh(distances, scale), 0), 0)
+        inside_limit = tl.where(distances <= limit, _weigh(distances, scale, False), 0.0)
+        in_units = _in_units(inside_limit, False)
+        # Segments are rounded in another way than columns: stay below the end.
+        point = tl.minimum(point, tl.sum(in_units, 0) - 1)
+        ends = tl.cumsum(in_units, 0)
         token = segment * SEGMENT + tl.sum((ends <= point).to(tl.int32), 0)
         tl.store(tokens + index, tl.minimum(token, VOCAB - 1).to(tl.int64))
 

@@ -29,10 +29,12 @@ from transformers import (
 )
 
 #: Triton's in its interpreter; see `conftest.py`.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None,
+    reason="where there is a GPU, tests/gpu has the kernels",
+)
 both_kernels = pytest.mark.parametrize(
-    "kernels",
-    ["torch", pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason="a GPU"))],
+    "kernels", ["torch", pytest.param("triton", marks=interpreted)]
 )
 VOCAB = 50
 ENDS = frozenset({7, 9})
@@ -104,21 +106,29 @@ def _distribution(logits: Tensor, row: SamplingRow) -> Tensor:
     return scores.double().softmax(dim=-1)
 
 
-@both_kernels
 @settings(max_examples=300, deadline=None)
 @given(
-    batch=st.lists(rows(), min_size=1, max_size=6),
-    seed=st.integers(0, 10_000),
-    span=st.sampled_from([1, 8, 512]),
+    st.lists(rows(), min_size=1, max_size=6),
+    st.integers(0, 10_000),
+    st.sampled_from([1, 8, 512]),
 )
-def test_equals_the_reference(
-    kernels: Kernels, batch: list[SamplingRow], seed: int, span: int
-) -> None:
-    logits = _logits(len(batch), seed)
-    untouched = logits.clone()
+def test_equals_the_reference(batch: list[SamplingRow], seed: int, span: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "_DRAW_SPAN", span)
-        outcomes = sample(logits, batch, kernels=kernels)
+        _check_against_the_reference(batch, seed, "torch")
+
+
+@interpreted
+@settings(max_examples=30, deadline=None)
+@given(st.lists(rows(), min_size=1, max_size=6), st.integers(0, 10_000))
+def test_kernels_equal_the_reference(batch: list[SamplingRow], seed: int) -> None:
+    _check_against_the_reference(batch, seed, "triton")
+
+
+def _check_against_the_reference(batch: list[SamplingRow], seed: int, kernels: Kernels) -> None:
+    logits = _logits(len(batch), seed)
+    untouched = logits.clone()
+    outcomes = sample(logits, batch, kernels=kernels)
     assert torch.equal(logits, untouched)
     for raw, row, outcome in zip(logits, batch, outcomes, strict=True):
         token = outcome.token_id
@@ -146,12 +156,20 @@ def test_equals_the_reference(
         )
 
 
-@both_kernels
 @settings(max_examples=100, deadline=None)
-@given(batch=st.lists(rows(), min_size=2, max_size=6), seed=st.integers(0, 10_000))
-def test_does_not_depend_on_the_batch(
-    kernels: Kernels, batch: list[SamplingRow], seed: int
-) -> None:
+@given(st.lists(rows(), min_size=2, max_size=6), st.integers(0, 10_000))
+def test_does_not_depend_on_the_batch(batch: list[SamplingRow], seed: int) -> None:
+    _check_in_other_company(batch, seed, "torch")
+
+
+@interpreted
+@settings(max_examples=10, deadline=None)
+@given(st.lists(rows(), min_size=2, max_size=6), st.integers(0, 10_000))
+def test_kernels_do_not_depend_on_the_batch(batch: list[SamplingRow], seed: int) -> None:
+    _check_in_other_company(batch, seed, "triton")
+
+
+def _check_in_other_company(batch: list[SamplingRow], seed: int, kernels: Kernels) -> None:
     logits = _logits(len(batch), seed)
     together = sample(logits, batch, kernels=kernels)
     alone = [sample(logits[i : i + 1], [row], kernels=kernels)[0] for i, row in enumerate(batch)]
