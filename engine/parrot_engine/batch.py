@@ -73,6 +73,9 @@ class StepBatch:
     sampling: list[SamplingRow | None] = field(default_factory=list)
     #: By row: what its leading logits score; needs `logits == "all"`. Empty: no row does.
     scoring: list[ScoringRow | None] = field(default_factory=list)
+    #: A row with a pending token has a draw that depends on which token that is: `Launch.sample`
+    #: is called once the outcome of the step before was applied.
+    awaits_tokens: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -170,6 +173,13 @@ class Matcher(Protocol):
 
 class Launch(Protocol):
     """A step that the device computes, or has computed."""
+
+    def sample(self) -> None:
+        """Start the draws of a batch that `awaits_tokens`; those of others start with the step.
+
+        Called before anything else is launched or asked.
+        """
+        ...
 
     def ready(self) -> bool:
         """Whether `outcome` would not have to wait."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -111,13 +111,18 @@ class ScriptedRunner:
         self.slots = [[EMPTY] * block_size for _ in range(num_blocks)]
         #: Every batch so far.
         self.batches: list[StepBatch] = []
-        #: Raised by the next `launch`, and by the `outcome` of the next one launched.
+        #: Raised by the next `launch`, the next `sample` of one, and the `outcome` of the next one
+        #: launched.
         self.error: Exception | None = None
+        self.draw_error: Exception | None = None
         self.late_error: Exception | None = None
         self._sampled: list[int] = []
+        #: Draws in the step launched last, while that is still to be done.
+        self._unsampled: Callable[[], None] | None = None
         #: What the launches say when asked whether they are over.
         self.is_ready = True
-        #: ("launch", "outcome", or "ready", number of the step) in order.
+        #: ("launch", "sample", "outcome", or "ready", number of the step) in order; "sample" only
+        #: where that was not part of the launch.
         self.log: list[tuple[str, int]] = []
 
     @property
@@ -133,9 +138,27 @@ class ScriptedRunner:
             error, self.error = self.error, None
             raise error
         late_error, self.late_error = self.late_error, None
-        outcomes = self._outcomes(batch, self._compute(batch))
+        assert self._unsampled is None, "launched behind a step that was not sampled"
+        launch = ScriptedLaunch(self, len(self.batches), late_error)
+        self._unsampled = partial(self._sample, launch, batch, self._compute(batch))
+        if not batch.awaits_tokens:
+            self._unsampled()
+            self._unsampled = None
+        return launch
+
+    def sample(self) -> None:
+        """Draw in the step launched last."""
+        draw, self._unsampled = self._unsampled, None
+        assert draw is not None, "sampled twice"
+        error, self.draw_error = self.draw_error, None
+        if error is not None:
+            raise error
+        draw()
+
+    def _sample(self, launch: ScriptedLaunch, batch: StepBatch, logits: list[Tensor]) -> None:
+        outcomes = self._outcomes(batch, logits)
         self._sampled = [0 if o.token is None else o.token.token_id or 0 for o in outcomes]
-        return ScriptedLaunch(self, len(self.batches), outcomes, late_error)
+        launch.outcomes = outcomes
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -205,13 +228,19 @@ class ScriptedLaunch:
         self,
         runner: ScriptedRunner,
         number: int,
-        outcomes: list[RowOutcome],
         error: Exception | None,
     ) -> None:
         self._runner = runner
         self._number = number
-        self._outcomes: list[RowOutcome] | None = outcomes
         self._error = error
+        #: Once they were drawn, and until they were asked for.
+        self.outcomes: list[RowOutcome] | None = None
+
+    def sample(self) -> None:
+        """Draw; only for the step launched last."""
+        self._runner.log.append(("sample", self._number))
+        assert self._number == len(self._runner.batches)
+        self._runner.sample()
 
     def ready(self) -> bool:
         """What the runner says."""
@@ -221,7 +250,7 @@ class ScriptedLaunch:
     def outcome(self) -> list[RowOutcome]:
         """The outcomes, once."""
         self._runner.log.append(("outcome", self._number))
-        outcomes, self._outcomes = self._outcomes, None
+        outcomes, self.outcomes = self.outcomes, None
         assert outcomes is not None, "asked twice"
         if self._error is not None:
             raise self._error

@@ -60,6 +60,9 @@ class InstantLaunch:
     def __init__(self, batch: StepBatch) -> None:
         self._batch = batch
 
+    def sample(self) -> None:
+        """The token is known."""
+
     def ready(self) -> bool:
         """Always."""
         return True

@@ -297,6 +297,10 @@ class _LoggedLaunch:
         self._what = what
         self._log = log
 
+    def sample(self) -> None:
+        """See `Launch`."""
+        self._launch.sample()
+
     def ready(self) -> bool:
         """See `Launch`."""
         return self._launch.ready()

@@ -279,6 +279,10 @@ class WatchedLaunch:
         self._launch = launch
         self._workers = workers
 
+    def sample(self) -> None:
+        """See `Launch`."""
+        self._launch.sample()
+
     def ready(self) -> bool:
         """See `Launch`; what the device has to complain of is for `outcome` to say."""
         try:

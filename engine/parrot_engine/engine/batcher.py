@@ -20,8 +20,10 @@ it needs: the oldest work makes progress in every step, so everything ends.
 A step may be planned while the one before it is *in flight*: launched, but its outcome not applied.
 A context with a row in flight goes on behind that row, with known tokens or with the one token that
 the row samples (`BatchRow.pending`). It takes no part in the step when what it does next depends on
-the outcome: a fill that is scored or complete, a draw that looks at the tokens before it, a
-generation that has all its tokens. Why this is right although blocks change hands meanwhile:
+the outcome: a fill that is scored or complete, a generation that has all its tokens. A draw that
+looks at the tokens before it (a penalty, a grammar) is made once the outcome has been applied,
+while the device computes the step (`StepBatch.awaits_tokens`). Why this is right although blocks
+change hands meanwhile:
 
 - Steps run in the order of their launches. A block that is released and used again, by a context
   freed, preempted or ended while its row is in flight, is written by a later launch only, after
@@ -212,6 +214,7 @@ class StepPlanner:
         self._copies: list[BlockCopy] = []
         self._copy_sources: list[int] = []
         self._has_guesses = False
+        self._awaits_tokens = False
         speculation = batcher.speculation
         self._guesses = {} if speculation is None else speculation.choose(self._running)
 
@@ -224,6 +227,7 @@ class StepPlanner:
             self._copies,
             [None if planned.generate is None else planned.generate.row for planned in rows],
             [planned.scoring for planned in rows],
+            self._awaits_tokens,
         )
         return StepPlan(rows, batch, self._copy_sources, self._new_digests, self._has_guesses)
 
@@ -395,6 +399,7 @@ class StepPlanner:
         elif context.continues_in_flight(generate) and self._make_room(context, start, 1):
             assert generate.row is not None
             generate.row.num_pending = 1
+            self._awaits_tokens |= generate.row.needs_history
             row = BatchRow(_UNKNOWN, start, context.block_table.array(), "last", in_flight.number)
             self._add(context, self._with_guesses(context, row), generate, None)
 

@@ -67,6 +67,9 @@ class _FailedLaunch:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
+    def sample(self) -> None:
+        """There is nothing to draw from."""
+
     def ready(self) -> bool:
         """There is nothing to wait for."""
         return True
@@ -234,6 +237,8 @@ class BuiltinEngine:
                 launched = self._launch(plan)
         if before is not None:
             self._results.apply(before.plan, before.launch)
+            if launched is not None and launched.plan.batch.awaits_tokens:
+                launched = _sample(launched)
         elif launched is None and not self._store.events:
             self._wait()
         if launched is not None and not self._may_wait(launched):
@@ -383,6 +388,21 @@ def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | Non
     except SettingsError as error:
         _log.warning("No structured output with this model: %s", error)
         return None
+
+
+def _sample(step: _InFlight) -> _InFlight:
+    """Draw in a step that was launched before its pending tokens were known; now they are."""
+    for planned in step.plan.rows:
+        generate = planned.generate
+        if planned.row.pending is not None and generate is not None and generate.row is not None:
+            generate.row.num_pending = 0
+    try:
+        step.launch.sample()
+    except ShardError:
+        raise
+    except Exception as error:
+        return _InFlight(step.plan, _FailedLaunch(error))
+    return step
 
 
 def _is_first_token(planned: PlannedRow) -> bool:

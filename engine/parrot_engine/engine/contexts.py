@@ -241,11 +241,11 @@ class Context:
     def continues_in_flight(self, generate: PendingGenerate) -> bool:
         """Whether a Generate draws another token after the one in flight, unless that ends it.
 
-        Known by counting. False as well when the next draw depends on which token it is, or when
-        a fork stands in front: what it shares should not grow meanwhile.
+        Known by counting. False as well when a fork stands in front: what it shares should not grow
+        meanwhile.
         """
         pending, row = self.pending, generate.row
-        if row is None or row.needs_history:
+        if row is None:
             return False
         if pending[0] is not generate and (len(pending) < 2 or pending[1] is not generate):
             return False

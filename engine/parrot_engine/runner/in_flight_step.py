@@ -16,6 +16,7 @@ from parrot_engine.batch import BatchRow, RowOutcome, SampledToken, ScoringRow, 
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import TokenLogprobs
 from parrot_engine.runner.sampler import (
+    Largest,
     Scores,
     assemble_scores,
     assemble_tokens,
@@ -25,7 +26,7 @@ from parrot_engine.runner.sampler import (
 from parrot_engine.runner.sampling_inputs import SamplingInputs, prepare
 from parrot_engine.runner.step_tokens import StepLogits
 from parrot_engine.runner.token_mask import make_masks
-from parrot_engine.runner.upload import Download, Part, Upload
+from parrot_engine.runner.upload import Download, Part, Upload, current_device
 
 
 class _Scored(NamedTuple):
@@ -39,7 +40,7 @@ class _Scored(NamedTuple):
 
 
 class StepInputs:
-    """Which logits of a step are sampled from and scored; sent along before it runs."""
+    """Which logits of a step are sampled from and scored."""
 
     def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
         """Gather what `LaunchedStep` needs; `upload` is sent by the caller."""
@@ -85,20 +86,41 @@ class LaunchedStep:
     """A step on its way; implements `parrot_engine.batch.Launch`."""
 
     def __init__(
-        self, inputs: StepInputs, computed: StepLogits, device: torch.device, kernels: Kernels
+        self, batch: StepBatch, computed: StepLogits, device: torch.device, kernels: Kernels
     ) -> None:
-        """Sample and score on the device, and start the copies to the host.
-
-        Masks of grammars are made here, while the device computes the logits.
-        """
-        logits, largest = computed
-        self._inputs = inputs
+        """Take a step whose logits are being computed, and sample unless it `awaits_tokens`."""
+        self._batch = batch
+        self._computed: StepLogits | None = computed
+        self._device = device
+        self._kernels = kernels
+        self._inputs: StepInputs
         #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
         #: the device. Within the vocabulary even if the row's logits were not finite; any of a
-        #: row's for one with guesses.
-        self.sampled: Tensor
-        tensors: list[Tensor] = []
+        #: row's for one with guesses. None before it was drawn.
+        self.sampled: Tensor | None = None
         self._has_scores = False
+        self._download: Download
+        if not batch.awaits_tokens:
+            self.sample()
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Sample and score on the device, and start the copies to the host.
+
+        All of the host's work for it, masks of grammars too, is done here, while the device
+        computes the logits.
+        """
+        assert self._computed is not None, "sampled already"
+        (logits, largest), self._computed = self._computed, None
+        upload = Upload()
+        inputs = self._inputs = StepInputs(self._batch, logits.shape[1], upload)
+        with current_device(self._device):
+            upload.send(self._device)
+            self._sample(inputs, logits, largest)
+
+    def _sample(self, inputs: StepInputs, logits: Tensor, largest: Largest | None) -> None:
+        device, kernels = self._device, self._kernels
+        tensors: list[Tensor] = []
         if inputs.sampled:
             masks = make_masks(inputs.sampling.rows, logits.shape[1], device)
             if inputs.at is None:

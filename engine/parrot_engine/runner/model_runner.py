@@ -10,7 +10,6 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +24,9 @@ from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.generation_defaults import GenerationDefaults
 from parrot_engine.models.sharding import Collective
-from parrot_engine.runner.in_flight_step import LaunchedStep, StepInputs
+from parrot_engine.runner.in_flight_step import LaunchedStep
 from parrot_engine.runner.step_tokens import Computed, StepLogits, StepTokens, gather_tokens
-from parrot_engine.runner.upload import Upload
+from parrot_engine.runner.upload import Upload, current_device
 
 if TYPE_CHECKING:
     from parrot_engine.runner.graphs import Capture, StepGraphs
@@ -119,7 +118,8 @@ class ModelRunner:
             quantized=quantized,
         )
 
-        #: The tokens sampled in the step launched last, by row.
+        #: The step launched last, and the tokens sampled in the one before the running launch.
+        self._before: LaunchedStep | None = None
         self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
         self._graphs: StepGraphs | None = None
         self._collective = collective
@@ -140,20 +140,18 @@ class ModelRunner:
         Raises:
             torch.cuda.OutOfMemoryError: there is no memory for this step; launched steps go on.
         """
-        with self._as_current():
-            upload = Upload()
-            inputs = StepInputs(batch, self.vocab_size, upload)
-            upload.send(self._device)
-            step = LaunchedStep(inputs, self._forward(batch), self._device, self._kernels)
-        self._sampled = step.sampled
-        return step
+        with current_device(self._device):
+            if self._before is not None and self._before.sampled is not None:
+                self._sampled = self._before.sampled
+            self._before = LaunchedStep(batch, self._forward(batch), self._device, self._kernels)
+        return self._before
 
     @torch.inference_mode()
     def follow(self, batch: StepBatch, num_sampled: int) -> None:
         """Launch this rank's part of a step of rank 0, whose step before sampled so many rows."""
         if len(self._sampled) != num_sampled:
             self._sampled = torch.zeros(num_sampled, dtype=torch.int64, device=self._device)
-        with self._as_current():
+        with current_device(self._device):
             self._forward(batch)
 
     def check(self) -> None:
@@ -170,10 +168,6 @@ class ModelRunner:
 
     def close(self) -> None:
         """See `Runner`: nothing has to be ended."""
-
-    def _as_current(self) -> AbstractContextManager[object]:
-        """Triton launches on the thread's current device, whatever device its arguments are on."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def use_graphs(
         self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
@@ -206,7 +200,7 @@ class ModelRunner:
         Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
         batch in order, none, the last token's, or all tokens'.
         """
-        with self._as_current():
+        with current_device(self._device):
             return self._forward(batch).values.clone()
 
     def _forward(self, batch: StepBatch) -> StepLogits:

@@ -130,7 +130,7 @@ def choose(
         processed = logits.clone() if processed is logits else processed
         apply_masks(processed, masks)
     if largest is None or processed is not logits:
-        values, tokens, checked = _find_largest(processed, logits, kernels)
+        values, tokens, checked = _find_largest(processed, logits, largest, kernels)
     else:
         values, tokens, checked = largest.values, largest.tokens.clone(), largest.checked.clone()
     draws = inputs.draws
@@ -152,12 +152,15 @@ def choose(
     return Choice(tokens, checked, scores)
 
 
-def _find_largest(processed: Tensor, logits: Tensor, kernels: Kernels) -> Largest:
+def _find_largest(
+    processed: Tensor, logits: Tensor, largest: Largest | None, kernels: Kernels
+) -> Largest:
+    """That of `processed`, made of `logits`, whose largest may be known."""
     found = _largest_of(processed, kernels)
     if processed is logits:
         return found
     # A bias or a penalty must not hide what is wrong with the logits themselves.
-    wrong = _largest_of(logits, kernels).checked < 0
+    wrong = (largest or _largest_of(logits, kernels)).checked < 0
     return found._replace(checked=found.checked.masked_fill(wrong, -1))
 
 

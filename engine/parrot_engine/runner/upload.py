@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the thread's current one: Triton launches there, wherever arguments are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Part:
@@ -75,7 +81,7 @@ class Download:
     """Tensors on their way to the host.
 
     On CUDA copies into pinned memory and an event behind them: waiting for the event waits for
-    the work before it on this stream, not for the device.
+    the work before it on this stream, not for the device, and leaves the core to others.
     """
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
@@ -92,7 +98,7 @@ class Download:
         ]
         for host, tensor in zip(self._host, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event(blocking=True)
         self._event.record(torch.cuda.current_stream(device))
 
     def ready(self) -> bool:

@@ -157,6 +157,9 @@ def test_a_lost_rank_ends_the_engine(folders: dict[str, Path]) -> None:
 class FaultyLaunch:
     """A step that the device gave up, as when memory of a lost rank is gone."""
 
+    def sample(self) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
     def ready(self) -> bool:
         raise RuntimeError("CUDA error: unspecified launch failure")
 

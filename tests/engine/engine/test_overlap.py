@@ -84,7 +84,13 @@ def test_draws_that_look_at_the_tokens_before_them_wait(params: SamplingParams) 
     trace, runner = overlapping()
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
     assert trace.tokens(1) == expected(prompt(5), params)
-    assert waits(runner) == [1, 2, 3, 4, 5]
+    # The steps do not: they are launched ahead, and draw once the token before is known.
+    assert waits(runner) == [1]
+    drawn = [entry for entry in runner.log if entry[0] == "sample"]
+    assert drawn == [("sample", number) for number in range(3, 7)]
+    for _, number in drawn:
+        at = runner.log.index(("sample", number))
+        assert runner.log[at - 2 : at] == [("launch", number), ("outcome", number - 1)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,9 @@ def test_a_draw_that_waits_holds_up_nobody_else() -> None:
     trace.run()
     assert trace.tokens(1) == expected(prompt(5), slow)
     assert trace.tokens(2) == expected(prompt(6))
-    assert 2 not in waits(runner)
+    assert not waits(runner)
+    # Nor do they take turns.
+    assert [len(batch.rows) for batch in runner.batches] == [1, 1, 2, 2, 2, 2, 1, 1]
 
 
 def test_auto_looks_whether_the_device_waits() -> None:
@@ -249,16 +257,33 @@ def test_nan_fails_its_context_and_the_row_behind_it_is_dropped() -> None:
 def test_failed_launch_leaves_the_step_in_flight_alone() -> None:
     trace, runner = overlapping()
     long = replace(GREEDY, max_tokens=20)
-    slow = replace(long, repetition_penalty=1.3)
-    trace.submit(Fill(1, prompt(5)), Generate(1, long), Fill(2, prompt(6, 3)), Generate(2, slow))
+    two = replace(long, max_tokens=2)
+    trace.submit(Fill(1, prompt(5)), Generate(1, long), Fill(2, prompt(6, 3)), Generate(2, two))
     trace.step()
     trace.step()
     before = len(trace.tokens(1))
-    # The second takes no part in the step that fails: its token is in flight.
+    # The second takes no part in the step that fails: its last token is in flight.
+    assert len(trace.tokens(2)) == 1
     runner.error = RuntimeError("device on fire")
     trace.run()
     assert [failure.code for failure in trace.of(1, Failed)] == ["engine_error"]
     assert trace.tokens(1) == expected(prompt(5), long)[: before + 1]
+    assert trace.tokens(2) == expected(prompt(6, 3), two)
+
+
+def test_failed_draw_fails_the_rows_of_its_step() -> None:
+    trace, runner = overlapping()
+    slow = replace(GREEDY, max_tokens=20, repetition_penalty=1.3)
+    trace.submit(Fill(1, prompt(5)), Generate(1, slow))
+    trace.step()
+    trace.step()
+    runner.draw_error = RuntimeError("device on fire")
+    trace.step()
+    assert runner.draw_error is None
+    trace.submit(Fill(2, prompt(6, 3)), Generate(2, slow)).run()
+    assert [failure.code for failure in trace.of(1, Failed)] == ["engine_error"]
+    generated = trace.tokens(1)
+    assert generated == expected(prompt(5), slow)[: len(generated)]
     assert trace.tokens(2) == expected(prompt(6, 3), slow)
 
 
