@@ -36,7 +36,6 @@ class Network:
 
     @property
     def varies(self) -> bool:
-        """Whether round trips differ."""
         return bool(self.samples_s) or self.low_s < self.high_s
 
     def round_trip_s(self, where: float) -> float:
@@ -160,11 +159,9 @@ class MeasureRecorder:
             measures.add_application(run.plan, job_s, run.ttft_s, tpot, failed=bool(run.failed))
 
     def add_failure(self, code: str) -> None:
-        """An application is given up."""
         self.failures[code] = self.failures.get(code, 0) + 1
 
     def total(self) -> Measures:
-        """All kinds together."""
         total = Measures()
         for measures in self.kinds.values():
             total.merge(measures)
@@ -178,9 +175,7 @@ class MeasureRecorder:
 class Server(Protocol):
     """Where calls are sent."""
 
-    def submit(self, call: RunningCall) -> None:
-        """A call is at the server, with all that it needs."""
-        ...
+    def submit(self, call: RunningCall) -> None: ...
 
     def forget_application(self, application: str) -> None:
         """No more calls of an application will come."""
@@ -250,7 +245,6 @@ class Clients:
     # Applications
 
     def begin(self) -> None:
-        """Expect the first application."""
         self._next_arrival()
 
     def _next_arrival(self) -> None:
@@ -336,7 +330,6 @@ class Clients:
         self._call_ended(call)
 
     def _input(self, consumer: RunningCall) -> None:
-        """One more input of a call is there."""
         consumer.missing -= 1
         consumer.inputs_at = self._clock.now
         if consumer.missing or consumer.run.failed:

@@ -43,13 +43,11 @@ class Sketch:
         self._maximum = 0.0
 
     def add(self, value: float) -> None:
-        """Count one more."""
         self._latest.append(value)
         if len(self._latest) > _EXACT:
             self._fold()
 
     def merge(self, other: Sketch) -> None:
-        """Count all that another one has counted."""
         self._latest += other._latest
         for bucket, count in other._buckets.items():
             self._buckets[bucket] = self._buckets.get(bucket, 0) + count
@@ -61,12 +59,10 @@ class Sketch:
 
     @property
     def count(self) -> int:
-        """Values so far."""
         return self._count + len(self._latest)
 
     @property
     def total(self) -> float:
-        """Their sum."""
         return self._total + math.fsum(self._latest)
 
     @property
@@ -192,7 +188,6 @@ class Measures:
         return tokens / self.job_s.total if self.job_s.total else 0.0
 
     def add_call(self, call: CallTimes) -> None:
-        """Count a finished call."""
         self.calls += 1
         self.prompt_tokens += call.prompt_tokens
         self.output_tokens += call.output_tokens
@@ -223,14 +218,12 @@ class Measures:
             self.job_s.add(job_s)
 
     def merge(self, other: Measures) -> None:
-        """Count all that another one has counted."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _DISTRIBUTIONS:
             getattr(self, name).merge(getattr(other, name))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
         return {
             **{name: getattr(self, name) for name in _COUNTS},
             "hit_rate": self.hit_rate if self.prompt_tokens else None,
@@ -356,7 +349,6 @@ class Results:
         return sum(e.busy_s for e in self.engines) / (len(self.engines) * self.duration_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
         return {
             "settings": self.settings,
             "duration_s": self.duration_s,

@@ -24,7 +24,6 @@ class LogFile:
         file.write(write_config(config) + "\n")
 
     def record(self, now: float, events: Sequence[Event], actions: Sequence[Action]) -> None:
-        """One step."""
         self._file.write(write_step(now, events) + "\n")
         self._file.write(write_actions(actions) + "\n")
 

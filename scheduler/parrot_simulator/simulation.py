@@ -35,9 +35,7 @@ class SimulationStuckError(Exception):
 class StepLog(Protocol):
     """Where steps of the scheduler are recorded."""
 
-    def record(self, now: float, events: Sequence[Event], actions: Sequence[Action]) -> None:
-        """One step."""
-        ...
+    def record(self, now: float, events: Sequence[Event], actions: Sequence[Action]) -> None: ...
 
 
 def simulate(
@@ -177,7 +175,6 @@ class _Simulation:
     # The loop
 
     def run(self) -> Results:
-        """Run to the end."""
         thresholds = gc.get_threshold()
         # Next to nothing here is in cycles, and looking for them costs a sixth of the time.
         gc.set_threshold(200_000, 50, 50)
@@ -261,7 +258,6 @@ class _Simulation:
     # Events of clients and engines
 
     def submit(self, call: RunningCall) -> None:
-        """See `clients.Server`."""
         task_id = self._next_task
         self._next_task += 1
         call.submitted_s = self._clock.now
@@ -270,15 +266,12 @@ class _Simulation:
         self.notify(TaskSubmitted(task))
 
     def forget_application(self, application: str) -> None:
-        """See `clients.Server`."""
         self.notify(ApplicationFinished(application))
 
     def notify(self, event: Event, _: object = None) -> None:
-        """See `fleet.Gateway`."""
         self._events.append(event)
 
     def ended(self, sequence: EngineSequence) -> None:
-        """See `fleet.Gateway`."""
         call = self._tasks.pop(sequence.task_id).call
         succeeded = not sequence.failed
         self.notify(

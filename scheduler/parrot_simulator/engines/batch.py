@@ -63,7 +63,6 @@ class DecodeBatch:
             node.readers += 1
 
     def advance(self, steps: int) -> None:
-        """So many steps are done."""
         self._steps += steps
         self.context_tokens += steps * len(self._ends)
 

@@ -117,12 +117,10 @@ class SimulatedEngine:
 
     @property
     def running(self) -> int:
-        """Sequences in its batch."""
         return len(self._decodes) + len(self._filling) + len(self._loading)
 
     @property
     def waiting(self) -> int:
-        """Sequences in its queue."""
         return len(self._waiting)
 
     @property

@@ -144,21 +144,18 @@ class Fleet:
     # Events of engines
 
     def wake_engine(self, engine: SimulatedEngine, time: float, version: int) -> None:
-        """See `engine.Listener`."""
         self._clock.at(time, self._wake, engine, version)
 
     def _wake(self, engine: SimulatedEngine, version: int) -> None:
         engine.wake(self._clock.now, version)
 
     def loaded(self, engine: SimulatedEngine, sequence: EngineSequence, time: float) -> None:
-        """See `engine.Listener`."""
         self._clock.at(time, self._finish_loading, engine, sequence)
 
     def _finish_loading(self, engine: SimulatedEngine, sequence: EngineSequence) -> None:
         engine.finish_loading(self._clock.now, sequence)
 
     def filled(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
-        """See `engine.Listener`."""
         event = TaskProgress(
             sequence.task_id,
             min(sequence.computed, sequence.prompt.tokens),
@@ -168,11 +165,9 @@ class Fleet:
         self._notify(event, self._staleness.progress_s)
 
     def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
-        """See `engine.Listener`."""
         self._gateway.ended(sequence)
 
     def stepped(self, engine: SimulatedEngine, now: float) -> None:
-        """See `engine.Listener`."""
         staleness = self._staleness
         for stored, hashes in engine.cache.take_changes():
             kind = BlocksStored if stored else BlocksEvicted
@@ -184,7 +179,6 @@ class Fleet:
 
 
 def _use_of(engine: SimulatedEngine) -> EngineUse:
-    """What an engine did until now."""
     counts = engine.counts
     busy = counts.busy_s or 1.0
     return EngineUse(

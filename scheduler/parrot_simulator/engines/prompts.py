@@ -55,7 +55,6 @@ class Part:
 
     @property
     def hashes(self) -> tuple[BlockHash, ...]:
-        """Of its blocks, in order."""
         if self._hashes is None:
             self._hashes = block_hashes(self.key, 0, self.blocks)
         return self._hashes
@@ -74,7 +73,6 @@ class HashedPrompt:
         self.last_key = last_key
 
     def hashes(self) -> tuple[BlockHash, ...]:
-        """Of all its full blocks, in order."""
         if len(self.parts) == 1:
             return self.parts[0].hashes
         return tuple(chain.from_iterable(part.hashes for part in self.parts))

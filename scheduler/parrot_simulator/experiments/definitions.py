@@ -114,8 +114,6 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One figure."""
-
     figure: str
     title: str
     workload: str

@@ -201,8 +201,6 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class GoodputResult(Plain):
-    """The goodput of one arm on one workload."""
-
     workload: str
     unit: str
     arm: str
@@ -273,7 +271,6 @@ def _found(
 
 
 def load_of(case: GoodputCase, step: int) -> float:
-    """A load of the case's grid."""
     return float(case.first * 2.0 ** (step / STEPS))
 
 

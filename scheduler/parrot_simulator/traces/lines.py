@@ -27,7 +27,6 @@ class Line(NamedTuple):
     text: str
 
     def error(self, message: str) -> TraceError:
-        """An error about this line."""
         return TraceError(f"{self.path}:{self.number}: {message}")
 
 

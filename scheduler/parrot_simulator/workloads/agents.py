@@ -75,12 +75,10 @@ class Agents(Generator):
     goal_s: float = 10.0
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """The first agent of each client."""
         for client in range(min(self.clients, self.count)):
             yield self._agent(client, 0, self.spread * client / self.clients)
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
-        """The same client's next agent."""
         _, client, number = finished.id.split("-")
         following = int(number) + 1
         if following * self.clients + int(client) >= self.count:

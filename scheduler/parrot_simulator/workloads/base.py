@@ -87,6 +87,5 @@ class Changed:
         return map(self._change, self._workload.arrivals())
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
-        """Closed loop: what comes after `finished`."""
         plan = self._workload.successor(finished, now)
         return None if plan is None else self._change(plan)

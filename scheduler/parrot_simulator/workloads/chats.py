@@ -53,7 +53,6 @@ class Calibration(Generator):
     count: int = 100
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """`count` calls."""
         random = self.random()
         times = poisson(random, self.rate)
         for number in range(self.count):
@@ -82,13 +81,11 @@ class Copilot(Generator):
     _started: int = field(default=0, init=False, repr=False)
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """One plan for each slot."""
         self._started = min(self.batch, self._count)
         for number in range(self._started):
             yield self._plan(number, 0.0)
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
-        """The next prompt, for the slot that has become free."""
         if self._started >= self._count:
             return None
         self._started += 1
@@ -132,7 +129,6 @@ class Gpts(Generator):
     count: int = 500
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """`count` calls."""
         random = self.random()
         times = poisson(random, self.rate)
         # Shuffled in stretches, so that memory does not grow with `count`.
@@ -185,7 +181,6 @@ class Mixed(Summaries):
     same_paper: bool = True
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """Both, in order of time."""
         yield from merge(self._chats(), self._summaries(), key=lambda plan: plan.arrival_s)
 
     def _chats(self) -> Iterator[ApplicationPlan]:

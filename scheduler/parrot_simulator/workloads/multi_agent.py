@@ -46,7 +46,6 @@ class MultiAgent(Generator):
     count: int = 1
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """`count` applications, the first at once."""
         if self.counting not in ("recorded", "llama"):
             raise WorkloadError(f"counting must be 'recorded' or 'llama', not {self.counting!r}")
         times = poisson(self.random(), self.rate)

@@ -79,7 +79,6 @@ class Summaries(Generator):
         return [self.tokens(n) for n in chunks(size, self.chunk_tokens, self.splitter)]
 
     def chain(self, name: str, paper: str, size: int, arrival_s: float) -> ApplicationPlan:
-        """A paper summarised chunk by chunk."""
         output = self.tokens(self.output_tokens)
         calls = []
         for index, length in enumerate(self.lengths(size)):
@@ -110,7 +109,6 @@ class Summaries(Generator):
         )
 
     def summary(self, name: str, paper: str, size: int, arrival_s: float) -> ApplicationPlan:
-        """A map-reduce summary of a paper."""
         output = self.tokens(self.output_tokens)
         return map_reduce(
             self.lengths(size), paper, name=name, arrival_s=arrival_s, output_tokens=output
@@ -123,11 +121,9 @@ class _PapersInTurn(Summaries):
     count: int = 10
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """The first paper; `successor` gives the others."""
         yield self._paper(0, 0.0)
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
-        """The next paper."""
         following = int(finished.id.rpartition("-")[2]) + 1
         return self._paper(following, now) if following < min(self.count, len(PAPERS)) else None
 
@@ -168,7 +164,6 @@ class ChainBackground(Summaries):
     duration_s: float = 300.0
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """Background calls, and the chain at 3 s."""
         if self.document >= len(PAPERS):
             raise WorkloadError(f"document must be below {len(PAPERS)}, not {self.document}")
         chain = self.chain("chain-0", f"paper-{self.document}", PAPERS[self.document], 3.0)
@@ -205,7 +200,6 @@ class ChainClients(Summaries):
     count: int = 10
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """All at once."""
         for number in range(self.count):
             size = MORE_PAPERS[number % len(MORE_PAPERS)]
             yield self.chain(f"client-{number}", f"more-{number}", size, 0.0)
@@ -240,7 +234,6 @@ class MapReduceFleet(Generator):
     maps: int = 16
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """Applications until there are `count` calls."""
         lengths = [self.tokens(512)] * self.maps
         times = poisson(self.random(), self.rate)
         for number in range(-(-self.count // (self.maps + 1))):

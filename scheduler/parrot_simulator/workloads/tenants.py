@@ -32,7 +32,6 @@ class Tenants(Generator):
     duration_s: float = 120.0
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """All calls in order of time."""
         yield from merge(self._regular(), self._flood(), key=lambda plan: plan.arrival_s)
 
     def _regular(self) -> Iterator[ApplicationPlan]:
@@ -92,7 +91,6 @@ class Backlog(Generator):
     long_calls: int = 16
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """`count` applications."""
         random = self.random()
         times = poisson(random, self.rate)
         for number in range(self.count):
@@ -132,7 +130,6 @@ class HotPrefix(Generator):
     hot_share: float = 0.5
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """`count` calls."""
         random = self.random()
         times = poisson(random, self.rate)
         for number in range(self.count):

@@ -203,6 +203,30 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     assert data["seeds"] == 1
 
 
+def test_figures_come_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "paper.json"
+    figures = ["--figure", "18", "--figure", "14", "--figure", "17"]
+    arguments = ["simulate", "paper", *figures, "--quick", "--json", str(path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert [found["figure"] for found in data] == ["18", "14", "17"]
+
+
+def test_the_command_switches_policies_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mixed,) = runner.select_ablation(["mixed"])
+    point = Point("mixed", {"count": 6, "summaries": 1, "scale": 0.2})
+    monkeypatch.setattr(runner, "ABLATION", (replace(mixed, points=(point,), engines=2),))
+    path = tmp_path / "ablation.json"
+    result = CliRunner().invoke(app, ["simulate", "ablation", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    # No column for what the paper has nothing of.
+    assert "| mixed | prediction off |" in result.output
+    assert "printed" not in result.output
+    (data,) = json.loads(path.read_text(encoding="utf-8"))
+    assert [outcome["arm"] for outcome in data["outcomes"]] == list(SWITCHES)
+
+
 def test_the_command_refuses_unknown_figures() -> None:
     result = CliRunner().invoke(app, ["simulate", "paper", "--figure", "99"])
     assert result.exit_code == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parrot_simulator.plan import ApplicationPlan, Segment, Workload
 from parrot_simulator.traces import TraceError, open_trace
@@ -309,6 +309,8 @@ def well_formed(plans: Iterator[ApplicationPlan]) -> int:
     return calls
 
 
+# Rows take long to draw where other work runs beside.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROWS, max_size=8), st.sampled_from(["agentic_mooncake", "mooncake"]))
 def test_any_rows_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], trace_format: str
