@@ -120,7 +120,7 @@ class CallRoutes:
     async def _pass_any(
         self, exchange: Exchange, requested: str, model: str, body: bytes, tried: frozenset[str]
     ) -> None:
-        """Pass a call of `model` on; `tried` as in `_answer_with`."""
+        """Pass a call of `model` on; `tried` as in `_answer`."""
         target = self._models.resolve(model)
         if isinstance(target, EngineTarget):
             if await self._responses.generate(exchange, target.model, requested, body):
@@ -150,25 +150,27 @@ class CallRoutes:
         if not await self._semantic.answer(exchange, request):
             await self._answer(exchange, request, _ORDINARY)
 
-    async def _answer(self, exchange: Exchange, request: CallRequest, context: CallContext) -> None:
-        await self._answer_with(request.model, exchange, request, context, frozenset())
-
-    async def _answer_with(
+    async def _answer(
         self,
-        model: str,
         exchange: Exchange,
         request: CallRequest,
         context: CallContext,
-        tried: frozenset[str],
+        model: str | None = None,
+        tried: frozenset[str] = frozenset(),
     ) -> None:
-        """Answer with `model`; `tried` are the upstreams that could not, so fallbacks end."""
-        target = self._models.resolve(model)
+        """Answer a call.
+
+        Args:
+            model: other than the one that the request names.
+            tried: the upstreams that could not, so that fallbacks end.
+        """
+        target = self._models.resolve(model or request.model)
         if isinstance(target, EngineTarget):
             await self._generate(exchange, request, target.model, context)
             return
 
         async def fall_back(other: str) -> None:
-            await self._answer_with(other, exchange, request, context, tried | {target.upstream})
+            await self._answer(exchange, request, context, other, tried | {target.upstream})
 
         upstream = self._models.upstreams[target.upstream]
         await forward(
@@ -200,8 +202,7 @@ class CallRoutes:
         from parrot_gateway.api.openai.chat import ChatAnswer
         from parrot_gateway.api.openai.completions import CompletionAnswer
         from parrot_gateway.api.openai.sse import stream_generation
-        from parrot_gateway.generation.collect import collect
-        from parrot_gateway.generation.generate import Generation
+        from parrot_gateway.generation.generate import Generation, collect
 
         placer = self._models.placer(model, context.metadata)
         call = prepare(request, placer, context.checked)

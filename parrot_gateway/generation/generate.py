@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
@@ -19,13 +20,20 @@ from parrot_gateway.exceptions import DeadlineError, EngineLostError, Overloaded
 from parrot_gateway.generation.observer import GenerationObserver, Observers
 from parrot_gateway.generation.placement import Placement, Placer
 from parrot_gateway.generation.request import (
+    AnswerFinishReason,
     ChoiceDelta,
     GenerationRequest,
     PromptFilled,
+    TextToken,
     Update,
 )
 from parrot_gateway.generation.state import GenerationState
-from parrot_gateway.generation.tools.parsing import ToolCallText
+from parrot_gateway.generation.tools.parsing import (
+    ArgumentsPiece,
+    CallBegin,
+    ContentPiece,
+    ToolCallText,
+)
 
 #: The scheduler hears of a call's output every so many tokens.
 PROGRESS_INTERVAL_TOKENS = 16
@@ -135,11 +143,13 @@ class Generation:
         tools = request.tools
         #: By candidate of the only prompt, where tools may be called.
         self._tool_texts = [] if tools is None else [ToolCallText(tools) for _ in range(request.n)]
+        #: Whether updates concern anybody but the caller.
+        self._is_watched = tools is not None or bool(self._observers)
         self._placement: Placement
         #: Once there is a place for the call.
         self._channel: Channel | None = None
-        #: Generated tokens that the placement has been told of.
-        self._told = 0
+        #: Generated tokens that the placement has heard of.
+        self._reported = 0
         #: From entering on.
         self.state: GenerationState
 
@@ -158,7 +168,7 @@ class Generation:
         if self._channel is not None:
             self._channel.__exit__(kind, error, trace)
         if self.state.done:
-            self._tell_progress()
+            self._report_progress()
             self._placement.succeed()
         self._placement.close()
         if error is not None:
@@ -175,31 +185,36 @@ class Generation:
             OverloadedError: there is too much to do.
             GatewayError: the engine gave the call up.
         """
+        state, deadline = self.state, self._deadline
+        limit = deadline if until is None or (deadline is not None and deadline < until) else until
         while True:
-            limit = _earlier(until, self._deadline)
             try:
                 if limit is None:
-                    event = await self._next_event()
+                    channel = self._channel or await self._begin()
+                    event = await channel.next()
                 else:
                     async with asyncio.timeout(limit - time.perf_counter()):
-                        event = await self._next_event()
+                        channel = self._channel or await self._begin()
+                        event = await channel.next()
             except TimeoutError:
-                if self._deadline is not None and limit == self._deadline:
+                if deadline is not None and limit == deadline:
                     raise DeadlineError(
                         "The call took longer than this gateway allows "
                         "(setting server.call_timeout_s) and was cancelled."
                     ) from None
                 return None
-            progress = self.state.apply(event)
-            if progress.primitives and not self.state.done and self._channel is not None:
-                self._channel.submit(*progress.primitives)
-                self._begin_further(self._channel)
-            if isinstance(event, Filled) or self._told + PROGRESS_INTERVAL_TOKENS <= (
-                self.state.usage.completion_tokens
+            progress = state.apply(event)
+            if progress.primitives and not state.done:
+                channel.submit(*progress.primitives)
+                self._begin_further(channel)
+            if (
+                isinstance(event, Filled)
+                or self._reported + PROGRESS_INTERVAL_TOKENS <= state.generated
             ):
-                self._tell_progress()
-            if progress.update is not None:
-                return self._observed(progress.update)
+                self._report_progress()
+            update = progress.update
+            if update is not None:
+                return self._observed(update) if self._is_watched else update
 
     def _observed(self, update: Update) -> Update:
         """Read tool calls and tell observers."""
@@ -230,22 +245,17 @@ class Generation:
         for delta in chosen:
             self._observers.delta(delta)
 
-    async def _next_event(self) -> Event:
-        if self._channel is None:
-            placement = self._placement
-            engine = await placement.engine()
-            self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
-            self._channel = self._begin(engine)
-        return await self._channel.next()
-
-    def _begin(self, engine: GenerationEngine) -> Channel:
-        """Send the call to its engine."""
-        self.state.priority = self._placement.priority
+    async def _begin(self) -> Channel:
+        """Wait for a placement and send the call to its engine."""
+        placement = self._placement
+        engine = await placement.engine()
+        self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
+        self.state.priority = placement.priority
         channel = engine.open(
             self.state.contexts_wanted,
             salt=self._request.salt,
-            retention=self._placement.retention,
-            application=self._placement.application,
+            retention=placement.retention,
+            application=placement.application,
         )
         channel.__enter__()
         try:
@@ -253,11 +263,12 @@ class Generation:
         except BaseException:
             channel.__exit__(None, None, None)
             raise
+        self._channel = channel
         return channel
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         usage = self.state.usage
-        self._told = usage.completion_tokens
+        self._reported = usage.completion_tokens
         self._placement.progress(
             filled=self.state.filled_tokens,
             cached=usage.cached_tokens,
@@ -279,7 +290,86 @@ class Generation:
         channel.submit(*self.state.begin(context_ids))
 
 
-def _earlier(first: float | None, second: float | None) -> float | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return min(first, second)
+@dataclass(slots=True)
+class CollectedCall:
+    """One tool call."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One candidate, joined from its deltas."""
+
+    #: Content; of a call that may use tools, without the calls.
+    texts: list[str] = field(default_factory=list)
+    calls: list[CollectedCall] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    #: A call that generates nothing ends by its length.
+    finish_reason: AnswerFinishReason = "length"
+
+    @property
+    def text(self) -> str:
+        """All content."""
+        return "".join(self.texts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Take more of it."""
+        if delta.pieces is None:
+            if delta.text:
+                self.texts.append(delta.text)
+        else:
+            for piece in delta.pieces:
+                if isinstance(piece, ContentPiece):
+                    self.texts.append(piece.text)
+                elif isinstance(piece, CallBegin):
+                    self.calls.append(CollectedCall(piece.id, piece.name))
+                elif isinstance(piece, ArgumentsPiece):
+                    self.calls[piece.call].arguments += piece.text
+        self.tokens += delta.tokens
+        self.token_ids += delta.token_ids
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+    def as_delta(self, prompt: int, choice: int) -> ChoiceDelta:
+        """All of it at once, under another number."""
+        return ChoiceDelta(
+            prompt, choice, self.text, self.tokens, self.token_ids, self.finish_reason
+        )
+
+
+@dataclass(slots=True)
+class CollectedPrompt:
+    """The answers to one prompt."""
+
+    #: Those that are answered, best first.
+    candidates: list[Candidate]
+    filled: PromptFilled | None = None
+
+
+async def collect(generation: Generation, prompts: int, best_of: int) -> list[CollectedPrompt]:
+    """Run an entered generation to its end; one entry a prompt.
+
+    Raises:
+        GatewayError: as `Generation.next`.
+    """
+    collected = [CollectedPrompt([Candidate() for _ in range(best_of)]) for _ in range(prompts)]
+    while not generation.state.done:
+        update = await generation.next()
+        if update is None:
+            continue
+        if isinstance(update, PromptFilled):
+            collected[update.prompt].filled = update
+        else:
+            collected[update.prompt].candidates[update.choice].add(update)
+    for prompt, entry in enumerate(collected):
+        ranking = generation.state.ranking(prompt)
+        entry.candidates = [entry.candidates[index] for index in ranking]
+        if len(ranking) < best_of:
+            generation.choose(
+                each.as_delta(prompt, rank) for rank, each in enumerate(entry.candidates)
+            )
+    return collected

@@ -96,7 +96,8 @@ class GenerationState:
         self._running = len(request.prompts) * request.best_of
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in request.prompts)
         self._filled_tokens = 0
-        self._generated = 0
+        #: Tokens of all candidates so far.
+        self.generated = 0
         self._cached = 0
         #: Sum and number of the log-probabilities of each candidate, for ranking.
         self._scores: dict[_Place, tuple[float, int]] = {}
@@ -115,7 +116,7 @@ class GenerationState:
     def usage(self) -> Usage:
         """Tokens so far."""
         cached = min(self._cached, self._prompt_tokens)
-        return Usage(self._prompt_tokens, self._generated, cached)
+        return Usage(self._prompt_tokens, self.generated, cached)
 
     @property
     def filled_tokens(self) -> int:
@@ -245,11 +246,11 @@ class GenerationState:
         delta = choice.push(
             event.token_ids, event.logprobs if requested else None, event.finish_reason
         )
-        self._generated += delta.num_tokens
+        self.generated += delta.num_tokens
         if self._request.best_of > self._request.n and event.logprobs:
             self._add_score(place, event.logprobs[: delta.num_tokens])
         free: list[Primitive] = []
-        if choice.finished:
+        if delta.finish_reason is not None:
             self._running -= 1
             prompt.running -= 1
             if prompt.running == 0:

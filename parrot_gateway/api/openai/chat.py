@@ -13,7 +13,7 @@ from parrot_gateway.api.openai.answers import (
     usage_dict,
 )
 from parrot_gateway.engines.usage import Usage
-from parrot_gateway.generation.collect import Candidate, CollectedPrompt
+from parrot_gateway.generation.generate import Candidate, CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import (
     ChoiceDelta,

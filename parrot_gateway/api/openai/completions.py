@@ -18,7 +18,7 @@ from parrot_gateway.api.openai.answers import (
     usage_dict,
 )
 from parrot_gateway.engines.usage import Usage
-from parrot_gateway.generation.collect import CollectedPrompt
+from parrot_gateway.generation.generate import CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest, PromptFilled, Update
 from parrot_gateway.generation.requests.types import CompletionBody

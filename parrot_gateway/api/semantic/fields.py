@@ -96,7 +96,11 @@ def may_be_semantic(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool
     """
     if _LIKELY.search(body) is not None and (b'"parrot"' in body or has_reference(body)):
         return True
-    return any(name.startswith(PREFIX) for name, _ in headers)
+    # NOTE: a loop takes half the time of `any` and a generator, and every call comes by here.
+    for name, _ in headers:  # noqa: SIM110
+        if name.startswith(PREFIX):
+            return True
+    return False
 
 
 def read_fields(

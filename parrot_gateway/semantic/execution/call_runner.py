@@ -137,8 +137,7 @@ class ModelRunner:
     ) -> None:
         # Imported here because they load the tokenizer's library, which a gateway that only passes
         # calls on does not need.
-        from parrot_gateway.generation.collect import collect
-        from parrot_gateway.generation.generate import Generation
+        from parrot_gateway.generation.generate import Generation, collect
 
         placer = self._models.placer(model, metadata)
         call = prepare(request, placer, job.spec.checked)

@@ -14,8 +14,7 @@ from serving import serving
 
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, GatewayError, ValueTooLargeError
-from parrot_gateway.generation.collect import collect
-from parrot_gateway.generation.generate import Generation
+from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.observer import GenerationObserver, TextObserver
 from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, Prompt
 from parrot_gateway.generation.tools.parsing import CallBegin, ToolParsing

@@ -380,7 +380,7 @@ async def test_done_waits_a_moment_for_the_end_of_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Servers write the terminating chunk by itself; here both go on in one write."""
-    monkeypatch.setattr(passthrough, "_END_PATIENCE_S", 10.0)
+    monkeypatch.setattr(passthrough, "_END_TIMEOUT_S", 10.0)
     ends: list[bytes] = []
     end_stream = Exchange.end_stream
 
