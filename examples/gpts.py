@@ -15,7 +15,7 @@ from typing import Any
 
 from comparison import Result, Setting, book, main
 from openai import AsyncOpenAI
-from parrot_simulator.workloads.figures import GPTS
+from parrot_simulator.figures import GPTS
 
 #: Characters of system prompts: those of the paper's applications, in tokens, at a quarter.
 APPLICATIONS = {gpt.name: gpt.system // 4 for gpt in GPTS}

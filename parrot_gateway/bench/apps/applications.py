@@ -1,7 +1,7 @@
 """The applications of the Parrot paper (OSDI '24) as calls with real prompts.
 
 How many calls there are, how long they are and when they come is in
-`parrot_simulator.workloads.figures`, the same as the simulator runs; prompts are passages of the
+`parrot_simulator.figures`, the same as the simulator runs; prompts are passages of the
 book. Prompts begin with a salt, so that no run finds what another one has filled. Where a workload
 differs from the paper's, its function says so.
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, islice
 
-from parrot_simulator.workloads import figures
-from parrot_simulator.workloads.figures import ARCHITECT, CODERS, REVIEWERS, REVISERS
+from parrot_simulator import figures
+from parrot_simulator.figures import ARCHITECT, CODERS, REVIEWERS, REVISERS
 
 from parrot_gateway.bench.apps import book
 from parrot_gateway.bench.apps.workload import Call, Job, Output, Prompt, Size, Workload

@@ -136,7 +136,7 @@ PROFILES: dict[str, EngineProfile] = {
             "batched tokens). Step: estimated from the data sheet (A100-80GB: 2.0 TB/s and "
             "312 TFLOP/s, of which 75 % and 55 %) and 4 ms of CPU work per step, chosen so that "
             "a lone decode takes 21.3 ms as in the paper's figure 11 (34.6 s more for 25 more "
-            "tokens in each of 65 calls; see workloads/figures.py for the 65).",
+            "tokens in each of 65 calls; see figures.py for the 65).",
         ),
         EngineProfile(
             name="A100-7B-2024",

@@ -16,9 +16,9 @@ from random import Random
 
 from parrot_scheduler.task import LATENCY
 
+from parrot_simulator.figures import lognormal
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_simulator.workloads.base import Generator
-from parrot_simulator.workloads.figures import lognormal
 
 #: Seconds, and the share of gaps that are no longer. From the recorded hazards of return (.51 in
 #: the first 10 s, .50 after 5 s, .34 after 10, .18 after 20, .14 after 30, .09 after 60, .07 after

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
-from parrot_simulator.plan import ApplicationPlan, Segment, one_call
-from parrot_simulator.workloads.base import Generator, poisson
-from parrot_simulator.workloads.figures import (
+from parrot_simulator.figures import (
     COPILOT_OUTPUTS,
     COPILOT_PROMPTS,
     COPILOT_SYSTEM_TOKENS,
@@ -21,6 +19,8 @@ from parrot_simulator.workloads.figures import (
     Gpt,
     chat_lengths,
 )
+from parrot_simulator.plan import ApplicationPlan, Segment, one_call
+from parrot_simulator.workloads.base import Generator, poisson
 from parrot_simulator.workloads.summaries import Summaries
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from parrot_simulator.figures import ARCHITECT, CODERS, REVIEWERS, REVIEWS, REVISERS
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment
 from parrot_simulator.workloads.base import Generator, WorkloadError, poisson
-from parrot_simulator.workloads.figures import ARCHITECT, CODERS, REVIEWERS, REVIEWS, REVISERS
 from parrot_simulator.workloads.graph import deduced
 
 Counting: TypeAlias = Literal["recorded", "llama"]

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
-from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
-from parrot_simulator.workloads.base import Generator, WorkloadError, poisson
-from parrot_simulator.workloads.figures import (
+from parrot_simulator.figures import (
     CHUNK_TOKENS,
     FIRST,
     MORE_PAPERS,
@@ -19,6 +17,8 @@ from parrot_simulator.workloads.figures import (
     Splitter,
     chunks,
 )
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
+from parrot_simulator.workloads.base import Generator, WorkloadError, poisson
 from parrot_simulator.workloads.graph import deduced
 
 #: A map-reduce application that ends within this time is on time, for goodput.

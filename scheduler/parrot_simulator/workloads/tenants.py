@@ -9,9 +9,9 @@ from itertools import accumulate, takewhile
 
 from parrot_scheduler.task import THROUGHPUT
 
+from parrot_simulator.figures import chat_lengths
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, one_call
 from parrot_simulator.workloads.base import Generator, poisson
-from parrot_simulator.workloads.figures import chat_lengths
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,9 +7,7 @@ from statistics import mean, pstdev
 
 import pytest
 from parrot_scheduler.task import LATENCY, THROUGHPUT
-from parrot_simulator.plan import ApplicationPlan, CallPlan
-from parrot_simulator.workloads import Generator, build
-from parrot_simulator.workloads.figures import (
+from parrot_simulator.figures import (
     COPILOT_OUTPUTS,
     COPILOT_PROMPTS,
     COPILOT_SYSTEM_TOKENS,
@@ -17,6 +15,8 @@ from parrot_simulator.workloads.figures import (
     PAPERS,
     chunks,
 )
+from parrot_simulator.plan import ApplicationPlan, CallPlan
+from parrot_simulator.workloads import Generator, build
 
 
 def prompt_tokens(call: CallPlan) -> int:
