@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -161,6 +162,10 @@ def _load(options: EngineOptions) -> LoadedEngine:
     started = time.perf_counter()
     import_torch()
     loaded = load_engine(options)
+    # What exists by now lives as long as the process. Left to the garbage collector, walking it
+    # again and again stops all generations for some 20 ms.
+    gc.collect()
+    gc.freeze()
     info = loaded.engine.info
     print_line(
         f"{info.model}: {info.architecture} on the {info.kind} engine, {info.device}, "
