@@ -303,6 +303,14 @@ def test_fills_run_when_nothing_else_wants_to_and_make_room() -> None:
     assert placed(scheduler.step(5.0, [TaskCancelled(fill.id)])) == [calls[1].id]
 
 
+def test_members_of_a_group_are_placed_after_each_other() -> None:
+    scheduler = started(engine(max_batch=3))
+    group = (GroupRef("g", 3),)
+    first, other, second, third = task(groups=group), task(), task(groups=group), task(groups=group)
+    actions = scheduler.step(0.0, [TaskSubmitted(each) for each in (first, other, second, third)])
+    assert placed(actions) == [first.id, second.id, third.id]
+
+
 def test_a_group_larger_than_an_engine_is_split_and_all_of_it_runs() -> None:
     scheduler = started(engine(), engine("f"))
     group = (GroupRef("g", 20),)
@@ -381,6 +389,35 @@ def test_kept_tokens_go_with_their_engine_and_with_the_next_turn() -> None:
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 120
     scheduler.step(1.0, [EngineLeft("e"), EngineJoined(engine())])
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
+
+
+def test_an_update_says_that_more_calls_follow() -> None:
+    scheduler = started(engine(max_batch=1), keep="hazard")
+    running, waiting, ordinary = task(), task(), task()
+    scheduler.step(0.0, [TaskSubmitted(each) for each in (running, waiting, ordinary)])
+    scheduler.step(1.0, [TaskUpdated(waiting.id, successors=2)])
+    retentions = []
+    for ended in (running, waiting):
+        actions = scheduler.step(2.0, [TaskFinished(ended.id, 0, 20)])
+        retentions += [action.retention for action in actions if isinstance(action, Place)]
+    assert retentions == ["keep", "normal"]
+
+
+def test_an_application_that_has_returned_is_not_forgotten_with_the_paused_ones() -> None:
+    scheduler = started(engine(), max_applications=1)
+    turn = task(application="back")
+    scheduler.step(0.0, [TaskSubmitted(turn)])
+    scheduler.step(1.0, [TaskFinished(turn.id, 0, 20)])
+    again = task(application="back")
+    scheduler.step(2.0, [TaskSubmitted(again)])
+    for number in range(3):
+        other = task()
+        scheduler.step(3.0 + number, [TaskSubmitted(other)])
+        scheduler.step(3.5 + number, [TaskFinished(other.id, 0, 20)])
+    assert scheduler.snapshot()["models"]["m"]["applications"] == 2
+    scheduler.step(9.0, [TaskFinished(again.id, 0, 20)])
+    assert scheduler.num_tasks == 0
+    assert scheduler.snapshot()["models"]["m"]["applications"] == 1
 
 
 # Names, determinism
