@@ -68,6 +68,50 @@ def test_imports_point_one_way(package: str) -> None:
     assert violations(package, PACKAGES[package]) == []
 
 
+#: The gateway's rooms: each imports from itself and from those before it.
+ROOMS = ("settings", "engines", "generation", "scheduling", "semantic", "http", "api", "server",
+         "bench", "cli")  # fmt: skip
+
+
+def gateway_imports() -> dict[str, set[str]]:
+    """The modules of the gateway that each of them imports, for type checking or not."""
+    root = PACKAGES["parrot_gateway"]
+    files = {
+        ".".join(file.relative_to(root.parent).with_suffix("").parts): file
+        for file in root.rglob("*.py")
+    }
+    names = {module.removesuffix(".__init__"): module for module in files}
+    return {
+        module: {
+            names[found]
+            for name in imported_names(file)
+            for found in (name, name.rpartition(".")[0])
+            if found in names and names[found] != module
+        }
+        for module, file in files.items()
+    }
+
+
+def test_the_gateways_rooms_import_downwards() -> None:
+    upwards = []
+    for module, imports in gateway_imports().items():
+        room = module.split(".")[1]
+        for other in imports:
+            below = other.split(".")[1]
+            if room in ROOMS and below in ROOMS and ROOMS.index(below) > ROOMS.index(room):
+                upwards.append(f"{module} imports {other}")
+    assert upwards == []
+
+
+def test_the_gateway_has_no_circle() -> None:
+    left = gateway_imports()
+    # Modules that import nothing that is left go, until only circles are.
+    while free := [module for module, imports in left.items() if not imports & left.keys()]:
+        for module in free:
+            del left[module]
+    assert sorted(left) == []
+
+
 def test_a_wrong_import_is_found(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(
         "def f():\n    from parrot_gateway.server.app import create_app\n"

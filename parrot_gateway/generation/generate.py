@@ -1,7 +1,7 @@
 """One call on one engine: from prompts to the text of its candidates. No HTTP.
 
-What a call needs of an engine, and the thin shell that waits for it. Which primitives are sent and
-what events mean is decided in `generation_state`.
+The thin shell that waits for engine and events, and tells observers. Which primitives are sent and
+what events mean is decided in `state`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
 
-from parrot_engine.protocol import EngineInfo, Event, Filled, Primitive, Retention
-from parrot_engine.text import Tokenizer
+from parrot_engine.protocol import Filled
 
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
 from parrot_gateway.generation.observer import GenerationObserver, Observers
-from parrot_gateway.generation.placement import Placement, Placer
+from parrot_gateway.generation.placement import Channel, Placement, Placer
 from parrot_gateway.generation.request import (
     AnswerFinishReason,
     ChoiceDelta,
@@ -37,82 +35,6 @@ from parrot_gateway.generation.tools.parsing import (
 
 #: The scheduler hears of a call's output every so many tokens.
 PROGRESS_INTERVAL_TOKENS = 16
-
-
-class Channel(Protocol):
-    """Contexts of one call on an engine. Leaving it frees them, and cancels what still runs."""
-
-    @property
-    def context_ids(self) -> list[int]:
-        """All its ids: those that it was opened with, and those added since."""
-        ...
-
-    def extend(self, count: int) -> list[int]:
-        """So many fresh contexts more.
-
-        Raises:
-            EngineLostError: the engine went away.
-            OverloadedError: it has too much to do. When this passes, what is submitted in the same
-                turn of the event loop is taken.
-        """
-        ...
-
-    def __enter__(self) -> Channel: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def submit(self, *primitives: Primitive) -> None:
-        """Send primitives, in order; never blocks."""
-        ...
-
-    async def next(self) -> Event:
-        """The next event of these contexts. A cancelled wait loses none.
-
-        Raises:
-            EngineLostError: the engine went away.
-        """
-        ...
-
-
-class GenerationEngine(Protocol):
-    """What a call needs of an engine: `RemoteEngine`, or a double of it."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """What the engine is."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        ...
-
-    def open(
-        self,
-        count: int,
-        *,
-        salt: str = "",
-        retention: Retention = "normal",
-        application: str = "",
-    ) -> Channel:
-        """A channel with `count` fresh contexts.
-
-        Args:
-            count: at least 1.
-            salt: of their tokens, in the prefix cache.
-            retention: what becomes of their KV when they are freed.
-            application: whose they are, for what is kept of them.
-
-        Raises:
-            EngineLostError: the engine went away.
-            OverloadedError: it has too much to do.
-        """
-        ...
 
 
 class Generation:

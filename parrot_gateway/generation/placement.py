@@ -1,4 +1,4 @@
-"""What a call needs of whoever finds it an engine, and what is said of the call for that.
+"""What a call needs of an engine and of whoever finds it one, and what is said of it for that.
 
 Plain values and protocols: which engine it becomes is decided by the scheduler, behind
 `parrot_gateway.scheduling`.
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 from parrot_scheduler.task import LATENCY, GroupRef, Objective
 
 if TYPE_CHECKING:
-    from parrot_engine.protocol import EngineInfo, Retention
+    from types import TracebackType
+
+    from parrot_engine.protocol import EngineInfo, Event, Primitive, Retention
     from parrot_engine.text import Tokenizer
 
-    from parrot_gateway.generation.generate import GenerationEngine
     from parrot_gateway.generation.request import GenerationRequest
 
 
@@ -51,6 +52,82 @@ class CallMetadata:
 
 
 ORDINARY_CALL = CallMetadata()
+
+
+class Channel(Protocol):
+    """Contexts of one call on an engine. Leaving it frees them, and cancels what still runs."""
+
+    @property
+    def context_ids(self) -> list[int]:
+        """All its ids: those that it was opened with, and those added since."""
+        ...
+
+    def extend(self, count: int) -> list[int]:
+        """So many fresh contexts more.
+
+        Raises:
+            EngineLostError: the engine went away.
+            OverloadedError: it has too much to do. When this passes, what is submitted in the same
+                turn of the event loop is taken.
+        """
+        ...
+
+    def __enter__(self) -> Channel: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def submit(self, *primitives: Primitive) -> None:
+        """Send primitives, in order; never blocks."""
+        ...
+
+    async def next(self) -> Event:
+        """The next event of these contexts. A cancelled wait loses none.
+
+        Raises:
+            EngineLostError: the engine went away.
+        """
+        ...
+
+
+class GenerationEngine(Protocol):
+    """What a call needs of an engine: `RemoteEngine`, or a double of it."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        ...
+
+    def open(
+        self,
+        count: int,
+        *,
+        salt: str = "",
+        retention: Retention = "normal",
+        application: str = "",
+    ) -> Channel:
+        """A channel with `count` fresh contexts.
+
+        Args:
+            count: at least 1.
+            salt: of their tokens, in the prefix cache.
+            retention: what becomes of their KV when they are freed.
+            application: whose they are, for what is kept of them.
+
+        Raises:
+            EngineLostError: the engine went away.
+            OverloadedError: it has too much to do.
+        """
+        ...
 
 
 class Placement(Protocol):

@@ -11,7 +11,8 @@ from typing import Any
 
 from parrot_scheduler.task import Objective
 
-from parrot_gateway.generation.requests.call import CallRequest, PreparedCall
+from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.semantic.contexts import ContextName
 from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform

@@ -5,7 +5,7 @@ from __future__ import annotations
 from parrot_engine.protocol import EngineInfo, Retention
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.generation.generate import GenerationEngine
+from parrot_gateway.generation.placement import GenerationEngine
 from parrot_gateway.generation.request import GenerationRequest
 
 

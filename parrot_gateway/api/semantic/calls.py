@@ -22,7 +22,8 @@ from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest, PreparedCall, prepare
+from parrot_gateway.generation.requests.call import CallRequest, prepare
+from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.scheduling.model_directory import ModelDirectory

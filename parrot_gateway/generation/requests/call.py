@@ -7,23 +7,18 @@ what becomes a `PreparedCall` on an own engine or, as bytes, the body of an upst
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, StreamOptions
 from parrot_gateway.generation.requests.validation import decode, missing_parameter, read_object
 
-if TYPE_CHECKING:
-    from parrot_gateway.generation.request import GenerationRequest
-
 CallKind: TypeAlias = Literal["chat", "completions"]
 CallBody: TypeAlias = ChatBody | CompletionBody
-
-_BodyT = TypeVar("_BodyT", bound=ChatBody | CompletionBody)
 
 
 class CallHead(msgspec.Struct):
@@ -191,64 +186,6 @@ class Template(Protocol):
     def bind(self, typed: CallBody, values: Mapping[str, str]) -> CallBody:
         """The typed body with values."""
         ...
-
-
-class PreparedCall(Generic[_BodyT]):
-    """A request whose fields were checked against a model; base of one class for each kind.
-
-    Args:
-        request: typed.
-        served: the model.
-        size: bytes of the request's body, as a measure.
-    """
-
-    def __init__(self, request: _BodyT, served: ServedModel, size: int) -> None:
-        self.request = request
-        self.served = served
-        self.size = size
-
-    @property
-    def uses_tools(self) -> bool:
-        """Whether the model may call tools."""
-        return False
-
-    def rebound(self, request: _BodyT, served: ServedModel, size: int) -> Self | None:
-        """The same call with other texts in its prompt; None where it was checked for another
-        model, and has to be prepared anew."""
-        if served.info != self.served.info:
-            return None
-        if request is self.request:
-            return self
-        again = copy(self)
-        again.request, again.size = request, size
-        again.forget_prompt()
-        return again
-
-    def forget_prompt(self) -> None:
-        """The prompt is to be read anew."""
-        raise NotImplementedError
-
-    async def generation_request(self, salt: str) -> GenerationRequest:
-        """What is asked of an engine, the prompt tokenized whole.
-
-        Args:
-            salt: prefixes are shared only under the same one.
-
-        Raises:
-            ContextLengthError: it does not fit the model's context.
-            InvalidRequestError: it cannot be a prompt.
-        """
-        raise NotImplementedError
-
-    async def check_fits(self) -> None:
-        """Check the length of a prompt that is final; raises as `generation_request`."""
-        limit = self.served.info.max_context_tokens
-        # No token is shorter than a byte, so most requests can be seen to fit.
-        asked = max(
-            self.request.max_tokens or 0, getattr(self.request, "max_completion_tokens", None) or 0
-        )
-        if self.size + asked > limit:
-            await self.generation_request("")
 
 
 def prepare(

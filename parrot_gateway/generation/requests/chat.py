@@ -15,9 +15,9 @@ from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import GenerationRequest, Prompt
-from parrot_gateway.generation.requests.call import PreparedCall
 from parrot_gateway.generation.requests.grammars import check_supported, requested_grammar
 from parrot_gateway.generation.requests.messages import render_chat_aside
+from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.tools import requested_tools
 from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.requests.validation import (

@@ -13,8 +13,8 @@ from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts, start_token
 from parrot_gateway.generation.request import GenerationRequest, Prompt
-from parrot_gateway.generation.requests.call import PreparedCall
 from parrot_gateway.generation.requests.grammars import requested_grammar
+from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.types import CompletionBody, Prompts
 from parrot_gateway.generation.requests.validation import (
     check_context,

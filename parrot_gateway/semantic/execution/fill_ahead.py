@@ -24,8 +24,7 @@ import msgspec
 from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
 from parrot_gateway.exceptions import GatewayError, OverloadedError
-from parrot_gateway.generation.generate import Channel, GenerationEngine
-from parrot_gateway.generation.placement import salt_of
+from parrot_gateway.generation.placement import Channel, GenerationEngine, salt_of
 from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.semantic.execution.job import Job
 
