@@ -47,7 +47,7 @@ from parrot_scheduler.task_state import TaskState
 #: prefix attracts members anyway.
 _GROUP_SLACK = 1.0
 #: The same where at least half of its prompt is cached. On four simulated engines of the profile
-#: H200-8B at 0.2 jobs/s of `multi-agent`: mean job 43.2 s, and 48.0 s with 1.0 here.
+#: H200-8B at 0.2 jobs/s of `multi-agent`: mean job 45.1 s, and 51.3 s with 1.0 here.
 _SHARING_SLACK = 1.25
 #: The engine that a task prefers may cost so many times as much as the best one.
 _PREFERRED_SLACK = 1.25
