@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -22,46 +23,29 @@ from parrot_simulator.engines.prompts import Part, block_hashes
 _RANKS: dict[Retention, int] = {"drop": 0, "normal": 1, "keep": 2}
 
 
+@dataclass(slots=True, eq=False)
 class CacheNode:
     """A part of a prefix on one engine. Compared by identity."""
 
-    __slots__ = (
-        "blocks",
-        "host",
-        "key",
-        "leaves",
-        "links",
-        "newer",
-        "older",
-        "owner",
-        "parent",
-        "pins",
-        "rank",
-        "readers",
-        "resident",
-        "used_at",
-    )
-
-    def __init__(self, key: int, blocks: int, parent: CacheNode | None, owner: str) -> None:
-        self.key = key
-        self.blocks = blocks
-        self.parent = parent
-        #: The only application that ever used it; None once there are two.
-        self.owner: str | None = owner
-        #: Neighbours among what that application used.
-        self.older: CacheNode | None = None
-        self.newer: CacheNode | None = None
-        self.resident = 0
-        self.host = 0
-        #: Sequences that use it.
-        self.pins = 0
-        #: Decoding sequences that read it.
-        self.readers = 0
-        #: Children with blocks on the device, and children at all.
-        self.leaves = 0
-        self.links = 0
-        self.rank = 1
-        self.used_at = 0.0
+    key: int
+    blocks: int
+    parent: CacheNode | None
+    #: The only application that ever used it; None once there are two.
+    owner: str | None
+    #: Neighbours among what that application used.
+    older: CacheNode | None = None
+    newer: CacheNode | None = None
+    resident: int = 0
+    host: int = 0
+    #: Sequences that use it.
+    pins: int = 0
+    #: Decoding sequences that read it.
+    readers: int = 0
+    #: Children with blocks on the device, and children at all.
+    leaves: int = 0
+    links: int = 0
+    rank: int = 1
+    used_at: float = 0.0
 
 
 class CacheMatch(NamedTuple):

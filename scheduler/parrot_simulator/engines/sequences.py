@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
+
 from parrot_scheduler.actions import Retention
 from parrot_scheduler.task import TaskId
 
@@ -9,84 +11,50 @@ from parrot_simulator.engines.cache import Cache, CacheMatch, CacheNode
 from parrot_simulator.engines.prompts import HashedPrompt, Part
 
 
+@dataclass(slots=True, eq=False)
 class EngineSequence:
     """One task on an engine. Compared by identity."""
 
-    __slots__ = (
-        "admitted_at",
-        "application",
-        "cached",
-        "computed",
-        "cursor",
-        "failed",
-        "finish_step",
-        "first_token_at",
-        "generated",
-        "join_step",
-        "key",
-        "max_tokens",
-        "nodes",
-        "output_part",
-        "output_tokens",
-        "own_context",
-        "preemptions",
-        "prefilled",
-        "private",
-        "prompt",
-        "retention",
-        "state",
-        "submitted_at",
-        "target",
-        "task_id",
-    )
+    task_id: TaskId
+    prompt: HashedPrompt
+    #: What it really generates.
+    output_tokens: int
+    _: KW_ONLY
+    #: What it may generate.
+    max_tokens: int
+    #: What its output adds to the prefix, for those who continue it.
+    output_part: Part | None = None
+    application: str = ""
+    retention: Retention = "normal"
+    #: Place in the queue: its priority, and a number that the engine gives.
+    key: tuple[int, int] = (0, 0)
+    #: `waiting`, `loading` (from the host), `filling`, `decoding`, `ended`.
+    state: str = "waiting"
+    failed: bool = False
+    submitted_at: float = 0.0
+    admitted_at: float = -1.0
+    first_token_at: float = -1.0
+    #: Prompt tokens found in the cache at first; tokens filled, those done twice included.
+    cached: int = 0
+    prefilled: int = 0
+    preemptions: int = 0
+    #: Tokens to fill before it can decode, and those that are done.
+    target: int = field(init=False)
+    computed: int = 0
+    generated: int = 0
+    #: While decoding: the engine's count of decode steps at its beginning and end, and the keys
+    #: that it alone read at first.
+    join_step: int = 0
+    finish_step: int = 0
+    own_context: int = 0
+    #: Pinned, from the root; and which of the prompt's parts is the last of them.
+    nodes: list[CacheNode] = field(default_factory=list)
+    cursor: int = 0
+    #: Tokens of KV of its own; while decoding, at the beginning of its decode.
+    private: int = 0
 
-    def __init__(
-        self,
-        task_id: TaskId,
-        prompt: HashedPrompt,
-        output_tokens: int,
-        *,
-        max_tokens: int | None = None,
-        output_part: Part | None = None,
-        application: str = "",
-        priority: int = 0,
-        retention: Retention = "normal",
-    ) -> None:
-        self.task_id = task_id
-        self.prompt = prompt
-        #: What it really generates, and what it may.
-        self.output_tokens = output_tokens
-        self.max_tokens = output_tokens if max_tokens is None else max_tokens
-        #: What its output adds to the prefix, for those who continue it.
-        self.output_part = output_part
-        self.application = application
-        self.retention: Retention = retention
-        #: Place in the queue; the second part is set by the engine.
-        self.key = (priority, 0)
-        #: `waiting`, `loading` (from the host), `filling`, `decoding`, `ended`.
-        self.state = "waiting"
-        self.failed = False
-        self.submitted_at = 0.0
-        self.admitted_at = -1.0
-        self.first_token_at = -1.0
-        #: Prompt tokens found in the cache at first; tokens filled, those done twice included.
-        self.cached = 0
-        self.prefilled = 0
-        self.preemptions = 0
-        #: Tokens to fill before it can decode, and those that are done.
-        self.target = prompt.tokens
-        self.computed = 0
-        self.generated = 0
-        #: While decoding: the engine's count of decode steps at its beginning and end, and the
-        #: keys that it alone read at first.
-        self.join_step = 0
-        self.finish_step = 0
-        self.own_context = 0
-        #: Pinned, from the root; and which of the prompt's parts is the last of them.
-        self.nodes: list[CacheNode] = []
-        self.cursor = 0
-        #: Tokens of KV of its own; while decoding, at the beginning of its decode.
-        self.private = 0
+    def __post_init__(self) -> None:
+        self.target = self.prompt.tokens
 
 
 class KvAllocations:

@@ -47,7 +47,10 @@ class Bench:
     ) -> EngineSequence:
         prompt = self.maker.make("t", [Segment(*s) for s in segments])
         part = self.maker.behind(prompt, Segment(("output", task_id), output))
-        return EngineSequence(task_id, prompt, output, output_part=part, **more)  # type: ignore[arg-type]
+        key = (more.pop("priority", 0), 0)
+        return EngineSequence(
+            task_id, prompt, output, max_tokens=output, output_part=part, key=key, **more
+        )  # type: ignore[arg-type]
 
     def submit(
         self,
