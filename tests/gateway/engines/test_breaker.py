@@ -216,6 +216,8 @@ def test_backoff_doubles_up_to_its_limit_with_jitter_downwards() -> None:
         ({"retry-after": "Thu, 01 Jan 1970 00:00:01 GMT"}, 0.0),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after-ms": "1e300", "retry-after": "2"}, 2.0),
         ({"retry-after": "-5"}, None),
         ({}, None),
     ],

@@ -153,6 +153,10 @@ def test_what_refuses_a_text_is_remembered(error: Exception, raised: str) -> Non
     assert written == ["x"]
     with pytest.raises(GatewayError, match=raised):
         observer.check()
+    # The reason stays, whatever becomes of the answer.
+    observer.failed(GatewayError("the engine was lost"))
+    with pytest.raises(GatewayError, match=raised):
+        observer.finish()
 
 
 def test_only_calls_are_no_text() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parrot_gateway.exceptions import AnswerError
+from parrot_gateway.generation import upstream_call
 from parrot_gateway.generation.observer import GenerationObserver, TextObserver
 from parrot_gateway.generation.upstream_call import UpstreamAnswerReader
 
@@ -87,6 +88,13 @@ def test_streams_tell_their_usage() -> None:
     ("parts", "content_type", "status", "message", "code"),
     [
         (chat_events(["a"])[:2], EVENTS, 200, "before it was complete", "answer_unusable"),
+        (
+            [data({"choices": [{"index": 1, "text": "b", "finish_reason": "stop"}]})],
+            EVENTS,
+            200,
+            "before it was complete",
+            "answer_unusable",
+        ),
         ([data({"error": {"message": "gone", "code": "c"}})], EVENTS, 200, "gone", "c"),
         ([b"data: {nonsense\n\n"], EVENTS, 200, "OpenAI's shape", "answer_unusable"),
         ([b"<html>"], JSON, 200, "OpenAI's shape", "answer_unusable"),
@@ -117,6 +125,17 @@ def test_what_holds_no_text_is_an_error(
         read(parts, content_type, status)
     assert message in caught.value.message
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("content_type", [EVENTS, JSON])
+def test_what_is_held_of_an_answer_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, content_type: bytes
+) -> None:
+    monkeypatch.setattr(upstream_call, "MAX_HELD_BYTES", 300)
+    with pytest.raises(AnswerError, match="too long"):
+        read([b"data: " + b"x" * 150, b"x" * 150], content_type)
+    # Whole events are not held.
+    assert read(chat_events(["a"] * 100)) == "a" * 100
 
 
 def test_empty_answers_are_texts() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from scripted_runner import ScriptedRunner, service_of, submit
 from serving import until
 
 from parrot_gateway.exceptions import DependencyFailedError, InvalidRequestError
+from parrot_gateway.semantic.execution import deduplication
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.templates.reference import reference_of
 from parrot_gateway.semantic.transforms.transform import parse_transform
@@ -108,6 +110,17 @@ async def test_the_twin_of_a_call_that_fails_fails_with_it() -> None:
         with pytest.raises(DependencyFailedError, match="not now"):
             await service.readers.value(second)
         assert len(runner.bodies) == 1
+
+
+async def test_only_so_many_calls_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deduplication, "MAX_REMEMBERED", 2)
+    runner = ScriptedRunner()
+    async with service_of(runner) as service:
+        session = service.session("t", "s")
+        for number, prompt in enumerate("abcca"):
+            await service.readers.value(submit(service, session, f"v{number}", prompt, body=SEEDED))
+        prompts = [json.loads(body)["prompt"] for body in runner.bodies]
+        assert prompts == ["a", "b", "c", "a"]
 
 
 async def test_nothing_is_kept_of_a_session_that_ended() -> None:

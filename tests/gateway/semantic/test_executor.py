@@ -160,6 +160,37 @@ async def test_times_and_tokens_are_noted() -> None:
         assert (node.first_token, node.tokens) == (1.0, 3)
 
 
+async def test_bytes_may_wait_up_to_the_bound() -> None:
+    limit = 1000
+    async with service_of(ScriptedRunner(), max_waiting_bytes=limit) as service:
+        session = service.session("t", "s")
+        submit(service, session, "a", "")
+        room = limit - service.executor.statistics().held_bytes
+        empty = limit - room
+        with pytest.raises(OverloadedError, match="max_waiting_bytes"):
+            submit(service, session, "b", "x" * (room - empty + 1))
+        submit(service, session, "c", "x" * (room - empty))
+        assert service.executor.statistics().held_bytes == limit
+
+
+async def test_a_call_that_cancels_itself_is_not_cut_short() -> None:
+    runner = ScriptedRunner()
+    went_on = asyncio.Event()
+
+    async def act(job: Job, prompt: str) -> None:
+        service.executor.cancel(job)
+        await asyncio.sleep(0)
+        went_on.set()
+
+    runner.act = act
+    async with service_of(runner) as service:
+        output = submit(service, service.session("t", "s"), "a", "x")
+        await service.readers.wait(output, 5)
+        await service.drain(5)
+        assert output.state == "cancelled"
+        assert went_on.is_set()
+
+
 # -- refusals at submission -----------------------------------------------------------------
 
 
