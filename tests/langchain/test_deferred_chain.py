@@ -25,6 +25,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnableP
 from langchain_core.tracers.context import collect_runs
 from langchain_parrot.deferred import DeferredText, deferred_message
 from langchain_parrot.exceptions import DeferredFailedError
+from langchain_parrot.linking import run_tree
 from pydantic import BaseModel
 
 
@@ -86,8 +87,10 @@ async def test_a_text_without_value_raises_its_own_error_out_of_the_parser(
 ) -> None:
     book = Book(a=DeferredFailedError("mend it", reference="[[a]]"))
     chain = model_class(texts=[book.text("a")]) | NumberedListOutputParser()
+    runs = run_tree.num_runs
     with pytest.raises(DeferredFailedError, match="mend it"):
         await _run(chain, "Hi", how)
+    assert run_tree.num_runs == runs
 
 
 async def test_a_parser_in_an_event_loop_does_not_block_it() -> None:

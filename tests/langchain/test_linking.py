@@ -270,6 +270,24 @@ def test_a_call_that_refers_to_texts_leaves_its_session_to_them(
     assert other.all("session") == ["t1"]
 
 
+def test_calls_of_a_batch_of_a_thread_stay_in_it_whatever_they_refer_to() -> None:
+    model = Told()
+    chain = RunnableLambda(lambda text: text) | model
+    prompts = ["[[parrot:v]] a", "[[parrot:v]] b"]
+    chain.batch(prompts, {"configurable": {"thread_id": "t1"}})
+    assert model.all("session") == ["t1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [("n" * 300, "n" * 256), (" n ", "n"), ("two\nlines", None)]
+)
+def test_names_are_sent_as_a_gateway_takes_them(name: str, sent: str | None) -> None:
+    model = Told()
+    model.with_config(run_name=name).invoke("a", {"metadata": {"thread_id": name}})
+    assert model.all("name") == [sent]
+    assert model.calls["a"]["session"] == (sent or model.calls["a"]["run"])
+
+
 def test_streams_are_linked(invoke: Callable[..., Any]) -> None:
     model = Told()
     chain = RunnableParallel(x=RunnableLambda(lambda _: "x") | model, y=model) | RunnableLambda(str)
@@ -354,7 +372,7 @@ def test_called_tasks_that_may_follow_one_another_are_no_group() -> None:
         return str(write(write(text).result()).result())
 
     assert program.invoke("a") == "a.."
-    assert len(model.groups()) == 2 or None in model.groups()
+    assert len(model.groups()) == 2
     assert len(set(model.all("session"))) == 1
 
 
