@@ -102,6 +102,9 @@ def test_a_stream_without_usage_asks_for_none(
     whole = collected(list(chat(gateway, stream_usage=False).stream("hello")))
     assert whole.usage_metadata is None
     assert "stream_options" not in scripted.bodies[-1]
+    own = {"include_usage": False}
+    collected(list(chat(gateway, model_kwargs={"stream_options": own}).stream("hello")))
+    assert scripted.bodies[-1]["stream_options"] == own
 
 
 def test_what_the_model_thought_is_beside_its_answer(gateway: GatewayProcess) -> None:

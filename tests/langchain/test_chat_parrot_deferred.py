@@ -108,6 +108,13 @@ async def test_each_prompt_of_a_deferred_batch_is_a_call(
     assert sorted(body["prompt"] for body in scripted.bodies[-2:]) == prompts
 
 
+def test_the_run_of_a_deferred_batch_is_its_first_call(gateway: GatewayProcess) -> None:
+    texts = chat(gateway, ParrotLLM, session="one-run").generate(["a", "b", "c"]).generations
+    assert len(texts) == 3
+    calls = gateway.get("/v1/sessions/one-run/graph?format=json")["calls"]
+    assert [call["run"] is None for call in calls] == [False, True, True]
+
+
 def test_a_deferred_call_of_the_demo_model(demo: GatewayProcess) -> None:
     model = chat(demo, model=DEMO_MODEL, max_tokens=8, temperature=0)
     assert len(str(model.invoke("Tell me of a ship.").content)) > 5
