@@ -46,11 +46,11 @@ class BatchRow(NamedTuple):
     block_table: list[int] | npt.NDArray[np.int32]
     logits: LogitsNeed = "none"
     #: The row's first token is the one sampled for the row of this index in the step launched just
-    #: before; only guesses may follow it.
+    #: before; only draft tokens may follow it.
     pending: int | None = None
-    #: So many of the tokens, all but the first, are guesses: a token is sampled behind each token
-    #: of the row. Needs `logits == "all"`.
-    num_guesses: int = 0
+    #: So many of the tokens, all but the first, are draft tokens: a token is sampled behind each
+    #: token of the row. Needs `logits == "all"`.
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class RowOutcome(NamedTuple):
     scores: Sequence[TokenLogprobs] = ()
     #: Whether the scored logits were finite.
     is_sound: bool = True
-    #: For a row with guesses: what was sampled behind each of them, right or wrong.
+    #: For a row with draft tokens: what was sampled behind each of them, right or wrong.
     following: Sequence[SampledToken] = ()
 
 

@@ -243,7 +243,7 @@ class EngineStats:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    #: Tokens that were guessed ahead, and those of them that turned out right.
+    #: Tokens that were drafted ahead, and those of them that turned out right.
     proposed_tokens: int = 0
     accepted_tokens: int = 0
     #: Blocks with a copy in the host tier, and blocks copied there and back so far.

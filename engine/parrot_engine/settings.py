@@ -34,8 +34,8 @@ CUDA_DEFAULTS = MappingProxyType(
 #: Values of `kv_cache_dtype`.
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 
-#: Guesses at a time: with the token before them a row that attention still reads as a decode, its
-#: keys split among many programs.
+#: Draft tokens at a time: with the token before them a row that attention still reads as a decode,
+#: its keys split among many programs.
 MAX_SPECULATIVE_TOKENS = 7
 
 
@@ -94,13 +94,13 @@ class BuiltinSettings:
     #: Launch steps as CUDA graphs: `auto` captures them before the engine is ready, `lazy` when
     #: one is first needed, `off` not at all. Without effect on a CPU.
     cuda_graphs: str = "auto"
-    #: Tokens of a generation that are guessed at a time, from what stood in its text before; 0
-    #: guesses none. Outputs are the same.
+    #: Tokens of a generation that are drafted at a time, from what stood in its text before; 0
+    #: draft tokens none. Outputs are the same.
     speculative_tokens: int = 0
-    #: Tokens that have to agree for a guess, and how many are compared at most.
+    #: Tokens that have to agree for a draft token, and how many are compared at most.
     speculative_min_ngram: int = 3
     speculative_max_ngram: int = 8
-    #: Rows and guesses of a step together, up to which guesses are made.
+    #: Rows and draft tokens of a step together, up to which draft tokens are made.
     speculative_batch_tokens: int = 64
     #: GPUs of this host that hold the model together, `device` and those behind it.
     tensor_parallel: int = 1

@@ -85,9 +85,9 @@ class ModelSettings(_Section):
     host_min_tokens: int | None = Field(default=None, ge=1)
     #: CUDA graphs: captured at the start, when first needed, or never.
     cuda_graphs: Literal["auto", "lazy", "off"] | None = None
-    #: Tokens that are guessed at a time, from what a text repeats (0: none); how many tokens have
+    #: Draft tokens at a time, from what a text repeats (0: none); how many tokens have
     #: to agree with an earlier place, and are compared at most; and up to how many tokens of a step
-    #: guesses are made. The builtin engine only.
+    #: drafts are made. The builtin engine only.
     speculative_tokens: int | None = Field(default=None, ge=0, le=7)
     speculative_min_ngram: int | None = Field(default=None, ge=1, le=64)
     speculative_max_ngram: int | None = Field(default=None, ge=1, le=64)

@@ -184,7 +184,7 @@ class ScriptedRunner:
             token_ids = list(row.token_ids)
             if row.pending is not None:
                 assert token_ids[0] == UNKNOWN_TOKEN, "a pending token is known"
-                assert len(token_ids) == 1 + row.num_guesses, "known tokens behind a pending one"
+                assert len(token_ids) == 1 + row.num_drafts, "known tokens behind a pending one"
                 token_ids[0] = self._sampled[row.pending]
             end = row.start + len(token_ids)
             first = {"none": end, "last": end - 1, "all": row.start}[row.logits]
@@ -209,7 +209,7 @@ class ScriptedRunner:
         ):
             tokens: list[SampledToken] = []
             if sampling is not None:
-                count = row.num_guesses + 1
+                count = row.num_drafts + 1
                 assert count == 1 or count == len(part) == len(row.token_ids)
                 tokens = sample(part[-count:], [sampling.ahead(n) for n in range(count)])
             scores: list[TokenLogprobs] = []

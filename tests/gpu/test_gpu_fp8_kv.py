@@ -268,7 +268,7 @@ def test_the_engine_says_the_same_with_graphs_and_without(tmp_path: Path) -> Non
     assert len({json.dumps(tokens) for tokens in said.values()}) == 1
 
 
-def test_guesses_change_nothing(tmp_path: Path) -> None:
+def test_drafts_change_nothing(tmp_path: Path) -> None:
     said = []
     for count in (0, 4):
         engine = _engine(

@@ -1,4 +1,4 @@
-"""Guessed tokens on a GPU: the same outputs, through the graphs of decodes, without waiting."""
+"""Draft tokens on a GPU: the same outputs, through the graphs of decodes, without waiting."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_same_tokens_with_and_without(tmp_path: Path) -> None:
     assert all((number > 0) == (way[0] > 0) for way, number in accepted.items())
 
 
-def test_graphs_of_decodes_hold_rows_with_guesses(tmp_path: Path) -> None:
+def test_graphs_of_decodes_hold_rows_with_drafts(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, CONFIGS["llama"])
     values = BuiltinSettings(
         device="cuda",

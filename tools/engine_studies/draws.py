@@ -16,7 +16,7 @@ from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import Largest, choose
 from parrot_engine.runner.sampling_inputs import prepare
-from parrot_engine.runner.upload import Upload
+from parrot_engine.runner.transfers import Upload
 from torch import Tensor
 
 from engine_studies.harness import emit

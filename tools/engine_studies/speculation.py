@@ -1,15 +1,15 @@
-"""What guessed tokens bring and cost: `python tools/engine_study.py speculation`.
+"""What draft tokens bring and cost: `python tools/engine_study.py speculation`.
 
 `forced` (needs a GPU): generations of a model with random weights, in the shape of Llama-3.1-8B.
-Random weights repeat nothing, so every row gets k made-up guesses, and of these the given share is
-taken for right whatever the model said; computing, sampling and checking are the engine's own.
-`ms` is the wall clock of a step, `gain` the tokens a second over those without guesses
-(`guesses` 0, which overlaps its steps). No row pauses, and the limit on tokens of a step is off.
+Random weights repeat nothing, so every row gets k made-up draft tokens, and the given share of them
+is taken for right whatever the model said; computing, sampling and checking are the engine's own.
+`ms` is the wall clock of a step, `gain` the tokens a second over those without draft tokens
+(`drafts` 0, which overlaps its steps). No row pauses, and the limit on tokens of a step is off.
 
-`unguessed` (needs a GPU): the real guesses on text that does not repeat (drawn tokens of random
-weights): what the option costs where it brings nothing.
+`unguessed` (needs a GPU): the real draft tokens on text that does not repeat (drawn tokens of
+random weights): what the option costs where it brings nothing.
 
-`demo` (CPU): the demo model continues texts that repeat and texts that do not, with real guesses.
+`demo` (CPU): the demo model continues texts that repeat and texts that do not, with real drafts.
 CPU time, best of three runs in turn; outputs are compared.
 """
 
@@ -53,7 +53,7 @@ _TEXTS = {
 
 
 class _ForcedSpeculation(Speculation):
-    """The same number of made-up guesses for every generation, whatever came of the last."""
+    """The same number of made-up draft tokens for every generation, whatever came of the last."""
 
     def __init__(self, settings: BuiltinSettings) -> None:
         super().__init__(settings)
@@ -69,7 +69,7 @@ class _ForcedSpeculation(Speculation):
 
 
 class _ForcedBatcher(Batcher):
-    """Takes a share of the guesses for right."""
+    """Takes a share of the draft tokens for right."""
 
     def __init__(
         self,
@@ -86,23 +86,23 @@ class _ForcedBatcher(Batcher):
         self._share = share
         self._owed = 0.0
 
-    def check_guesses(
+    def verify_drafts(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
         """As if the model had said so."""
-        guesses = planned.row.token_ids[1:]
-        self._owed += self._share * len(guesses)
+        drafts = planned.row.token_ids[1:]
+        self._owed += self._share * len(drafts)
         count = int(self._owed)
         self._owed -= count
-        said = [*guesses[:count], 0, *guesses[count:]][: len(guesses) + 1]
+        said = [*drafts[:count], 0, *drafts[count:]][: len(drafts) + 1]
         tokens = [SampledToken(token, None) for token in said]
-        return super().check_guesses(
+        return super().verify_drafts(
             planned, outcome._replace(token=tokens[0], following=tokens[1:])
         )
 
 
 def _forced_engine(runner: Runner, settings: BuiltinSettings, share: float) -> BuiltinEngine:
-    """With a share of right guesses."""
+    """With a share of right draft tokens."""
     make_batcher = partial(_ForcedBatcher, share=share)
     return BuiltinEngine(runner, settings, model="forced", make_batcher=make_batcher)
 
@@ -143,12 +143,12 @@ def time_steps(
 def run_forced(
     runner: Runner,
     batches: Sequence[int],
-    guesses: Sequence[int],
+    drafts: Sequence[int],
     *,
     prompt_tokens: int = 512,
     steps: int = 40,
 ) -> list[dict[str, Any]]:
-    """One entry a case, the ones without guesses first."""
+    """One entry a case, the ones without draft tokens first."""
     entries: list[dict[str, Any]] = []
 
     def settings(rows: int, count: int) -> BuiltinSettings:
@@ -165,12 +165,12 @@ def run_forced(
 
     for rows in batches:
         plain = measure(rows, 0, 0.0)
-        entries.append({"case": "forced", "rows": rows, "guesses": 0, **plain, "gain": 1.0})
-        for count in guesses:
+        entries.append({"case": "forced", "rows": rows, "drafts": 0, **plain, "gain": 1.0})
+        for count in drafts:
             for share in SHARES:
                 found = measure(rows, count, share)
                 gain = round(found["tokens_per_s"] / plain["tokens_per_s"], 2)
-                what = {"case": "forced", "rows": rows, "guesses": count, "share": share}
+                what = {"case": "forced", "rows": rows, "drafts": count, "share": share}
                 entries.append({**what, **found, "gain": gain})
         drawn = [
             time_steps(
@@ -183,16 +183,16 @@ def run_forced(
             for count in (0, 4)
         ]
         gain = round(drawn[1]["tokens_per_s"] / drawn[0]["tokens_per_s"], 3)
-        entries.append({"case": "unguessed", "rows": rows, "guesses": 4, **drawn[1], "gain": gain})
+        entries.append({"case": "unguessed", "rows": rows, "drafts": 4, **drawn[1], "gain": gain})
     return entries
 
 
-def run_demo(guesses: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, Any]]:
+def run_demo(drafts: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, Any]]:
     """The demo model on a CPU, one text at a time."""
     params = SamplingParams(max_tokens, temperature=0, ignore_eos=True)
     llms = {
         count: LLM(device="cpu", dtype="float32", prefix_caching=False, speculative_tokens=count)
-        for count in (0, *guesses)
+        for count in (0, *drafts)
     }
     entries: list[dict[str, Any]] = []
     for name, text in _TEXTS.items():
@@ -213,7 +213,7 @@ def run_demo(guesses: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, 
             {
                 "case": "demo",
                 "text": name,
-                "guesses": count,
+                "drafts": count,
                 "share": shares[count],
                 "tokens_per_s": round(max_tokens / min(times[count]), 1),
                 "gain": round(min(times[0]) / min(times[count]), 2),
@@ -245,7 +245,7 @@ def _gpu_runner(shape: str, layers: int | None, rows: int, prompt_tokens: int) -
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `harness.Study`."""
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32])
-    parser.add_argument("--guesses", type=int, nargs="+", default=[2, 4, 7])
+    parser.add_argument("--drafts", type=int, nargs="+", default=[2, 4, 7])
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--layers", type=int, default=None)
@@ -261,11 +261,11 @@ def run(options: argparse.Namespace) -> None:
         tokens = options.prompt_tokens
         runner = _gpu_runner(options.shape, options.layers, max(options.rows), tokens)
         entries += run_forced(
-            runner, options.rows, options.guesses, prompt_tokens=tokens, steps=options.steps
+            runner, options.rows, options.drafts, prompt_tokens=tokens, steps=options.steps
         )
     if options.demo or not torch.cuda.is_available():
-        entries += run_demo(options.guesses)
-    columns = ("case", "text", "rows", "guesses", "share", "ms", "tokens_per_step", "gain")
+        entries += run_demo(options.drafts)
+    columns = ("case", "text", "rows", "drafts", "share", "ms", "tokens_per_step", "gain")
     for entry in entries:
         emit(entry)
     cells = [tuple(str(entry.get(name, "")) for name in columns) for entry in entries]

@@ -35,8 +35,8 @@ from parrot_engine.models.families import family_of
 from parrot_engine.models.generation_defaults import GenerationDefaults
 from parrot_engine.protocol import Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.graphs import CudaCapture, StepGraphs
+from parrot_engine.runner.in_flight_step import gather_tokens
 from parrot_engine.runner.model_runner import ModelRunner
-from parrot_engine.runner.step_tokens import gather_tokens
 from parrot_engine.settings import BuiltinSettings
 
 from engine_studies.harness import emit
@@ -127,7 +127,7 @@ def time_device(runner: ModelRunner, rows: Sequence[BatchRow]) -> float:
     )
     token_ids = torch.from_numpy(tokens.token_ids).cuda()
     positions = torch.from_numpy(tokens.positions).cuda()
-    wanted = None if tokens.wanted is None else torch.from_numpy(tokens.wanted).cuda()
+    wanted = None if tokens.logit_tokens is None else torch.from_numpy(tokens.logit_tokens).cuda()
     plan = runner._attention.plan(rows)
 
     def work() -> None:

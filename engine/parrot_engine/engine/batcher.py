@@ -33,7 +33,7 @@ change hands meanwhile:
   without a failure.
 - A context whose KV is taken has another `epoch` from then on; rows of an earlier one do not count
   as computed when they are applied. Of those only the sampled token is kept.
-- A row with guesses (`parrot_engine.engine.speculation`) counts as far as they were right, one
+- A row with draft tokens (`parrot_engine.engine.speculation`) counts as far as they were right, one
   token after the other. How far that is decides about what follows, so nothing is planned behind
   a step with such rows.
 - A fork may share a block into which its parent's row in flight writes behind the fork's end. It
@@ -77,8 +77,8 @@ class StepPlan(NamedTuple):
     copy_sources: list[int]
     #: Hashes of the blocks of prefill that become full in this step.
     new_digests: set[bytes]
-    #: Whether it has rows with guesses: nothing can be planned before its outcome is known.
-    has_guesses: bool = False
+    #: Whether it has rows with draft tokens: nothing can be planned before its outcome is known.
+    has_drafts: bool = False
 
 
 class Batcher:
@@ -115,7 +115,7 @@ class Batcher:
         arise even when the plan has no rows.
 
         Args:
-            before: the step in flight, whose outcome has not been applied; one without guesses.
+            before: the step in flight, whose outcome has not been applied; one without drafts.
         """
         return StepPlanner(self, self._store, self._pool, before).plan()
 
@@ -132,24 +132,24 @@ class Batcher:
                 if found != block:
                     table.replace(index, found)
 
-    def check_guesses(
+    def verify_drafts(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
-        """Split a row with guesses into rows of one token, which are to be applied one by one.
+        """Split a row with draft tokens into rows of one token, which are to be applied one by one.
 
-        Blocks that only wrong guesses needed are given back.
+        Blocks that only wrong draft tokens needed are given back.
         """
         parts = parts_of(planned, outcome)
         context = planned.context
         generate = planned.generate
         if self.speculation is not None and generate is not None and context.is_at(generate):
-            self.speculation.note(generate, planned.row.num_guesses, len(parts) - 1)
+            self.speculation.note(generate, planned.row.num_drafts, len(parts) - 1)
         if planned.epoch == context.epoch and context.state != "gone":
             self.trim(context, parts[-1][0].end)
         return parts
 
     def trim(self, context: Context, end: int) -> None:
-        """Give back blocks that only guesses needed: the next token stands at position `end`.
+        """Give back blocks that only draft tokens needed: the next token stands at position `end`.
 
         A row in flight may still write there, but before anything that is launched from now on.
         """
@@ -213,10 +213,10 @@ class StepPlanner:
         self._rows: list[PlannedRow] = []
         self._copies: list[BlockCopy] = []
         self._copy_sources: list[int] = []
-        self._has_guesses = False
+        self._has_drafts = False
         self._awaits_tokens = False
         speculation = batcher.speculation
-        self._guesses = {} if speculation is None else speculation.choose(self._running)
+        self._drafts = {} if speculation is None else speculation.choose(self._running)
 
     def plan(self) -> StepPlan:
         """The plan; to be asked for once."""
@@ -229,7 +229,7 @@ class StepPlanner:
             [planned.scoring for planned in rows],
             self._awaits_tokens,
         )
-        return StepPlan(rows, batch, self._copy_sources, self._new_digests, self._has_guesses)
+        return StepPlan(rows, batch, self._copy_sources, self._new_digests, self._has_drafts)
 
     def _walk(self) -> None:
         """Plan one row after the other, from the smallest rank on."""
@@ -368,8 +368,8 @@ class StepPlanner:
             self._background_budget = max(0, self._background_budget - 1)
         start = context.num_computed
         row = BatchRow(context.token_ids[start:], start, context.block_table.array(), "last")
-        if self._guesses:
-            row = self._with_guesses(context, row)
+        if self._drafts:
+            row = self._with_drafts(context, row)
         self._add(context, row, generate, None)
 
     def _plan(self, context: Context) -> None:
@@ -401,7 +401,7 @@ class StepPlanner:
             generate.row.num_pending = 1
             self._awaits_tokens |= generate.row.needs_history
             row = BatchRow(_UNKNOWN, start, context.block_table.array(), "last", in_flight.number)
-            self._add(context, self._with_guesses(context, row), generate, None)
+            self._add(context, self._with_drafts(context, row), generate, None)
 
     def _plan_known(self, context: Context, start: int) -> None:
         """A row of tokens that are known, from `start` on."""
@@ -443,24 +443,24 @@ class StepPlanner:
             targets = context.token_ids[start + 1 : start + 1 + count]
             scoring = ScoringRow(targets, fill.prompt_logprobs)
         if generate is not None and count == 1 and not scored:
-            row = self._with_guesses(context, row)
+            row = self._with_drafts(context, row)
         self._add(context, row, generate, scoring)
 
-    def _with_guesses(self, context: Context, row: BatchRow) -> BatchRow:
-        """A row of the one token that comes next, with as many guesses as there is room for."""
-        guesses = self._guesses.get(context)
-        if guesses is None:
+    def _with_drafts(self, context: Context, row: BatchRow) -> BatchRow:
+        """A row of the token that comes next, with as many draft tokens as there is room for."""
+        drafts = self._drafts.get(context)
+        if drafts is None:
             return row
-        count = min(len(guesses), self._budget - 1 - self._num_decodes())
+        count = min(len(drafts), self._budget - 1 - self._num_decodes())
         count = self._make_spare_room(context, row.start + 1, count)
         if count <= 0:
             return row
-        self._has_guesses = True
+        self._has_drafts = True
         return row._replace(
-            token_ids=row.token_ids + guesses[:count],
+            token_ids=row.token_ids + drafts[:count],
             block_table=context.block_table.array(),
             logits="all",
-            num_guesses=count,
+            num_drafts=count,
         )
 
     def _add(
@@ -547,7 +547,7 @@ class StepPlanner:
         return count
 
     def _make_spare_room(self, context: Context, start: int, num_tokens: int) -> int:
-        """Blocks for guesses from `start` on, of those that nobody will need in this step.
+        """Blocks for draft tokens from `start` on, of those that nobody will need in this step.
 
         `start - 1` has its block. Returns for how many of them.
         """

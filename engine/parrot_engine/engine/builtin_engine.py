@@ -222,10 +222,10 @@ class BuiltinEngine:
             self._grammars.release()
         before = self._in_flight
         if before is not None and (
-            before.plan.has_guesses or (self._looks_first and before.launch.ready())
+            before.plan.has_drafts or (self._looks_first and before.launch.ready())
         ):
-            # What comes next depends on the guesses; or the device waits for us, and a plan that
-            # knows the tokens costs nothing more.
+            # What comes next depends on the draft tokens; or the device waits for us, and a plan
+            # that knows the tokens costs nothing more.
             self._results.apply(before.plan, before.launch)
             before = None
         if self._host is not None:

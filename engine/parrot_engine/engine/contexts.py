@@ -17,7 +17,7 @@ from operator import is_not
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.batch import BatchRow, Matcher, SamplingRow, ScoringRow
-from parrot_engine.engine.ngrams import Guesser
+from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash
 from parrot_engine.kv_cache.block_pool import BlockTable
@@ -73,8 +73,8 @@ class PendingGenerate:
     awaits_grammar: bool = False
     #: Makes what keeps it to its grammar, if it has one and that is compiled.
     new_matcher: Callable[[], Matcher] | None = None
-    #: Guesses its next tokens; None until the first are asked for.
-    guesser: Guesser | None = None
+    #: Proposes its next tokens; None until the first are asked for.
+    proposer: NgramProposer | None = None
 
     def begin(self, token_ids: list[int]) -> SamplingRow:
         """The one sampling row, made if there is none: the first token follows these."""
@@ -256,7 +256,7 @@ class Context:
 
     @property
     def speculative_generate(self) -> PendingGenerate | None:
-        """The Generate that takes one token in the next step, if guesses may make that more."""
+        """The Generate that takes one token in the next step, if drafts may make that more."""
         head, in_flight = self.pending[0] if self.pending else None, self.in_flight
         if not isinstance(head, PendingGenerate) or head.row is None or head.row.needs_history:
             return None

@@ -1,4 +1,4 @@
-"""Guesses at a text's next tokens: what followed where its last tokens stood before.
+"""Draft tokens for a text: those that followed where its last tokens stood before.
 
 Prompt lookup: no model, only the tokens themselves. Good for text that repeats what it has seen:
 edits of a document, code, quotations, loops.
@@ -15,7 +15,7 @@ from typing import Final
 MAX_PLACES: Final = 16
 #: Tokens that are remembered at most, some 150 bytes each.
 MAX_INDEXED: Final = 65_536
-#: Right guesses at a time that a generation is trusted to have at first, the share of the newest
+#: Right proposes a time that a generation is trusted to have at first, the share of the newest
 #: outcome in the average, and the average from which on it pauses.
 _FIRST_AVERAGE: Final = 1.0
 _NEWEST: Final = 0.25
@@ -28,7 +28,8 @@ _LONGEST_PAUSE: Final = 512
 class NgramIndex:
     """An index of one growing text: the places where each run of `min_length` tokens stood.
 
-    Adding a token takes a step of one dictionary; a guess compares at most `MAX_PLACES` places.
+    Adding a token takes a step of one dictionary; a proposal compares at most
+    `MAX_PLACES` places.
     """
 
     def __init__(self, min_length: int, max_length: int, *, max_indexed: int = MAX_INDEXED) -> None:
@@ -74,12 +75,12 @@ class NgramIndex:
         self._key, self._end = key, end
         return end - begin
 
-    def guess(self, token_ids: Sequence[int], count: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that come next if the text goes on as it did before; or none.
 
         Of the `MAX_PLACES` latest earlier places of the last `min_length` tokens the one counts
         before which most tokens agree, up to `max_length`; of several the latest. Where what
-        followed it reaches the text's end, the guess goes on with its own beginning.
+        followed it reaches the text's end, the propose goes on with its own beginning.
 
         `token_ids` is the text, all of it taken in by `extend`.
         """
@@ -105,25 +106,25 @@ class NgramIndex:
             place = self._earlier[place - begin]
         if best < 0:
             return []
-        guess = list(token_ids[best + 1 : best + 1 + count])
-        while len(guess) < count:
-            guess.append(guess[len(guess) - (last - best)])
-        return guess
+        propose = list(token_ids[best + 1 : best + 1 + count])
+        while len(propose) < count:
+            propose.append(propose[len(propose) - (last - best)])
+        return propose
 
 
-class Guesser:
-    """The guesses of one generation, and how they came out."""
+class NgramProposer:
+    """The draft tokens of one generation, and how they came out."""
 
     def __init__(self, min_length: int, max_length: int) -> None:
         self.index = NgramIndex(min_length, max_length)
-        #: Right guesses at a time, lately.
+        #: Right proposes a time, lately.
         self.average = _FIRST_AVERAGE
-        #: Tokens of the generation before it makes guesses (again).
+        #: Tokens of the generation before drafts are proposed (again).
         self.resumes_at = 0
         self._pause = _SHORTEST_PAUSE
 
     def note(self, num_right: int, num_generated: int) -> None:
-        """So many guesses of a row were right; so many tokens are generated now."""
+        """So many draft tokens of a row were right; so many tokens are generated now."""
         self.average += _NEWEST * (num_right - self.average)
         if num_right:
             self._pause = _SHORTEST_PAUSE

@@ -1,24 +1,24 @@
-"""Speculation: tokens that are guessed, computed along with the last known one, and then checked.
+"""Speculation: draft tokens, computed along with the last known token, and then verified.
 
 A generation whose text repeats something gets a row of more than one token: the last known token
-and guesses at those that follow (`parrot_engine.engine.ngrams`). A token is sampled behind each.
-The first is what would have been sampled without guesses; the next one is, too, if the first guess
-was that very token, and so on up to the first guess that was wrong. So the outcome is that of as
-many rows of a single token, and is applied as such (`parts_of`). What was computed for wrong
-guesses is overwritten by what comes next; blocks are known by their tokens only up to where tokens
+and draft tokens for those that follow (`parrot_engine.engine.ngrams`). A token is sampled behind
+each. The first is what would have been sampled without drafts; the next one is, too, if the first
+draft was that very token, and so on up to the first draft that was wrong. So the outcome is that of
+as many rows of a single token, and is applied as such (`parts_of`). What was computed for wrong
+drafts is overwritten by what comes next; blocks are known by their tokens only up to where tokens
 are certain.
 
 Samplers draw by position, so this holds for drawn tokens as well as for greedy ones. Generations
-whose draws look at the tokens before them (penalties, grammars) make no guesses.
+whose draws look at the tokens before them (penalties, grammars) get no drafts.
 
-What comes next depends on how many guesses were right, so nothing is planned behind a step with
-guesses before its outcome is known. The device then waits for the host, which costs everybody in
-the step some of its time. Guesses are made only
+What comes next depends on how many drafts were right, so nothing is planned behind a step with
+drafts before its outcome is known. The device then waits for the host, which costs everybody in the
+step some of its time. Drafts are proposed only
 
-- while the step stays small: weights are then read once for all of its tokens, and a guess costs
+- while the step stays small: weights are then read once for all of its tokens, and a draft costs
   next to nothing;
-- when, by how guesses came out lately, enough of them will be right to make up for the wait;
-- for generations whose guesses are not mostly wrong: these pause, longer each time.
+- when, by how drafts came out lately, enough of them will be right to make up for the wait;
+- for generations whose drafts are not mostly wrong: these pause, longer each time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Final
 
 from parrot_engine.batch import RowOutcome, SampledToken
 from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
-from parrot_engine.engine.ngrams import Guesser
+from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.settings import BuiltinSettings
 
-#: Right guesses a generation of the step that have to be expected: what waiting for the step costs
+#: Right drafts a generation of the step that have to be expected: what waiting for the step costs
 #: all of them, in tokens.
 _WORTH: Final = 0.2
 #: Tokens of prompts that are indexed between two steps: some 2 ms.
@@ -39,20 +39,20 @@ _INDEXED_PER_STEP: Final = 8192
 
 
 class Speculation:
-    """Chooses the guesses of a step, and keeps count of them."""
+    """Chooses the draft tokens of a step, and keeps count of them."""
 
     def __init__(self, settings: BuiltinSettings) -> None:
         """With `settings.speculative_tokens` of at least 1."""
-        self._max_guesses = settings.speculative_tokens
+        self._max_drafts = settings.speculative_tokens
         self._min_length = settings.speculative_min_ngram
         self._max_length = settings.speculative_max_ngram
         self._max_step_tokens = settings.speculative_batch_tokens
-        #: Guesses so far, and how many of them became tokens.
+        #: Draft tokens so far, and how many of them became tokens.
         self.proposed_tokens = 0
         self.accepted_tokens = 0
 
     def choose(self, running: Iterable[Context]) -> dict[Context, list[int]]:
-        """The guesses of a step over these contexts, given in the order of their rank.
+        """The draft tokens of a step over these contexts, given in the order of their rank.
 
         For a context with a row in flight: those behind the token that the row samples.
         """
@@ -67,63 +67,63 @@ class Speculation:
             generate = context.speculative_generate
             if generate is None or generate.row is None:
                 continue
-            guesser = generate.guesser
-            if guesser is None:
-                guesser = generate.guesser = Guesser(self._min_length, self._max_length)
+            proposer = generate.proposer
+            if proposer is None:
+                proposer = generate.proposer = NgramProposer(self._min_length, self._max_length)
             generated = len(generate.row.generated_token_ids)
-            if generated < guesser.resumes_at:
+            if generated < proposer.resumes_at:
                 continue
-            to_index -= guesser.index.extend(context.token_ids, to_index)
+            to_index -= proposer.index.extend(context.token_ids, to_index)
             num_pending = 0 if context.in_flight is None else 1
             limit = min(
-                # Beyond what is likely, guesses only take the room of others.
-                2 + int(2 * guesser.average),
-                self._max_guesses,
+                # Beyond what is likely, draft tokens only take the room of others.
+                2 + int(2 * proposer.average),
+                self._max_drafts,
                 room,
-                # The last token is sampled, not guessed.
+                # The last token is sampled, not drafted.
                 generate.row.params.max_tokens - generated - num_pending - 1,
                 context.max_tokens - len(context.token_ids) - num_pending - 1,
             )
-            if limit <= 0 or guesser.index.num_tokens < len(context.token_ids):
+            if limit <= 0 or proposer.index.num_tokens < len(context.token_ids):
                 continue
-            guesses = self.guess(context, guesser, num_pending + limit)[num_pending:]
-            if guesses:
-                chosen[context] = guesses
-                room -= len(guesses)
-                expected += min(guesser.average, len(guesses))
+            drafts = self.propose(context, proposer, num_pending + limit)[num_pending:]
+            if drafts:
+                chosen[context] = drafts
+                room -= len(drafts)
+                expected += min(proposer.average, len(drafts))
         return chosen if expected >= _WORTH * len(contexts) else {}
 
-    def guess(self, context: Context, guesser: Guesser, count: int) -> list[int]:
+    def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
         """Up to `count` tokens that may follow those which the context has."""
-        return guesser.index.guess(context.token_ids, count)
+        return proposer.index.propose(context.token_ids, count)
 
-    def note(self, generate: PendingGenerate, num_guesses: int, num_right: int) -> None:
-        """A row came back: of its guesses so many were right and became tokens."""
-        self.proposed_tokens += num_guesses
+    def note(self, generate: PendingGenerate, num_drafts: int, num_right: int) -> None:
+        """A row came back: of its draft tokens so many were right and became tokens."""
+        self.proposed_tokens += num_drafts
         self.accepted_tokens += num_right
-        row, guesser = generate.row, generate.guesser
-        if row is not None and guesser is not None:
-            guesser.note(num_right, len(row.generated_token_ids) + num_right + 1)
+        row, proposer = generate.row, generate.proposer
+        if row is not None and proposer is not None:
+            proposer.note(num_right, len(row.generated_token_ids) + num_right + 1)
 
 
 def parts_of(planned: PlannedRow, outcome: RowOutcome) -> list[tuple[PlannedRow, RowOutcome]]:
-    """A row with guesses as the rows of one token that it stands for, as far as they were right.
+    """A row with drafts as the rows of one token that it stands for, as far as they were right.
 
-    One for each token that the generation gets: up to the first that is not what was guessed, or
+    One for each token that the generation gets: up to the first that is not what was drafted, or
     that ends the text, or behind scores that are not finite.
     """
     generate, row = planned.generate, planned.row
     assert generate is not None
     assert generate.row is not None
     assert outcome.token is not None
-    guesses: list[int | None] = [*row.token_ids[1:], None]
+    drafts: list[int | None] = [*row.token_ids[1:], None]
     tokens: list[SampledToken] = [outcome.token, *outcome.following]
     parts = []
-    for offset, (token, guess) in enumerate(zip(tokens, guesses, strict=True)):
+    for offset, (token, draft) in enumerate(zip(tokens, drafts, strict=True)):
         start = row.start + offset
         single = row._replace(token_ids=row.token_ids[offset : offset + 1], start=start)
-        part = planned._replace(row=single._replace(num_guesses=0), end=start + 1)
+        part = planned._replace(row=single._replace(num_drafts=0), end=start + 1)
         parts.append((part, RowOutcome(token)))
-        if token.token_id != guess or token.token_id in generate.row.end_token_ids:
+        if token.token_id != draft or token.token_id in generate.row.end_token_ids:
             break
     return parts

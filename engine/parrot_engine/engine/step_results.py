@@ -54,12 +54,12 @@ class StepResults:
             )
         else:
             for planned, outcome in zip(plan.rows, outcomes, strict=True):
-                if planned.row.num_guesses == 0:
+                if planned.row.num_drafts == 0:
                     self._apply_row(planned, outcome)
                     continue
                 if planned.context.in_flight is planned:
                     planned.context.in_flight = None
-                for part in self._batcher.check_guesses(planned, outcome):
+                for part in self._batcher.verify_drafts(planned, outcome):
                     self._apply_row(*part)
 
     def _fail(self, plan: StepPlan, problem: str) -> None:

@@ -1,14 +1,17 @@
-"""From a step's logits to its outcome: sampling and scoring on the device, one way to the host.
+"""A step on the device: the arrays that go into the model, and from its logits to the outcome.
 
-Logits never leave the device. What the host gets are token ids, one number each, and
-log-probabilities where they were asked for.
+Sampling and scoring run on the device; logits never leave it. What the host gets are token ids, one
+number each, and log-probabilities where they were asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,17 +26,96 @@ from parrot_engine.runner.sampler import (
     choose,
     score,
 )
-from parrot_engine.runner.sampling_inputs import SamplingInputs, prepare
-from parrot_engine.runner.step_tokens import StepLogits
-from parrot_engine.runner.token_mask import make_masks
-from parrot_engine.runner.upload import Download, Part, Upload, current_device
+from parrot_engine.runner.sampling_inputs import SamplingInputs, make_masks, prepare
+from parrot_engine.runner.transfers import Download, Part, Upload, current_device
+
+Ints = npt.NDArray[np.int32]
+
+
+class StepTokens(NamedTuple):
+    """What the rows of a batch compute, row after row."""
+
+    token_ids: Ints
+    positions: Ints
+    #: Tokens known only to the device, and the rows of the step before that sampled them.
+    pending_at: Ints
+    pending_rows: Ints
+    #: Tokens whose logits are needed; None for all.
+    logit_tokens: Ints | None
+
+
+class Computed(NamedTuple):
+    """What a model makes of a step's tokens; valid until the next step is launched."""
+
+    #: `[num_tokens, hidden_size]`, before the final norm.
+    hidden: Tensor
+    #: `[num_tokens, vocab_size]` in float32, where they were computed along with it.
+    logits: Tensor | None
+    #: Of these logits, where it was looked for along with them.
+    largest: Largest | None = None
+
+
+class StepLogits(NamedTuple):
+    """What a step's tokens are chosen from; valid until the next step is launched."""
+
+    #: Float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
+    values: Tensor
+    #: Of each of these rows, where it is known already.
+    largest: Largest | None = None
+
+
+def gather_tokens(rows: Sequence[BatchRow]) -> StepTokens:
+    """The tokens of at least one row."""
+    lists, firsts, _, needs, waits, _ = zip(*rows, strict=True)
+    counts = list(map(len, lists))
+    starts = np.array(firsts, dtype=np.int32)
+    token_ids = np.array(list(chain.from_iterable(lists)), dtype=np.int32)
+    pending: list[tuple[int, int]] = []
+    if waits.count(None) < len(rows):
+        pending = [(index, row) for index, row in enumerate(waits) if row is not None]
+    if len(rows) == len(token_ids):
+        at, waiting = zip(*pending, strict=True) if pending else ((), ())
+        if "none" not in needs:
+            return _tokens(token_ids, starts, at, waiting, None)
+        logit_tokens = [index for index, need in enumerate(needs) if need != "none"]
+        return _tokens(token_ids, starts, at, waiting, logit_tokens)
+    ends = np.cumsum(counts)
+    first_tokens = (ends - counts).astype(np.int32)
+    positions = np.repeat(starts - first_tokens, counts)
+    positions += np.arange(len(positions), dtype=np.int32)
+    logit_tokens = []
+    for row, first, end in zip(rows, first_tokens.tolist(), ends.tolist(), strict=True):
+        if row.logits == "last":
+            logit_tokens.append(end - 1)
+        elif row.logits == "all":
+            logit_tokens.extend(range(first, end))
+    at = tuple(int(first_tokens[index]) for index, _ in pending)
+    return _tokens(token_ids, positions, at, tuple(row for _, row in pending), logit_tokens)
+
+
+def _tokens(
+    token_ids: Ints,
+    positions: Ints,
+    at: Sequence[int],
+    waiting: Sequence[int],
+    logit_tokens: Sequence[int] | None,
+) -> StepTokens:
+    return StepTokens(
+        token_ids,
+        positions,
+        np.array(at, dtype=np.int32),
+        np.array(waiting, dtype=np.int32),
+        None
+        if logit_tokens is None or len(logit_tokens) == len(token_ids)
+        else np.array(logit_tokens, dtype=np.int32),
+    )
 
 
 class _Scored(NamedTuple):
     """A row that scores its tokens."""
 
     row: int
-    wish: ScoringRow
+    scoring: ScoringRow
     #: The row's first row of logits.
     first: int
     targets: Part
@@ -43,9 +125,9 @@ class StepInputs:
     """Which logits of a step are sampled from and scored."""
 
     def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
-        """Gather what `LaunchedStep` needs; `upload` is sent by the caller."""
+        """Gather what `InFlightStep` needs; `upload` is sent by the caller."""
         self.num_rows = len(batch.rows)
-        #: Rows of the batch that sample, in order; those with guesses once for each token.
+        #: Rows of the batch that sample, in order; those with draft tokens once for each token.
         self.sampled: list[int] = []
         self.scored: list[_Scored] = []
         self.sampling: SamplingInputs
@@ -53,28 +135,28 @@ class StepInputs:
         self.at: Part | None = None
         #: Where their tokens go; None: every row samples, once.
         self.rows: Part | None = None
-        wishes = [wish for wish in batch.sampling if wish is not None]
-        if len(wishes) == self.num_rows and {row.logits for row in batch.rows} == {"last"}:
+        sampled = [row for row in batch.sampling if row is not None]
+        if len(sampled) == self.num_rows and {row.logits for row in batch.rows} == {"last"}:
             self.sampled = list(range(self.num_rows))
-            self.sampling = prepare(wishes, vocab_size, upload)
+            self.sampling = prepare(sampled, vocab_size, upload)
             return
         at: list[int] = []
         num_logits = 0
         sampling = batch.sampling or [None] * self.num_rows
         scoring = batch.scoring or [None] * self.num_rows
         rows = []
-        for index, (row, wish, scores) in enumerate(
+        for index, (row, draw, scores) in enumerate(
             zip(batch.rows, sampling, scoring, strict=True)
         ):
             if scores is not None and scores.target_token_ids:
                 targets = upload.integers(scores.target_token_ids)
                 self.scored.append(_Scored(index, scores, num_logits, targets))
             num_logits += _num_logits(row)
-            if wish is not None:
-                for ahead in range(row.num_guesses + 1):
+            if draw is not None:
+                for ahead in range(row.num_drafts + 1):
                     self.sampled.append(index)
-                    at.append(num_logits - 1 - row.num_guesses + ahead)
-                    rows.append(wish.ahead(ahead))
+                    at.append(num_logits - 1 - row.num_drafts + ahead)
+                    rows.append(draw.ahead(ahead))
         self.sampling = prepare(rows, vocab_size, upload)
         if len(at) < num_logits:
             self.at = upload.integers(at)
@@ -82,7 +164,7 @@ class StepInputs:
             self.rows = upload.integers(self.sampled)
 
 
-class LaunchedStep:
+class InFlightStep:
     """A step on its way; implements `parrot_engine.batch.Launch`."""
 
     def __init__(
@@ -96,7 +178,7 @@ class LaunchedStep:
         self._inputs: StepInputs
         #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
         #: the device. Within the vocabulary even if the row's logits were not finite; any of a
-        #: row's for one with guesses. None before it was drawn.
+        #: row's for one with draft tokens. None before it was drawn.
         self.sampled: Tensor | None = None
         self._has_scores = False
         self._download: Download
@@ -131,9 +213,9 @@ class LaunchedStep:
             if choice.scores is not None:
                 self._has_scores = True
                 tensors += choice.scores
-        for _, wish, first, targets in inputs.scored:
-            part = logits[first : first + len(wish.target_token_ids)]
-            tensors += score(part, targets.tensor, wish.num_top)
+        for _, scoring, first, targets in inputs.scored:
+            part = logits[first : first + len(scoring.target_token_ids)]
+            tensors += score(part, targets.tensor, scoring.num_top)
         if inputs.sampled and inputs.rows is None:
             self.sampled = choice.tokens
         else:
@@ -161,9 +243,9 @@ class LaunchedStep:
         for row, token in zip(inputs.sampled, sampled, strict=True):
             tokens.setdefault(row, []).append(token)
         scored: dict[int, list[TokenLogprobs]] = {}
-        for row, wish, _, _ in inputs.scored:
+        for row, scoring, _, _ in inputs.scored:
             found = Scores(next(parts), next(parts), next(parts))
-            scored[row] = assemble_scores(wish.target_token_ids, found)
+            scored[row] = assemble_scores(scoring.target_token_ids, found)
         return [
             _outcome(tokens.get(index, ()), scored.get(index, ()))
             for index in range(inputs.num_rows)

@@ -24,9 +24,14 @@ from parrot_engine.models.config import ModelConfig
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.models.generation_defaults import GenerationDefaults
 from parrot_engine.models.sharding import Collective
-from parrot_engine.runner.in_flight_step import LaunchedStep
-from parrot_engine.runner.step_tokens import Computed, StepLogits, StepTokens, gather_tokens
-from parrot_engine.runner.upload import Upload, current_device
+from parrot_engine.runner.in_flight_step import (
+    Computed,
+    InFlightStep,
+    StepLogits,
+    StepTokens,
+    gather_tokens,
+)
+from parrot_engine.runner.transfers import Upload, current_device
 
 if TYPE_CHECKING:
     from parrot_engine.runner.graphs import Capture, StepGraphs
@@ -119,7 +124,7 @@ class ModelRunner:
         )
 
         #: The step launched last, and the tokens sampled in the one before the running launch.
-        self._before: LaunchedStep | None = None
+        self._before: InFlightStep | None = None
         self._sampled = torch.zeros(0, dtype=torch.int64, device=device)
         self._graphs: StepGraphs | None = None
         self._collective = collective
@@ -143,7 +148,7 @@ class ModelRunner:
         with current_device(self._device):
             if self._before is not None and self._before.sampled is not None:
                 self._sampled = self._before.sampled
-            self._before = LaunchedStep(batch, self._forward(batch), self._device, self._kernels)
+            self._before = InFlightStep(batch, self._forward(batch), self._device, self._kernels)
         return self._before
 
     @torch.inference_mode()
@@ -211,18 +216,18 @@ class ModelRunner:
             return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
         tokens = gather_tokens(rows)
         hidden, logits, largest = self._compute(rows, tokens)
-        if tokens.wanted is None:
+        if tokens.logit_tokens is None:
             if logits is None:
                 return StepLogits(self._model.logits(hidden))
             return StepLogits(logits, largest)
-        if len(tokens.wanted) == 0:
+        if len(tokens.logit_tokens) == 0:
             return StepLogits(torch.empty((0, self.vocab_size), device=self._device))
         upload = Upload()
-        wanted = upload.array(tokens.wanted)
+        needed = upload.array(tokens.logit_tokens)
         upload.send(self._device)
         if logits is not None:
-            return StepLogits(logits[wanted.tensor])
-        return StepLogits(self._model.logits(hidden[wanted.tensor]))
+            return StepLogits(logits[needed.tensor])
+        return StepLogits(self._model.logits(hidden[needed.tensor]))
 
     def _compute(self, rows: Sequence[BatchRow], tokens: StepTokens) -> Computed:
         if self._collective is not None and len(tokens.pending_at):

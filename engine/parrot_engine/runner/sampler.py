@@ -32,9 +32,16 @@ from torch import Tensor
 from parrot_engine.batch import SampledToken, SamplingRow
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import TokenLogprobs
-from parrot_engine.runner.sampling_inputs import Draws, Ranking, SamplingInputs, prepare
-from parrot_engine.runner.token_mask import TokenMasks, apply_masks, make_masks
-from parrot_engine.runner.upload import Upload
+from parrot_engine.runner.sampling_inputs import (
+    Draws,
+    Ranking,
+    SamplingInputs,
+    TokenMasks,
+    apply_masks,
+    make_masks,
+    prepare,
+)
+from parrot_engine.runner.transfers import Upload
 
 #: Columns summed together before a draw looks into one such span.
 _DRAW_SPAN = 512
@@ -144,10 +151,10 @@ def choose(
             tokens[at] = _draw(processed[at], values[at], draws)
         checked = tokens.masked_fill(checked < 0, -1)
     scores = None
-    if inputs.asked_at is not None:
-        at = inputs.asked_at.tensor
+    if inputs.logprobs_at is not None:
+        at = inputs.logprobs_at.tensor
         scores = score(logits[at], tokens[at], inputs.num_top)
-    elif inputs.asked:
+    elif inputs.with_logprobs:
         scores = score(logits, tokens, inputs.num_top)
     return Choice(tokens, checked, scores)
 
@@ -328,11 +335,11 @@ def assemble_tokens(
     if scores is None:
         return [SampledToken(token, None) for token in chosen]
     logprobs: dict[int, TokenLogprobs] = {}
-    entries = assemble_scores([chosen[index] or 0 for index in inputs.asked], scores)
-    for index, entry in zip(inputs.asked, entries, strict=True):
+    entries = assemble_scores([chosen[index] or 0 for index in inputs.with_logprobs], scores)
+    for index, entry in zip(inputs.with_logprobs, entries, strict=True):
         if chosen[index] is not None:
-            wanted = inputs.rows[index].params.logprobs or 0
-            logprobs[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.top[:wanted])
+            count = inputs.rows[index].params.logprobs or 0
+            logprobs[index] = TokenLogprobs(entry.token_id, entry.logprob, entry.top[:count])
     return [SampledToken(token, logprobs.get(index)) for index, token in enumerate(chosen)]
 
 

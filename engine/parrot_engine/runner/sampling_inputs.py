@@ -1,7 +1,8 @@
-"""What the sampler needs on the device, gathered on the host from the rows of a step.
+"""Inputs of the sampler, gathered on the host from the rows of a step.
 
-Reads parameters and histories, and knows nothing of logits. Everything is added to one `Upload`,
-so that all of it travels in a single transfer that nobody waits for.
+Parameters and histories are added to one `Upload`, so that all of them travel in a single transfer
+that the host does not wait for. Masks of grammars are made while the device computes the step,
+packed to one bit a token, sent in one transfer, and unpacked where the logits are.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from parrot_engine.batch import SamplingRow
-from parrot_engine.runner.upload import Part, Upload
+from parrot_engine.runner.transfers import Part, Upload
 
 _MASK64 = (1 << 64) - 1
 #: Below this a temperature only serves to overflow: the largest logit wins anyway.
@@ -62,8 +67,8 @@ class SamplingInputs(NamedTuple):
     banned: Part | None = None
     draws: Draws | None = None
     #: Rows that report log-probabilities, and where they are (None: all rows).
-    asked: Sequence[int] = ()
-    asked_at: Part | None = None
+    with_logprobs: Sequence[int] = ()
+    logprobs_at: Part | None = None
     num_top: int = 0
 
     @property
@@ -96,14 +101,14 @@ def prepare(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> Sam
     if all(row.is_plain for row in rows):
         return SamplingInputs(rows)
     edits = _gather_edits(rows, vocab_size, upload)
-    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+    with_logprobs = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
     return SamplingInputs(
         rows,
         *edits,
         draws=_gather_draws(rows, vocab_size, upload),
-        asked=asked,
-        asked_at=upload.integers(asked) if 0 < len(asked) < len(rows) else None,
-        num_top=max((rows[index].params.logprobs or 0 for index in asked), default=0),
+        with_logprobs=with_logprobs,
+        logprobs_at=upload.integers(with_logprobs) if 0 < len(with_logprobs) < len(rows) else None,
+        num_top=max((rows[index].params.logprobs or 0 for index in with_logprobs), default=0),
     )
 
 
@@ -200,3 +205,57 @@ def _mix64(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
     return value ^ (value >> 31)
+
+
+class TokenMasks(NamedTuple):
+    """Which tokens may be drawn, for the rows that have a grammar."""
+
+    #: int64 `[m]`: which rows of the logits; None for all.
+    at: Tensor | None
+    #: int32 `[m, ceil(vocab_size / 32)]`: bit i of a row is token i.
+    bits: Tensor
+
+
+def make_masks(
+    rows: Sequence[SamplingRow], vocab_size: int, device: torch.device
+) -> TokenMasks | None:
+    """The masks of the rows that have a matcher, on their way to the device; None without any."""
+    masked = [
+        (index, row, row.matcher) for index, row in enumerate(rows) if row.matcher is not None
+    ]
+    if not masked:
+        return None
+    num_words = -(-vocab_size // 32)
+    pinned = device.type == "cuda"
+    # The rows that the masks are for travel in front of them: one transfer.
+    packed = torch.zeros(len(masked) * (num_words + 1), dtype=torch.int32, pin_memory=pinned)
+    host = packed.numpy()
+    host[: len(masked)] = [index for index, _, _ in masked]
+    words = host[len(masked) :].reshape(len(masked), num_words)
+    for (_, row, matcher), mask in zip(masked, words, strict=True):
+        matcher.fill_mask(row.generated_token_ids, mask)
+    sent = packed.to(device, non_blocking=True)
+    at = None if len(masked) == len(rows) else sent[: len(masked)].to(torch.int64)
+    return TokenMasks(at, sent[len(masked) :].view(len(masked), num_words))
+
+
+def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
+    """Set what is not allowed to minus infinity, in place; `logits` is `[n, vocab_size]`."""
+    if logits.is_cuda:
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.kernels.token_mask import apply_token_masks
+
+        apply_token_masks(logits, masks.bits, masks.at)
+        return
+    allowed = unpack(masks.bits, logits.shape[1])
+    if masks.at is None:
+        logits.masked_fill_(~allowed, float("-inf"))
+    else:
+        logits[masks.at] = logits[masks.at].masked_fill_(~allowed, float("-inf"))
+
+
+def unpack(bits: Tensor, vocab_size: int) -> Tensor:
+    """bool `[m, vocab_size]` of packed masks on a CPU."""
+    octets = bits.numpy().view(np.uint8)
+    unpacked = np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size)
+    return torch.from_numpy(unpacked.view(np.bool_))

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         "--speculative-tokens",
         type=int,
         metavar="K",
-        help="guess up to so many tokens (7 at most) at a time, from what the text repeats",
+        help="propose up to so many tokens (7 at most) at a time, from what the text repeats",
     )
     parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
     parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")

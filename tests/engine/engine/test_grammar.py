@@ -26,7 +26,7 @@ from parrot_engine.exceptions import PrimitiveError, SettingsError
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.protocol import Grammar, SamplingParams
 from parrot_engine.runner.sampler import sample
-from parrot_engine.runner.token_mask import TokenMasks, apply_masks, make_masks, unpack
+from parrot_engine.runner.sampling_inputs import TokenMasks, apply_masks, make_masks, unpack
 from parrot_engine.text import Tokenizer
 from parrot_engine.text.loading import load_text_assets
 from small_vocabulary import EOS, PIECES, text_of, tokenizer_json

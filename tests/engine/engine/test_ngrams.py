@@ -1,4 +1,4 @@
-"""What is guessed from a text that repeats, and when nothing is."""
+"""What is drafted from a text that repeats, and when nothing is."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_engine.engine.ngrams import MAX_PLACES, Guesser, NgramIndex
+from parrot_engine.engine.ngrams import MAX_PLACES, NgramIndex, NgramProposer
 
 texts = st.lists(st.integers(0, 3), max_size=80) | st.lists(st.integers(0, 1), max_size=60)
 
 
-def naive_guess(tokens: Sequence[int], least: int, most: int, count: int) -> list[int]:
-    """What `NgramIndex.guess` says, found by looking everywhere."""
+def naive_draft(tokens: Sequence[int], least: int, most: int, count: int) -> list[int]:
+    """What `NgramIndex.propose` says, found by looking everywhere."""
     tail = tokens[len(tokens) - least :]
     places = [
         end
@@ -43,7 +43,7 @@ def naive_guess(tokens: Sequence[int], least: int, most: int, count: int) -> lis
     pieces=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 @settings(max_examples=400, deadline=None)
-def test_guesses_are_those_of_a_search_over_the_text(
+def test_drafts_are_those_of_a_search_over_the_text(
     text: list[int], least: int, more: int, count: int, pieces: list[int]
 ) -> None:
     index = NgramIndex(least, least + more)
@@ -52,7 +52,7 @@ def test_guesses_are_those_of_a_search_over_the_text(
         piece = pieces[len(grown) % len(pieces)]
         grown += text[len(grown) : len(grown) + piece]
         assert index.extend(grown, 1000) > 0
-        assert index.guess(grown, count) == naive_guess(grown, least, least + more, count)
+        assert index.propose(grown, count) == naive_draft(grown, least, least + more, count)
 
 
 def test_a_long_text_is_forgotten_from_its_beginning() -> None:
@@ -64,10 +64,10 @@ def test_a_long_text_is_forgotten_from_its_beginning() -> None:
         index.extend(grown, 50)
         assert index.num_tokens == len(grown)
         assert len(index._earlier) <= 100
-    assert index.guess(grown, 3) == []
+    assert index.propose(grown, 3) == []
     grown += [180, 181]
     index.extend(grown, 50)
-    assert index.guess(grown, 3) == [182, 183, 184]
+    assert index.propose(grown, 3) == [182, 183, 184]
 
 
 def test_the_index_takes_a_long_prompt_in_pieces() -> None:
@@ -75,25 +75,25 @@ def test_the_index_takes_a_long_prompt_in_pieces() -> None:
     index = NgramIndex(3, 8)
     taken = [index.extend(text, 10) for _ in range(5)]
     assert taken == [10, 10, 10, 7, 0]
-    assert index.guess(text, 2) == [8, 100]
+    assert index.propose(text, 2) == [8, 100]
 
 
-def test_generations_whose_guesses_are_wrong_pause_longer_and_longer() -> None:
-    guesser = Guesser(3, 8)
+def test_generations_whose_drafts_are_wrong_pause_longer_and_longer() -> None:
+    proposer = NgramProposer(3, 8)
     generated, tries, pauses = 0, 0, []
     while generated < 2000:
-        if generated < guesser.resumes_at:
-            pauses.append(guesser.resumes_at - generated)
-            generated = guesser.resumes_at
+        if generated < proposer.resumes_at:
+            pauses.append(proposer.resumes_at - generated)
+            generated = proposer.resumes_at
         generated += 1
         tries += 1
-        guesser.note(0, generated)
+        proposer.note(0, generated)
     assert pauses[:4] == [16, 32, 64, 128]
     assert max(pauses) == 512
     assert tries < 20
-    generated = max(generated, guesser.resumes_at)
-    guesser.note(4, generated)
-    while guesser.resumes_at <= generated:
+    generated = max(generated, proposer.resumes_at)
+    proposer.note(4, generated)
+    while proposer.resumes_at <= generated:
         generated += 1
-        guesser.note(0, generated)
-    assert guesser.resumes_at - generated == 16, "what was right is not remembered"
+        proposer.note(0, generated)
+    assert proposer.resumes_at - generated == 16, "what was right is not remembered"

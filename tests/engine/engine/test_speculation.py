@@ -1,4 +1,4 @@
-"""Guessed tokens change how fast tokens come, never which."""
+"""Draft tokens change how fast tokens come, never which."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import POISON, Trace, prompt, reference_generate, scripted_engine
-from guessing import GREEDY, OracleBatcher, OracleSpeculation, expected, guessing
+from drafting import GREEDY, OracleBatcher, OracleSpeculation, drafting, expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
@@ -20,7 +20,7 @@ from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow, RowOutcome
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.contexts import Context, PlannedRow
-from parrot_engine.engine.ngrams import Guesser
+from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.engine.speculation import Speculation
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, Generated, SamplingParams
@@ -41,7 +41,7 @@ from programs import check_program, random_program
     share_right=st.sampled_from([0.5, 0.9, 1.0]),
 )
 @settings(max_examples=60, deadline=None)
-def test_outputs_are_those_without_guesses(
+def test_outputs_are_those_without_drafts(
     seed: int,
     length: int,
     block_size: int,
@@ -53,7 +53,7 @@ def test_outputs_are_those_without_guesses(
     overlap: str,
     share_right: float,
 ) -> None:
-    trace, runner = guessing(
+    trace, runner = drafting(
         num_blocks=num_blocks,
         block_size=block_size,
         max_position=60,
@@ -66,13 +66,13 @@ def test_outputs_are_those_without_guesses(
     trace.engine._batcher.speculation.share_right = share_right  # type: ignore[union-attr]
     check_program(trace, random_program(random.Random(seed), length=length))
     for batch in runner.batches:
-        decodes = [row for row in batch.rows if row.logits != "none" and row.num_guesses]
+        decodes = [row for row in batch.rows if row.logits != "none" and row.num_drafts]
         assert batch.num_tokens <= max_batch_tokens
         assert sum(len(row.token_ids) for row in decodes) <= max(batch_tokens, len(decodes))
 
 
 class SpeculationMachine(OverlapMachine):
-    """The same primitives to an engine that makes guesses and to one that does not."""
+    """The same primitives to an engine that makes draft tokens and to one that does not."""
 
     @initialize(
         block_size=st.integers(1, 4),
@@ -91,7 +91,7 @@ class SpeculationMachine(OverlapMachine):
         caching: bool,
         overlap: str,
     ) -> None:
-        for guesses in (4, 0):
+        for drafts in (4, 0):
             engine, _ = scripted_engine(
                 num_blocks=num_blocks,
                 block_size=block_size,
@@ -101,8 +101,8 @@ class SpeculationMachine(OverlapMachine):
                 prefix_caching=caching,
                 seed=7,
                 overlap=overlap,
-                speculative_tokens=guesses,
-                batcher=OracleBatcher if guesses else Batcher,
+                speculative_tokens=drafts,
+                batcher=OracleBatcher if drafts else Batcher,
             )
             self.traces.append(Trace(engine))
 
@@ -114,43 +114,43 @@ TestSpeculation.settings = settings(max_examples=150, stateful_step_count=25, de
 
 
 class BelievesEverything(OracleBatcher):
-    """Takes what is sampled behind a wrong guess for right."""
+    """Takes what is sampled behind a wrong draft token for right."""
 
-    def check_guesses(
+    def verify_drafts(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
-        parts = super().check_guesses(planned, outcome)
+        parts = super().verify_drafts(planned, outcome)
         last, _ = parts[-1]
         rest = outcome.following[len(parts) - 1 :]
         return [*parts, *((last._replace(end=last.end), RowOutcome(token)) for token in rest)]
 
 
 class KeepsBlocks(OracleBatcher):
-    """Gives no block back that wrong guesses took."""
+    """Gives no block back that wrong draft tokens took."""
 
-    def check_guesses(
+    def verify_drafts(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
-        return super().check_guesses(planned._replace(epoch=-1), outcome)
+        return super().verify_drafts(planned._replace(epoch=-1), outcome)
 
 
-class CountsGuesses(OracleBatcher):
-    """Takes KV of wrong guesses for that of the tokens that came."""
+class CountsDrafts(OracleBatcher):
+    """Takes KV of wrong draft tokens for that of the tokens that came."""
 
-    def check_guesses(
+    def verify_drafts(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
-        (first, _), *_ = parts = super().check_guesses(planned, outcome)
+        (first, _), *_ = parts = super().verify_drafts(planned, outcome)
         first.context.num_computed += 1
         return [(part._replace(end=part.end + 1), said) for part, said in parts]
 
 
-@pytest.mark.parametrize("mutant", [BelievesEverything, KeepsBlocks, CountsGuesses])
+@pytest.mark.parametrize("mutant", [BelievesEverything, KeepsBlocks, CountsDrafts])
 def test_oracle_finds_bugs(mutant: type[Batcher]) -> None:
     """The negative control of the test above."""
 
     def survives(seed: int, batcher: type[Batcher]) -> bool:
-        trace, _ = guessing(
+        trace, _ = drafting(
             num_blocks=40, block_size=3, max_position=60, max_batch_tokens=30, batcher=batcher
         )
         try:
@@ -174,20 +174,20 @@ def test_oracle_finds_bugs(mutant: type[Batcher]) -> None:
         SamplingParams(max_tokens=12, temperature=0, logit_bias={3: 5.0}, ignore_eos=True),
     ],
 )
-def test_right_guesses_save_steps(params: SamplingParams, overlap: str) -> None:
-    trace, runner = guessing(overlap=overlap)
+def test_right_drafts_save_steps(params: SamplingParams, overlap: str) -> None:
+    trace, runner = drafting(overlap=overlap)
     trace.engine._batcher.speculation.share_right = 1.0  # type: ignore[union-attr]
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
     said = trace.tokens(1)
     assert said == expected(prompt(5), params)
     stats = trace.engine.stats()
     assert stats.accepted_tokens == stats.proposed_tokens > 0
-    # The first token comes with the prompt, each further step brings one more than was guessed.
+    # The first token comes with the prompt, each further step brings one more than was drafted.
     assert len(runner.batches) == len(said) - stats.accepted_tokens
 
 
-def test_guesses_into_the_block_that_is_there() -> None:
-    trace, runner = guessing(overlap="off", block_size=32)
+def test_drafts_into_the_block_that_is_there() -> None:
+    trace, runner = drafting(overlap="off", block_size=32)
     trace.engine._batcher.speculation.share_right = 1.0  # type: ignore[union-attr]
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
@@ -195,10 +195,10 @@ def test_guesses_into_the_block_that_is_there() -> None:
     assert [len(row.token_ids) for batch in runner.batches for row in batch.rows] == [5, 5, 5, 1]
 
 
-def test_log_probabilities_are_those_without_guesses() -> None:
+def test_log_probabilities_are_those_without_drafts() -> None:
     outputs = []
     for tokens in (0, 4):
-        trace, _ = guessing(speculative_tokens=tokens, batcher=OracleBatcher if tokens else Batcher)
+        trace, _ = drafting(speculative_tokens=tokens, batcher=OracleBatcher if tokens else Batcher)
         trace.submit(Fill(1, prompt(5)), Generate(1, replace(GREEDY, logprobs=2))).run()
         outputs.append([event.logprobs for event in trace.of(1, Generated)])
         assert (trace.engine.stats().accepted_tokens > 0) == (tokens > 0)
@@ -208,53 +208,53 @@ def test_log_probabilities_are_those_without_guesses() -> None:
 @pytest.mark.parametrize(
     "params", [replace(GREEDY, repetition_penalty=1.3), replace(GREEDY, frequency_penalty=0.5)]
 )
-def test_draws_that_look_at_the_tokens_before_them_make_no_guesses(params: SamplingParams) -> None:
-    trace, runner = guessing()
+def test_draws_that_look_at_the_tokens_before_them_make_no_drafts(params: SamplingParams) -> None:
+    trace, runner = drafting()
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
     assert trace.tokens(1) == expected(prompt(5), params)
-    assert all(row.num_guesses == 0 for batch in runner.batches for row in batch.rows)
+    assert all(row.num_drafts == 0 for batch in runner.batches for row in batch.rows)
 
 
-def test_nothing_is_planned_behind_guesses() -> None:
-    trace, runner = guessing()
+def test_nothing_is_planned_behind_drafts() -> None:
+    trace, runner = drafting()
     for index in range(3):
         trace.submit(Fill(index, prompt(5, index)), Generate(index, GREEDY))
     trace.run()
     assert [trace.tokens(index) for index in range(3)] == [expected(prompt(5, i)) for i in range(3)]
-    guessed = [
+    drafted = [
         number
         for number, batch in enumerate(runner.batches, start=1)
-        if any(row.num_guesses for row in batch.rows)
+        if any(row.num_drafts for row in batch.rows)
     ]
-    assert guessed
+    assert drafted
     launches = {what: place for place, what in enumerate(runner.log)}
-    for number in guessed[:-1]:
+    for number in drafted[:-1]:
         assert launches["outcome", number] < launches["launch", number + 1]
 
 
-def test_guesses_behind_a_token_that_is_not_known_yet() -> None:
-    trace, runner = guessing()
+def test_drafts_behind_a_token_that_is_not_known_yet() -> None:
+    trace, runner = drafting()
 
     class Late(OracleSpeculation):
-        def guess(self, context: Context, guesser: Guesser, count: int) -> list[int]:
-            return super().guess(context, guesser, count) if len(context.token_ids) > 8 else []
+        def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
+            return super().propose(context, proposer, count) if len(context.token_ids) > 8 else []
 
     trace.engine._batcher.speculation = Late(BuiltinSettings(speculative_tokens=3))
     trace.engine._batcher.speculation.share_right = 1.0  # type: ignore[union-attr]
     trace.submit(Fill(1, prompt(5)), Generate(1, GREEDY)).run()
     assert trace.tokens(1) == expected(prompt(5))
-    rows = [row for batch in runner.batches for row in batch.rows if row.num_guesses]
+    rows = [row for batch in runner.batches for row in batch.rows if row.num_drafts]
     assert [row.pending for row in rows] == [0, *[None] * (len(rows) - 1)]
-    assert trace.engine.stats().accepted_tokens == sum(row.num_guesses for row in rows) > 3
+    assert trace.engine.stats().accepted_tokens == sum(row.num_drafts for row in rows) > 3
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_stop_token_among_right_guesses(overlap: str) -> None:
+def test_a_stop_token_among_right_drafts(overlap: str) -> None:
     whole = expected(prompt(5))
     for stop in range(1, len(whole)):
         params = replace(GREEDY, stop_token_ids=(whole[stop],))
         said = expected(prompt(5), params)
-        trace, _ = guessing(overlap=overlap)
+        trace, _ = drafting(overlap=overlap)
         trace.engine._batcher.speculation.share_right = 1.0  # type: ignore[union-attr]
         trace.submit(
             Fill(1, prompt(5)),
@@ -272,7 +272,7 @@ def test_a_stop_token_among_right_guesses(overlap: str) -> None:
 @pytest.mark.parametrize("max_tokens", range(1, 10))
 def test_max_tokens_is_no_more_and_no_less(max_tokens: int) -> None:
     params = replace(GREEDY, max_tokens=max_tokens)
-    trace, runner = guessing()
+    trace, runner = drafting()
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
     assert trace.tokens(1) == expected(prompt(5), params)
     assert trace.finish(1) == ["length"]
@@ -280,27 +280,27 @@ def test_max_tokens_is_no_more_and_no_less(max_tokens: int) -> None:
 
 
 def test_the_longest_context_is_no_longer() -> None:
-    trace, _ = guessing(max_position=16)
+    trace, _ = drafting(max_position=16)
     params = replace(GREEDY, max_tokens=100)
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
     assert trace.tokens(1) == reference_generate(prompt(5), params, max_context=16)[0]
 
 
 class PoisonBatcher(OracleBatcher):
-    """Guesses a token behind which no number is one."""
+    """Proposes a token behind which no number is one."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
 
         class Poison(Speculation):
-            def guess(self, context: Context, guesser: Guesser, count: int) -> list[int]:
+            def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
                 return [POISON] * count
 
         self.speculation = Poison(arguments[2])
 
 
-def test_scores_behind_a_wrong_guess_do_not_matter() -> None:
-    trace, _ = guessing(batcher=PoisonBatcher)
+def test_scores_behind_a_wrong_draft_do_not_matter() -> None:
+    trace, _ = drafting(batcher=PoisonBatcher)
     trace.submit(Fill(1, prompt(5)), Generate(1, GREEDY)).run()
     assert trace.of(1, Failed) == []
     assert trace.tokens(1) == expected(prompt(5))
@@ -308,38 +308,38 @@ def test_scores_behind_a_wrong_guess_do_not_matter() -> None:
     assert trace.engine.stats().accepted_tokens == 0
 
 
-def test_wrong_guesses_cost_few_steps() -> None:
-    trace, runner = guessing(batcher=PoisonBatcher)
+def test_wrong_drafts_cost_few_steps() -> None:
+    trace, runner = drafting(batcher=PoisonBatcher)
     params = replace(GREEDY, max_tokens=150)
     trace.submit(Fill(1, prompt(5)), Generate(1, params)).run()
-    guessed = sum(row.num_guesses > 0 for batch in runner.batches for row in batch.rows)
-    assert 1 <= guessed <= 10
+    drafted = sum(row.num_drafts > 0 for batch in runner.batches for row in batch.rows)
+    assert 1 <= drafted <= 10
     assert len(runner.batches) == 150
 
 
-def test_few_who_guess_do_not_hold_up_many() -> None:
-    """One of twelve has something to guess: not worth that all of them wait."""
-    trace, runner = guessing(num_blocks=400, max_batch_size=16)
+def test_few_who_draft_do_not_hold_up_many() -> None:
+    """One of twelve has something to propose: not worth that all of them wait."""
+    trace, runner = drafting(num_blocks=400, max_batch_size=16)
     slow = replace(GREEDY, max_tokens=30)
 
     class One(OracleSpeculation):
-        def guess(self, context: Context, guesser: Guesser, count: int) -> list[int]:
-            return super().guess(context, guesser, count) if context.id == 0 else []
+        def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
+            return super().propose(context, proposer, count) if context.id == 0 else []
 
     trace.engine._batcher.speculation = One(BuiltinSettings(speculative_tokens=1))
     for index in range(12):
         trace.submit(Fill(index, prompt(5, index)), Generate(index, slow))
     trace.run()
-    assert all(row.num_guesses == 0 for batch in runner.batches for row in batch.rows)
+    assert all(row.num_drafts == 0 for batch in runner.batches for row in batch.rows)
     trace.submit(*[FreeContext(index) for index in range(12)])
     trace.submit(Fill(0, prompt(6)), Generate(0, slow)).run()
-    assert any(row.num_guesses for batch in runner.batches for row in batch.rows)
+    assert any(row.num_drafts for batch in runner.batches for row in batch.rows)
 
 
-def test_guesses_take_no_block_that_others_need() -> None:
+def test_drafts_take_no_block_that_others_need() -> None:
     outputs = []
     for tokens in (0, 4):
-        trace, _ = guessing(
+        trace, _ = drafting(
             num_blocks=24,
             max_batch_size=4,
             max_batch_tokens=16,
@@ -355,8 +355,8 @@ def test_guesses_take_no_block_that_others_need() -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_freed_while_guesses_are_in_flight() -> None:
-    trace, _ = guessing()
+def test_freed_while_drafts_are_in_flight() -> None:
+    trace, _ = drafting()
     trace.submit(Fill(1, prompt(5)), Generate(1, GREEDY), Fill(2, prompt(6)), Generate(2, GREEDY))
     for _ in range(3):
         trace.step()
@@ -367,8 +367,8 @@ def test_freed_while_guesses_are_in_flight() -> None:
     assert trace.tokens(3) == expected(prompt(7))
 
 
-def test_a_failed_step_with_guesses_fails_its_rows() -> None:
-    trace, runner = guessing()
+def test_a_failed_step_with_drafts_fails_its_rows() -> None:
+    trace, runner = drafting()
     trace.submit(Fill(1, prompt(5)), Generate(1, GREEDY))
     trace.step()
     runner.late_error = RuntimeError("device on fire")
@@ -396,7 +396,7 @@ def test_settings_are_checked(name: str, value: int) -> None:
         BuiltinSettings(**{name: value})  # type: ignore[arg-type]
 
 
-def test_attention_splits_the_keys_of_a_row_with_guesses() -> None:
+def test_attention_splits_the_keys_of_a_row_with_drafts() -> None:
     """As for a decode: a single program that reads all of a long context would take long."""
     attention = TritonAttention(
         AttentionShape(32, 8, 128, 16),

@@ -1,4 +1,4 @@
-"""Models say the same with guessed tokens and without."""
+"""Models say the same with draft tokens and without."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from doubles import Trace
+from drafting import GREEDY
 from engine_studies.speculation import run_forced
-from guessing import GREEDY
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.llm import LLM
 from parrot_engine.protocol import Fill, Generate, SamplingParams
@@ -91,7 +91,7 @@ def test_several_processes_say_what_one_does(tmp_path: Path) -> None:
     assert accepted > 0
 
 
-def test_the_demo_model_repeats_and_is_guessed() -> None:
+def test_the_demo_model_repeats_and_is_drafted() -> None:
     text = "The ship lay in the harbour, and the captain walked along the deck. "
     params = SamplingParams(max_tokens=80, temperature=0, ignore_eos=True)
     outputs = []

@@ -46,9 +46,9 @@ def test_steps_arrive_as_they_were_sent(sent: list[StepMessage]) -> None:
         got = decode(read)
         assert got.num_sampled == message.num_sampled
         assert got.batch.copies == message.batch.copies
-        # What was guessed concerns tokens once they are sampled: other ranks need not know.
+        # What was drafted concerns tokens once they are sampled: other ranks need not know.
         assert [row._replace(block_table=list(row.block_table)) for row in got.batch.rows] == [
-            row._replace(num_guesses=0) for row in message.batch.rows
+            row._replace(num_drafts=0) for row in message.batch.rows
         ]
     assert read(1) == b""
 

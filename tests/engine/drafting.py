@@ -1,4 +1,4 @@
-"""Scripted engines whose guesses are mostly right, or as a test says."""
+"""Scripted engines whose draft tokens are mostly right, or as a test says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from doubles import (
 )
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.contexts import Context
-from parrot_engine.engine.ngrams import Guesser
+from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.engine.speculation import Speculation
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import sample
@@ -25,18 +25,18 @@ from parrot_engine.settings import BuiltinSettings
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 
 
-# Guesses that come out in all ways
+# Draft tokens that come out in all ways
 
 
 class OracleSpeculation(Speculation):
-    """Guesses what will come, with a share of errors."""
+    """Draft tokens what will come, with a share of errors."""
 
     def __init__(self, values: BuiltinSettings) -> None:
         super().__init__(values)
         self.source = random.Random(1)
         self.share_right = 0.8
 
-    def guess(self, context: Context, guesser: Guesser, count: int) -> list[int]:
+    def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
         generate = context.speculative_generate
         assert generate is not None
         assert generate.row is not None
@@ -46,27 +46,27 @@ class OracleSpeculation(Speculation):
             generated_token_ids=list(generate.row.generated_token_ids),
             num_pending=0,
         )
-        guesses: list[int] = []
-        while len(guesses) < count:
+        drafts: list[int] = []
+        while len(drafts) < count:
             token = sample(reference_logits(tokens), [row])[0].token_id
             if token is None or self.source.random() > self.share_right:
                 token = self.source.randrange(VOCAB_SIZE)
-            guesses.append(token)
+            drafts.append(token)
             tokens.append(token)
             row.generated_token_ids.append(token)
-        return guesses
+        return drafts
 
 
 class OracleBatcher(Batcher):
-    """With these guesses."""
+    """With these draft tokens."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.speculation = OracleSpeculation(arguments[2])
 
 
-def guessing(**options: Any) -> tuple[Trace, ScriptedRunner]:
-    """An engine whose guesses are mostly right."""
+def drafting(**options: Any) -> tuple[Trace, ScriptedRunner]:
+    """An engine whose draft tokens are mostly right."""
     engine, runner = scripted_engine(
         **{"batcher": OracleBatcher, "speculative_tokens": 4, "overlap": "on", **options}
     )
