@@ -12,7 +12,7 @@ from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.exceptions import ContextLengthError
-from parrot_gateway.generation.request import Prompt
+from parrot_gateway.generation.request import TokenizedPrompt
 
 #: Characters that are tokenized in place: about a millisecond.
 INLINE_CHARACTERS = 8192
@@ -80,7 +80,7 @@ async def prompts_of_texts(
     add_special_tokens: bool,
     param: str = "prompt",
     noun: str = "prompt",
-) -> list[Prompt]:
+) -> list[TokenizedPrompt]:
     """Texts as prompts; one without tokens becomes `start_token`, or stays empty without one.
 
     Raises:
@@ -90,6 +90,6 @@ async def prompts_of_texts(
     tokenized = await tokenize(tokenizer, texts, add_special_tokens=add_special_tokens)
     start = start_token(tokenizer, info)
     return [
-        Prompt(ids or ([] if start is None else [start]), text)
+        TokenizedPrompt(ids or ([] if start is None else [start]), text)
         for ids, text in zip(tokenized, texts, strict=True)
     ]

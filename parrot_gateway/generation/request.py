@@ -13,7 +13,7 @@ from parrot_gateway.generation.tools.parsing import ContentPiece, ToolParsing, T
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokenizedPrompt:
     """One tokenized prompt."""
 
     token_ids: list[int]
@@ -25,7 +25,7 @@ class Prompt:
 class GenerationRequest:
     """One call: every prompt gets `best_of` candidates, of which `n` are answered."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[TokenizedPrompt]
     #: `max_tokens` 0 fills the prompts and generates nothing. `stop` is applied here, not by the
     #: engine.
     sampling: SamplingParams

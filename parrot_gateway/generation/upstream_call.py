@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+from parrot_scheduler.task import OBJECTIVE_KINDS
 
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.usage import Usage, usage_of_body
@@ -30,7 +31,11 @@ from parrot_gateway.generation.tools.parsing import (
     ContentPiece,
     ToolPiece,
 )
-from parrot_gateway.generation.upstream_hints import with_hints
+
+#: How an upstream is told what is urgent: vLLM (with `--scheduling-policy priority`) runs smaller
+#: priorities earlier, and refuses any but 0 when it does not schedule by priority; SGLang (with
+#: `--enable-priority-scheduling`) runs larger ones earlier, and calls without one last.
+HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
 
 #: A whole answer, or one event of a stream, longer than this is not read.
 MAX_HELD_BYTES = 64 * 1024 * 1024
@@ -226,6 +231,31 @@ def rewrite(body: bytes, model: str | None) -> bytes:
         return body
     if model is not None:
         fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+def urgency_of(metadata: CallMetadata) -> int:
+    """0 for somebody who waits; smaller is more urgent. The caller's priority comes first."""
+    weaker = len(OBJECTIVE_KINDS) - 1 - OBJECTIVE_KINDS.index(metadata.objective.kind)
+    return weaker - len(OBJECTIVE_KINDS) * metadata.priority
+
+
+def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:
+    """`body` with a priority; the very same object when there is nothing to say.
+
+    That is so when the caller gives one himself, and when the body is no JSON object.
+    """
+    urgency = urgency_of(metadata)
+    if style == "none" or (style == "vllm" and urgency == 0):
+        return body
+    try:
+        fields = _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    if "priority" in fields:
+        return body
+    value = urgency if style == "vllm" else -urgency
+    fields["priority"] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(fields)
 
 

@@ -16,7 +16,7 @@ from parrot_gateway.exceptions import ConflictError, DoubleProducerError, Reques
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.job_maker import template_of
-from parrot_gateway.semantic.semantic_call import Form, Step, request_of, steps_of
+from parrot_gateway.semantic.semantic_call import Form, OutputStep, request_of, steps_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.body_template import Binding, read_aside
@@ -140,7 +140,7 @@ def _bound(session: Session, parameters: Sequence[ChainParameter]) -> dict[str, 
 
 
 def _call(
-    spec: ChainSpec, step: Step, fields: Mapping[str, Any], variables: Mapping[str, Variable]
+    spec: ChainSpec, step: OutputStep, fields: Mapping[str, Any], variables: Mapping[str, Variable]
 ) -> CallSpec:
     return CallSpec(
         request=request_of(step, spec.form, {"model": spec.model, **fields}),

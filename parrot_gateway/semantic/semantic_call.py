@@ -38,7 +38,7 @@ TPOT = Objective("tpot", 0.05)
 _CRITERIA = {"latency": LATENCY, "throughput": THROUGHPUT, "ttft": TTFT, "tpot": TPOT}
 
 
-class Step(NamedTuple):
+class OutputStep(NamedTuple):
     """One generation of a call.
 
     `before` is the template up to it, cut into the texts that were filled and the outputs that
@@ -71,7 +71,7 @@ def objective_of(criteria: str | None, param: str) -> Objective | None:
     return known if known is not None else parse_objective(criteria, param)
 
 
-def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -> list[Step]:
+def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -> list[OutputStep]:
     """The generations that a template asks for, in its order.
 
     The first place of an output is where it is generated; at further places it is read. Text
@@ -98,7 +98,7 @@ def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -
             f"{len(outputs)}.",
             "parameters",
         )
-    steps: list[Step] = []
+    steps: list[OutputStep] = []
     before: list[str | Placeholder] = []
     #: Parts of the text since the last output; joined once, so that the work is linear.
     text: list[str] = []
@@ -117,7 +117,7 @@ def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -
                     "to continue.",
                     "template",
                 )
-            steps.append(Step(piece.name, tuple(before), tuple(reads)))
+            steps.append(OutputStep(piece.name, tuple(before), tuple(reads)))
             generated.add(piece.name)
             reads[piece.name] = None
             before.append(piece)
@@ -145,7 +145,7 @@ def _check_spelling(
         )
 
 
-def request_of(step: Step, form: Form, fields: Mapping[str, Any]) -> CallRequest:
+def request_of(step: OutputStep, form: Form, fields: Mapping[str, Any]) -> CallRequest:
     """The ordinary call, with placeholders `{{name}}` for all that `step` reads.
 
     Args:

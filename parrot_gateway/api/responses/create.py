@@ -1,4 +1,4 @@
-"""`POST /v1/responses` for models of our own engines.
+"""`POST /v1/responses`, and the counting of its input tokens, for models of our own engines.
 
 What was said before (`previous_response_id`, `conversation`) and the new input are rendered as one
 chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
@@ -17,7 +17,9 @@ from parrot_gateway.api.openai.answers import chat_logprobs, encode
 from parrot_gateway.api.openai.sse import EventStream, run_stream
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
+    InputFields,
     ResponseBody,
+    check_input_fields,
     check_response,
     format_of,
     items_of,
@@ -29,8 +31,7 @@ from parrot_gateway.api.responses.events import (
     output_message,
     output_text,
 )
-from parrot_gateway.api.responses.history import History, find_history
-from parrot_gateway.api.responses.prompt import prompt_of
+from parrot_gateway.api.responses.prompt import History, find_history, prompt_of
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
@@ -56,6 +57,7 @@ from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
 
 _RESPONSE = msgspec.json.Decoder(ResponseBody)
+_INPUT = msgspec.json.Decoder(InputFields)
 
 
 async def handle_responses(
@@ -106,6 +108,31 @@ async def handle_responses(
         await answer()
     finally:
         conversation.lock.release(lock_request)
+
+
+async def handle_input_tokens(
+    exchange: Exchange,
+    placer: Placer,
+    body: bytes,
+    *,
+    store: ResponseStore,
+    tenant: str,
+) -> None:
+    """Answer `{object, input_tokens}`: the length of the prompt that a response would have.
+
+    Raises:
+        GatewayError: as `handle_responses`.
+    """
+    request = decode(body, _INPUT)
+    check_input_fields(request)
+    items = items_of(request.input)
+    history = find_history(request, store, tenant)
+    if not items and history.is_empty:
+        raise missing_parameter("input")
+    whole = history_of(history.turn) + items
+    prompt = await prompt_of(request, placer, whole, len(body), room=1)
+    answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+    await exchange.respond(200, encode(answer))
 
 
 class _ResponseCall:

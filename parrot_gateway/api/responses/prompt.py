@@ -1,15 +1,74 @@
-"""The prompt of a response: instructions and all that was said, as one chat, tokenized whole."""
+"""The prompt of a response: what it goes on from (an earlier response, or a conversation),
+instructions and all that was said, as one chat, tokenized whole.
+"""
 
 from __future__ import annotations
 
-from parrot_gateway.api.responses.bodies import InputFields, ResponseBody
-from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError
+import time
+from typing import NamedTuple
+
+from parrot_gateway.api.responses.bodies import ConversationRef, InputFields, ResponseBody
+from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, NotFoundError
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.prompts import prompts_of_texts
-from parrot_gateway.generation.request import Prompt
+from parrot_gateway.generation.request import TokenizedPrompt
 from parrot_gateway.generation.requests.messages import render_chat_aside
 from parrot_gateway.generation.requests.types import ChatBody, Message
-from parrot_gateway.generation.responses.items import Item
+from parrot_gateway.generation.responses.items import Item, Turn
+from parrot_gateway.generation.responses.store import (
+    Conversation,
+    ResponseStore,
+    StoredResponse,
+)
+
+
+class History(NamedTuple):
+    """What a call builds on."""
+
+    previous: StoredResponse | None
+    conversation: Conversation | None
+
+    @property
+    def turn(self) -> Turn | None:
+        """The last turn of it, as it is now."""
+        if self.conversation is not None:
+            return self.conversation.turn
+        return None if self.previous is None else self.previous.turn
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said before."""
+        return self.turn is None
+
+
+def find_history(request: ResponseBody | InputFields, store: ResponseStore, tenant: str) -> History:
+    """Look up what a call builds on.
+
+    Raises:
+        NotFoundError: it is unknown, was forgotten, or is another tenant's.
+    """
+    now = time.time()
+    if request.previous_response_id is not None:
+        previous = store.response(tenant, request.previous_response_id, now)
+        if previous is None:
+            raise NotFoundError(
+                f"Previous response with id '{request.previous_response_id[:80]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return History(previous, None)
+    if request.conversation is not None:
+        named = request.conversation
+        conversation_id = named.id if isinstance(named, ConversationRef) else named
+        conversation = store.conversation(tenant, conversation_id, now)
+        if conversation is None:
+            raise NotFoundError(
+                f"Conversation with id '{conversation_id[:80]}' not found.",
+                param="conversation",
+                code="conversation_not_found",
+            )
+        return History(None, conversation)
+    return History(None, None)
 
 
 async def prompt_of(
@@ -19,7 +78,7 @@ async def prompt_of(
     num_bytes: int,
     *,
     room: int,
-) -> Prompt:
+) -> TokenizedPrompt:
     """The instructions and items as one prompt, rendered and tokenized whole.
 
     With `truncation: auto`, items are left out from the beginning until it fits: up to a message of
@@ -59,7 +118,7 @@ async def _prompt(
     placer: Placer,
     items: list[Item],
     num_bytes: int,
-) -> Prompt:
+) -> TokenizedPrompt:
     messages = [Message(item.role, item.text) for item in items]
     if request.instructions:
         messages.insert(0, Message("system", request.instructions))

@@ -123,8 +123,7 @@ class ResponseRoutes:
         if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
             return False
         self._refuse_semantics(exchange, body)
-        from parrot_gateway.api.responses.create import handle_responses
-        from parrot_gateway.api.responses.input_tokens import handle_input_tokens
+        from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 
         placer = self._models.placer(model, ORDINARY_CALL)
         store, tenant = self._store, tenant_of(exchange)

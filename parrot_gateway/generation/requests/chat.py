@@ -14,7 +14,7 @@ from parrot_engine.text import Tokenizer
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts
-from parrot_gateway.generation.request import GenerationRequest, Prompt
+from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import check_supported, requested_grammar
 from parrot_gateway.generation.requests.messages import render_chat_aside
 from parrot_gateway.generation.requests.prepared import PreparedCall
@@ -57,7 +57,7 @@ class ChatCall(PreparedCall[ChatBody]):
     def __init__(self, request: ChatBody, served: ServedModel, size: int) -> None:
         super().__init__(request, served, size)
         self._options = _check(request, served)
-        self._prompt: Prompt | None = None
+        self._prompt: TokenizedPrompt | None = None
 
     @property
     def uses_tools(self) -> bool:
@@ -100,7 +100,7 @@ class ChatCall(PreparedCall[ChatBody]):
             tools=parsing,
         )
 
-    async def _read_prompt(self) -> Prompt:
+    async def _read_prompt(self) -> TokenizedPrompt:
         served, tools = self.served, self._options.tools
         text = await render_chat_aside(
             served.tokenizer, self.request, self.size, () if tools is None else tools.tools

@@ -12,7 +12,7 @@ from parrot_engine.protocol import Grammar
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts, start_token
-from parrot_gateway.generation.request import GenerationRequest, Prompt
+from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.types import CompletionBody, Prompts
@@ -41,7 +41,7 @@ class CompletionCall(PreparedCall[CompletionBody]):
     def __init__(self, request: CompletionBody, served: ServedModel, size: int) -> None:
         super().__init__(request, served, size)
         self._grammar, self._grammar_param = _check(request, served)
-        self._prompts: list[Prompt] | None = None
+        self._prompts: list[TokenizedPrompt] | None = None
 
     def forget_prompt(self) -> None:
         self._prompts = None
@@ -87,7 +87,7 @@ class CompletionCall(PreparedCall[CompletionBody]):
             echoes=[self._echo(prompt) for prompt in prompts] if request.echo else None,
         )
 
-    def _echo(self, prompt: Prompt) -> str:
+    def _echo(self, prompt: TokenizedPrompt) -> str:
         if prompt.text is not None:
             return prompt.text
         return self.served.tokenizer.decode(
@@ -125,7 +125,7 @@ def _check(request: CompletionBody, served: ServedModel) -> tuple[Grammar | None
     return grammar
 
 
-async def _prompts(request: CompletionBody, served: ServedModel) -> list[Prompt]:
+async def _prompts(request: CompletionBody, served: ServedModel) -> list[TokenizedPrompt]:
     """The prompts as tokens, in order.
 
     Raises:
@@ -141,7 +141,7 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Prompt]
         _check_count(len(prompt))
     if prompt is None:
         start = start_token(served.tokenizer, served.info)
-        prompts = [Prompt([] if start is None else [start], "")]
+        prompts = [TokenizedPrompt([] if start is None else [start], "")]
     elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
         texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
         _check_count(len(texts))
@@ -158,7 +158,7 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Prompt]
             # First what takes no look at each id: there may be millions.
             check_context(limit, len(ids), _max_tokens(request), param="prompt", noun="prompt")
             check_token_ids("prompt", ids, served.info.vocab_size)
-        prompts = [Prompt(ids) for ids in lists]
+        prompts = [TokenizedPrompt(ids) for ids in lists]
     if any(not item.token_ids for item in prompts):
         raise InvalidRequestError(
             "Invalid 'prompt': a prompt without tokens cannot be continued.",

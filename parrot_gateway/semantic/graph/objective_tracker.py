@@ -14,20 +14,23 @@ waits for all. What its caller asked of a member stays. A member without company
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, stronger
 
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.deduction import Deduction, deduce, travels_as
-from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.parallel_groups import runs_side_by_side
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.node import CallNode, Node, TransformNode
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.variable import Variable
 
 _NOTHING = Deduction()
+#: Members that are looked at to find two that can run side by side.
+MAX_LOOKED_AT = 64
 #: Finished calls whose objectives are carried along until they are cleared away.
 _FINISHED_KEPT = 64
 
@@ -226,3 +229,31 @@ def _without_finished(deduction: Deduction, session: Session) -> Deduction:
         deduction.critical & live,
         deduction.truncated,
     )
+
+
+def runs_side_by_side(graph: Graph, group: str) -> bool:
+    """Whether two unfinished members of a group wait for no other member.
+
+    Of many members the first `MAX_LOOKED_AT` are looked at.
+    """
+    members = graph.members(group)
+    if len(members) < 2:
+        return False
+    looked_at = islice(members.values(), MAX_LOOKED_AT)
+    free = (node for node in looked_at if not _needs_one_of(graph, node, members))
+    return next(free, None) is not None and next(free, None) is not None
+
+
+def _needs_one_of(graph: Graph, node: Node, members: Mapping[str, CallNode]) -> bool:
+    """Whether one of them writes what it reads, if need be through transforms."""
+    stack, seen = list(node.inputs), set[str]()
+    while stack:
+        producer = graph.producer_of(stack.pop())
+        if producer is None or producer.is_finished or producer.id in seen:
+            continue
+        seen.add(producer.id)
+        if producer.id in members:
+            return True
+        if isinstance(producer, TransformNode):
+            stack.extend(producer.inputs)
+    return False

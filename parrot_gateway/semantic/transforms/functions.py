@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from parrot_gateway.exceptions import TransformSyntaxError
 from parrot_gateway.semantic.templates.text_template import Placeholder, parse_placeholders
 from parrot_gateway.semantic.transforms import operations
-from parrot_gateway.semantic.transforms.grammar import Argument, Call
+from parrot_gateway.semantic.transforms.grammar import Argument, FunctionCall
 from parrot_gateway.semantic.transforms.operations import Operation, each
 
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
@@ -70,7 +70,7 @@ class Function:
         inside = ", ".join(parameter.signature for parameter in self.parameters)
         return f"{self.name}({inside})" if inside else self.name
 
-    def bind(self, call: Call, text: str) -> Operation:
+    def bind(self, call: FunctionCall, text: str) -> Operation:
         """The operation of a step.
 
         Args:

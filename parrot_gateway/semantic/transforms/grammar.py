@@ -41,7 +41,7 @@ class Argument(NamedTuple):
     is_quoted: bool
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """One step of a pipeline as written."""
 
     position: int
@@ -51,7 +51,7 @@ class Call(NamedTuple):
     source: str
 
 
-def parse_pipeline(text: str) -> list[Call]:
+def parse_pipeline(text: str) -> list[FunctionCall]:
     """The steps of a pipeline, at least one; linear.
 
     Raises:
@@ -97,7 +97,7 @@ class _Reader:
         self._skip_blanks()
         return True
 
-    def call(self) -> Call:
+    def call(self) -> FunctionCall:
         start = self.position
         match = _NAME.match(self._text, start)
         if match is None:
@@ -115,7 +115,7 @@ class _Reader:
                 raise self.error("',' or ')'")
             end = self.position + 1
             self.take(")")
-        return Call(start, match[0], tuple(arguments), self._text[start:end])
+        return FunctionCall(start, match[0], tuple(arguments), self._text[start:end])
 
     def _argument(self) -> Argument:
         start = self.position

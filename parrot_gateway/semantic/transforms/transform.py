@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from parrot_gateway.exceptions import TransformError, TransformSyntaxError
 from parrot_gateway.semantic.templates.json_text import well_formed
 from parrot_gateway.semantic.transforms.functions import FUNCTIONS
-from parrot_gateway.semantic.transforms.grammar import Call, parse_pipeline
+from parrot_gateway.semantic.transforms.grammar import FunctionCall, parse_pipeline
 from parrot_gateway.semantic.transforms.operations import Limits, Operation, StepError, Value
 
 __all__ = ["MAX_RESULT_CHARACTERS", "Transform", "parse_transform"]
@@ -24,7 +24,7 @@ _MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _PipelineStep:
     source: str
     operation: Operation
 
@@ -35,7 +35,7 @@ class Transform:
 
     #: As it was written.
     text: str
-    steps: tuple[_Step, ...]
+    steps: tuple[_PipelineStep, ...]
     #: Whether `apply` needs `cut_tokens`.
     needs_tokens: bool
 
@@ -84,15 +84,15 @@ def parse_transform(text: str) -> Transform:
         TransformSyntaxError: it breaks the grammar, or names an unknown function or argument; says
             where, and what was expected.
     """
-    steps: list[_Step] = []
+    steps: list[_PipelineStep] = []
     needs_tokens = False
     for call in parse_pipeline(text):
-        steps.append(_Step(call.source, _operation(call, text)))
+        steps.append(_PipelineStep(call.source, _operation(call, text)))
         needs_tokens |= any(argument.keyword == "tokens" for argument in call.arguments)
     return Transform(text, tuple(steps), needs_tokens)
 
 
-def _operation(call: Call, text: str) -> Operation:
+def _operation(call: FunctionCall, text: str) -> Operation:
     function = FUNCTIONS.get(call.name)
     if function is None:
         raise TransformSyntaxError(

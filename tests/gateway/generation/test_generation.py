@@ -15,7 +15,7 @@ from serving import Service, serving, until
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import OverloadedError
 from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.request import GenerationRequest, Prompt
+from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.state import MAX_OPEN_CONTEXTS
 
 
@@ -102,7 +102,9 @@ async def test_more_candidates_than_a_portion_begin_alone() -> None:
     sampling = SamplingParams(max_tokens=5, temperature=0.0)
     count = MAX_OPEN_CONTEXTS + 10
     async with serving(engine) as service:
-        request = GenerationRequest([Prompt([1]), Prompt([2])], sampling, n=count, best_of=count)
+        request = GenerationRequest(
+            [TokenizedPrompt([1]), TokenizedPrompt([2])], sampling, n=count, best_of=count
+        )
         with Generation(DirectPlacer(service.remote), request) as generation:
             while not generation.state.done:
                 await generation.next()
@@ -144,7 +146,7 @@ async def test_a_crowded_link_delays_the_rest() -> None:
     sampling = SamplingParams(max_tokens=0)
     async with serving(engine) as service:
         crowded = Crowded(service.remote, refusals=20)
-        request = GenerationRequest([Prompt([1])] * 600, sampling)
+        request = GenerationRequest([TokenizedPrompt([1])] * 600, sampling)
         with Generation(DirectPlacer(crowded), request) as generation:
             while not generation.state.done:
                 await generation.next()

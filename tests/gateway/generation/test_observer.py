@@ -16,7 +16,7 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, GatewayError, ValueTooLargeError
 from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.observer import GenerationObserver, TextObserver
-from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, Prompt
+from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.tools.parsing import CallBegin, ToolParsing
 from parrot_gateway.settings.model import SessionSettings
 
@@ -61,7 +61,7 @@ async def run(
     observers: Sequence[GenerationObserver],
     **fields: Any,
 ) -> Generation:
-    request = GenerationRequest([Prompt([1, 2])], fields.pop("sampling", GREEDY), **fields)
+    request = GenerationRequest([TokenizedPrompt([1, 2])], fields.pop("sampling", GREEDY), **fields)
     async with serving(engine) as service:
         with Generation(DirectPlacer(service.remote), request, observers=observers) as generation:
             await collect(generation, 1, request.best_of)

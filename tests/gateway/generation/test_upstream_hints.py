@@ -12,7 +12,7 @@ from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
 from relaying import relaying
 
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
-from parrot_gateway.generation.upstream_hints import urgency_of, with_hints
+from parrot_gateway.generation.upstream_call import urgency_of, with_hints
 
 BODY = b'{"model": "m",  "prompt": "x", "n": 1.0}'
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}

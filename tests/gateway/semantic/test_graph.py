@@ -20,7 +20,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode, Node, TransformNode
-from parrot_gateway.semantic.graph.parallel_groups import runs_side_by_side
+from parrot_gateway.semantic.graph.objective_tracker import runs_side_by_side
 from parrot_gateway.semantic.graph.take_snapshot import snapshot_of
 from parrot_gateway.semantic.variable import Failure, Variable
 

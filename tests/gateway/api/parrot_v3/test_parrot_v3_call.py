@@ -33,7 +33,7 @@ from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.semantic.semantic_call import (
     MAX_OUTPUTS,
     Form,
-    Step,
+    OutputStep,
     objective_of,
     request_of,
     steps_of,
@@ -43,7 +43,7 @@ from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplat
 # --- templates ------------------------------------------------------------------------------------
 
 
-def rendered(step: Step, form: Form, values: dict[str, str]) -> Any:
+def rendered(step: OutputStep, form: Form, values: dict[str, str]) -> Any:
     """What the model is sent, with the values of parameters in place."""
     inputs = {name: Binding(variable_id=f"id-{name}") for name in step.reads}
     template = BodyTemplate.of_call(request_of(step, form, {}), inputs, verbatim=True)
