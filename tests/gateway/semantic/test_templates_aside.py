@@ -89,3 +89,17 @@ async def test_a_session_that_is_closed_meanwhile(
         answer = await call
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "session_not_found"
+
+
+@pytest.mark.parametrize(("length", "large"), [(100, False), (LONG, True)])
+async def test_calls_of_parrots_own_api(
+    engine: ScriptedRemoteEngine, read: list[tuple[int, bool]], length: int, large: bool
+) -> None:
+    async with http_of(engine) as http:
+        session = (await http.post("/v1/session", json={})).json()
+        outputs = [{"name": name, "is_output": True} for name in "ab"]
+        body = {**session, "template": "x" * length + "{{a}} {{b}}", "parameters": outputs}
+        answer = await http.post("/v1/semantic_call", json=body | {"models": ["m"]})
+        assert answer.status_code == 200, answer.text
+        assert [in_loop for _, in_loop in read] == [not large] * 2
+        await http.request("DELETE", f"/v1/session/{session['session_id']}", json=session)
