@@ -21,11 +21,11 @@ from parrot_engine.batch import Matcher, SampledToken
 from parrot_engine.engine.context_states import ContextStates
 from parrot_engine.engine.contexts import (
     Context,
+    FailureMemory,
     PendingFill,
     PendingFork,
     PendingGenerate,
 )
-from parrot_engine.engine.failures import FailureMemory
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.protocol import (

@@ -8,7 +8,7 @@ and freed, is `parrot_engine.engine.context_store`; which of them wait, run or i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash
 from parrot_engine.kv_cache.block_pool import BlockTable
-from parrot_engine.protocol import FinishReason, Retention, SamplingParams, TokenLogprobs
+from parrot_engine.protocol import Failed, FinishReason, Retention, SamplingParams, TokenLogprobs
 
 #: `pending_fork` waits for its parent to reach the fork; `waiting` has work but no place in the
 #: batch; `running` has one; `pending_grammar` has work, but its grammar is being compiled; `idle`
@@ -29,6 +29,9 @@ from parrot_engine.protocol import FinishReason, Retention, SamplingParams, Toke
 ContextState: TypeAlias = Literal[
     "pending_fork", "waiting", "running", "pending_grammar", "idle", "gone"
 ]
+
+#: Failed ids that are remembered.
+MAX_FAILURES = 4096
 
 #: Sorts work: (priority, number of the submission), smaller first.
 Rank: TypeAlias = tuple[int, int]
@@ -373,3 +376,29 @@ class Context:
         if fill is not None:
             fill.cached_tokens += max(0, end - max(start, fill.reached))
             fill.reached = max(fill.reached, end)
+
+
+class FailureMemory:
+    """The last `MAX_FAILURES` failures, one an id.
+
+    Primitives under way to an id when its context fails are answered with the same failure, until
+    the id is freed. Freeing it is optional, so only the latest failures are kept.
+    """
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[int, Failed] = OrderedDict()
+
+    def get(self, context_id: int) -> Failed | None:
+        """The failure of this id; None if it did not fail, was freed, or that was long ago."""
+        return self._failures.get(context_id)
+
+    def remember(self, failure: Failed) -> None:
+        """Keep a failure; the oldest goes when there are too many."""
+        self._failures[failure.context_id] = failure
+        self._failures.move_to_end(failure.context_id)
+        if len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
+
+    def forget(self, context_id: int) -> None:
+        """The id was freed; does nothing for one that did not fail."""
+        self._failures.pop(context_id, None)

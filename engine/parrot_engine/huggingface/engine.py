@@ -21,8 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from parrot_engine.batch import SampledToken
-from parrot_engine.engine.contexts import PendingFill, PendingGenerate
-from parrot_engine.engine.failures import FailureMemory
+from parrot_engine.engine.contexts import FailureMemory, PendingFill, PendingGenerate
 from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.huggingface.contexts import Context, Fork, Work
