@@ -375,6 +375,21 @@ def test_a_finished_application_lets_go_of_what_it_kept() -> None:
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
 
 
+def test_what_a_paused_application_keeps_expires_once() -> None:
+    scheduler = started(engine(), keep="hazard")
+    turn = task(application="agent", successors=1)
+    scheduler.step(0.0, [TaskSubmitted(turn)])
+    scheduler.step(1.0, [TaskFinished(turn.id, 0, 20)])
+    forgotten = [
+        (now, action)
+        for now in (100.0, 700.0, 800.0)
+        for action in scheduler.step(now, [Tick()])
+        if isinstance(action, Forget)
+    ]
+    assert forgotten == [(700.0, Forget("agent", "e"))]
+    assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
+
+
 def test_kept_tokens_go_with_their_engine_and_with_the_next_turn() -> None:
     scheduler = started(engine(), keep="hazard")
     turn = task(application="agent", successors=1)
@@ -389,6 +404,18 @@ def test_kept_tokens_go_with_their_engine_and_with_the_next_turn() -> None:
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 120
     scheduler.step(1.0, [EngineLeft("e"), EngineJoined(engine())])
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
+
+
+def test_an_update_changes_what_a_running_task_is_for() -> None:
+    scheduler = started(engine())
+    running = task()
+    scheduler.step(0.0, [TaskSubmitted(running)])
+    limits = []
+    for objective in (Objective("tpot", 0.05), Objective("latency"), Objective()):
+        scheduler.step(1.0, [TaskUpdated(running.id, objective=objective)])
+        state = scheduler.snapshot()["models"]["m"]["engines"][0]
+        limits.append((state["latency_batch"], state["step_limit_s"]))
+    assert limits == [(1, 0.05), (1, None), (0, None)]
 
 
 def test_an_update_says_that_more_calls_follow() -> None:

@@ -46,6 +46,20 @@ def test_a_task_is_woken_by_its_engines_and_by_its_time() -> None:
     assert len(blocked) == 0
 
 
+def test_a_task_waits_for_one_thing_at_a_time() -> None:
+    engines = Engines("parrot", 2, max_batch=4)
+    for row in engines.rows:
+        engines.load(row, 2)
+    blocked, state = BlockedTasks(engines.pool), engines.state(1000, 100)
+    blocked.add(state, wait(0b10))
+    blocked.add(state, None)
+    assert (len(blocked), blocked.num_without_room) == (1, 1)
+    assert awaited(blocked, 1) == []
+    blocked.add(state, wait(0b10))
+    assert (len(blocked), blocked.num_without_room) == (1, 0)
+    assert awaited(blocked, 1) == [state]
+
+
 def test_a_task_without_room_is_woken_by_as_much_as_it_needs_at_least() -> None:
     engines = Engines("parrot", 2, capacity=2000, max_batch=4)
     running = engines.load(0, 2, prompt=600, output=200)
