@@ -162,25 +162,6 @@ class Batcher:
         self._pool.release_table(plan.copy_sources)
 
 
-def _plain_decode(context: Context, pool: BlockPool) -> PendingGenerate | None:
-    """The Generate that goes on with the one known token of a running context.
-
-    Most rows of most steps are of this kind, so it is found by a few comparisons. None if that is
-    not so, or takes more than a row: a block, a copy, or a look at a step in flight. A Generate at
-    the head of a running context has its grammar and room; one token alone is neither looked for
-    among cached blocks nor loaded from the host.
-    """
-    head, start = context.pending[0], context.num_computed
-    if (
-        not isinstance(head, PendingGenerate)
-        or context.in_flight is not None
-        or len(context.token_ids) - start != 1
-    ):
-        return None
-    ids, tail = context.block_table.ids, start // context.block_size
-    return head if tail < len(ids) and pool.is_private(ids[tail]) else None
-
-
 class StepPlanner:
     """Plans one step of a batcher, by one walk over the ranks."""
 
@@ -251,7 +232,7 @@ class StepPlanner:
                 self._index += 1
                 if self._decodes is not None:
                     self._decodes.discard(running)
-                generate = _plain_decode(running, self._pool)
+                generate = running.plain_decode(self._pool)
                 if generate is not None:
                     self._plan_decode(running, generate)
                 elif running.in_flight is None:
@@ -362,7 +343,7 @@ class StepPlanner:
     # Tokens
 
     def _plan_decode(self, context: Context, generate: PendingGenerate) -> None:
-        """Give a context the row of `_plain_decode`: as `_plan_known` would, without its checks."""
+        """Plan the row of `Context.plain_decode`: as `_plan_known` would, without its checks."""
         generate.begin(context.token_ids).num_pending = 0
         if self._urgent is not None and generate.priority > self._urgent:
             self._background_budget = max(0, self._background_budget - 1)

@@ -20,7 +20,7 @@ from parrot_engine.batch import BatchRow, Matcher, SamplingRow, ScoringRow
 from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash
-from parrot_engine.kv_cache.block_pool import BlockTable
+from parrot_engine.kv_cache.block_pool import BlockPool, BlockTable
 from parrot_engine.protocol import Failed, FinishReason, Retention, SamplingParams, TokenLogprobs
 
 #: `pending_fork` waits for its parent to reach the fork; `waiting` has work but no place in the
@@ -216,6 +216,24 @@ class Context:
             if isinstance(pending, PendingFill) and pending is not self.pending[0]:
                 return None
         return None
+
+    def plain_decode(self, pool: BlockPool) -> PendingGenerate | None:
+        """The Generate that goes on with the one known token of this running context.
+
+        Most rows of most steps are of this kind, so it is found by a few comparisons. None if that
+        is not so, or takes more than a row: a block, a copy, or a look at a step in flight. A
+        Generate at the head of a running context has its grammar and room; one token alone is
+        neither looked for among cached blocks nor loaded from the host.
+        """
+        head, start = self.pending[0], self.num_computed
+        if (
+            not isinstance(head, PendingGenerate)
+            or self.in_flight is not None
+            or len(self.token_ids) - start != 1
+        ):
+            return None
+        ids, tail = self.block_table.ids, start // self.block_size
+        return head if tail < len(ids) and pool.is_private(ids[tail]) else None
 
     @property
     def wants_one_token(self) -> bool:
