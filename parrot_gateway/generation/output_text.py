@@ -20,8 +20,6 @@ class TextDelta(NamedTuple):
     #: How many of the pushed ids belong to the candidate; fewer than pushed after a stop string.
     num_tokens: int
     finish_reason: FinishReason | None
-    #: Whether a stop string ended it, so that the engine has to be stopped.
-    stopped_by_text: bool
 
 
 class ChoiceText:
@@ -67,9 +65,7 @@ class ChoiceText:
         """
         if logprobs is None:
             delta = self._output.push(token_ids, finish_reason)
-            return TextDelta(
-                delta.text, [], delta.num_tokens, delta.finish_reason, delta.stopped_by_token
-            )
+            return TextDelta(delta.text, [], delta.num_tokens, delta.finish_reason)
         offsets: list[int] = []
         delta = self._output.push(token_ids, finish_reason, offsets=offsets)
         visible = len(token_ids) - (finish_reason == "stop")
@@ -85,6 +81,4 @@ class ChoiceText:
                 shown += 1
             tokens = tokens[:shown]
         self._pending = self._pending[len(tokens) :]
-        return TextDelta(
-            delta.text, tokens, delta.num_tokens, delta.finish_reason, delta.stopped_by_token
-        )
+        return TextDelta(delta.text, tokens, delta.num_tokens, delta.finish_reason)

@@ -190,11 +190,6 @@ class Exchange:
             self._watcher = None
 
 
-def size_of_headers(headers: Headers) -> int:
-    """Bytes of names and values."""
-    return sum(len(name) + len(value) for name, value in headers)
-
-
 def _too_large(limit: int) -> RequestTooLargeError:
     return RequestTooLargeError(
         f"The request body is larger than this server's limit of {limit} bytes "

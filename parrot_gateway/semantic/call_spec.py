@@ -5,7 +5,7 @@ The ordinary API makes one from a request's headers and body, Parrot's own API f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class CallSpec:
     context: ContextName | None = None
     #: Applied to the text before it becomes the value.
     transform: Transform | None = None
+    #: Cuts a text to so many tokens of the call's model, for transforms that want it.
+    cut_tokens: Callable[[str, int], str] | None = None
     #: What it is for; None leaves that to deduction.
     objective: Objective | None = None
     #: Larger runs earlier.

@@ -30,7 +30,7 @@ from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
 from parrot_gateway.semantic.execution.call_runner import JobObserver
-from parrot_gateway.semantic.execution.job import CutTokens, Job
+from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.job_maker import template_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
@@ -108,8 +108,6 @@ class SemanticCalls:
         if fields.is_empty and not variables:
             return False
         checked = await self._check(request, fields)
-        # NOTE: before anything is submitted: what runs must not be answered with an error.
-        cut_tokens = self._token_cutter(request, fields)
         known = len(self._service.sessions)
         session = self._session(exchange, request, fields, variables)
         is_new = len(self._service.sessions) > known
@@ -122,7 +120,6 @@ class SemanticCalls:
                 self._service.close_session(session)
             raise
         try:
-            job.cut_tokens = cut_tokens
             if fields.defer:
                 await self._answer_deferred(exchange, request, job)
             else:
@@ -181,7 +178,9 @@ class SemanticCalls:
             await checked.check_fits()
         return checked
 
-    def _token_cutter(self, request: CallRequest, fields: SemanticFields) -> CutTokens | None:
+    def _token_cutter(
+        self, request: CallRequest, fields: SemanticFields
+    ) -> Callable[[str, int], str] | None:
         """What cuts texts to tokens of the call's model, if its transform wants that.
 
         Raises:
@@ -242,6 +241,7 @@ class SemanticCalls:
             output=None if output is None else output.id,
             context=context,
             transform=fields.transform,
+            cut_tokens=self._token_cutter(request, fields),
             objective=fields.objective,
             priority=fields.priority,
             dedupe=fields.dedupe and context is None,

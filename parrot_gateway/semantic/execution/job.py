@@ -20,8 +20,6 @@ from parrot_gateway.semantic.variable import Failure, Variable, size_of
 #: Characters from which on a transform runs in a thread of its own.
 _LONG_TEXT = 100_000
 
-CutTokens = Callable[[str, int], str]
-
 
 class Job:
     """One call or transform. Made by `job_maker`.
@@ -73,8 +71,6 @@ class Job:
         self.timer: asyncio.TimerHandle | None = None
         #: Runs it; of an attended call, the client's.
         self.task: asyncio.Task[object] | None = None
-        #: Cuts a text to so many tokens of the call's model, for transforms that want it.
-        self.cut_tokens: CutTokens | None = None
         self._template = template
         self._unsubscribe: list[Callable[[], None]] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -230,14 +226,14 @@ class Job:
         assert self.output is not None
         if self._copied is not None:
             return self._copied
-        transform = self.spec.transform
+        transform, cut_tokens = self.spec.transform, self.spec.cut_tokens
         if transform is None:
             return self.output.text
         text = "".join(self._parts)
         limit = self.output.max_value_bytes
 
         def apply() -> str:
-            return transform.apply(text, max_characters=limit, cut_tokens=self.cut_tokens)
+            return transform.apply(text, max_characters=limit, cut_tokens=cut_tokens)
 
         return await asyncio.to_thread(apply) if len(text) > _LONG_TEXT else apply()
 
