@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from parrot_engine.protocol import TokenLogprobs
 from scripted_remote import byte_tokenizer
 
-from parrot_gateway.generation.output_text import ChoiceText
 from parrot_gateway.generation.request import TextToken, choice_seed
+from parrot_gateway.generation.state import ChoiceText
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.token_id("<|im_end|>") or 0
