@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -73,43 +74,86 @@ ROOMS = ("settings", "engines", "generation", "scheduling", "semantic", "http", 
          "bench", "cli")  # fmt: skip
 
 
-def gateway_imports() -> dict[str, set[str]]:
-    """The modules of the gateway that each of them imports, for type checking or not."""
-    root = PACKAGES["parrot_gateway"]
+def module_graph(package: str, folder: Path) -> dict[str, set[str]]:
+    """By module of a package, what it imports of the package; type-checking imports count."""
+    prefix = folder.relative_to(folder.parents[package.count(".")])
     files = {
-        ".".join(file.relative_to(root.parent).with_suffix("").parts): file
-        for file in root.rglob("*.py")
+        ".".join([*prefix.parts, *file.relative_to(folder).with_suffix("").parts]): file
+        for file in folder.rglob("*.py")
     }
-    names = {module.removesuffix(".__init__"): module for module in files}
-    return {
-        module: {
-            names[found]
-            for name in imported_names(file)
-            for found in (name, name.rpartition(".")[0])
-            if found in names and names[found] != module
-        }
-        for module, file in files.items()
-    }
+    files = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    graph: dict[str, set[str]] = {}
+    for module, file in files.items():
+        imported = set()
+        for name in imported_names(file):
+            # Of `from a.b import c` the module is `a.b.c`, or else `a.b`.
+            candidates = (name, name.rpartition(".")[0])
+            imported.add(next((each for each in candidates if each in files), module))
+        graph[module] = imported - {module}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Some nodes that import each other in a loop; empty when there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def folder_graph(graph: dict[str, set[str]], folder: str) -> dict[str, set[str]]:
+    """By file or folder right below `folder`, what it imports of the others there."""
+    depth = folder.count(".") + 2
+
+    def child(module: str) -> str | None:
+        within = module.startswith(folder + ".")
+        return ".".join(module.split(".")[:depth]) if within else None
+
+    children: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        source = child(module)
+        if source is not None:
+            targets = {child(each) for each in imported}
+            children.setdefault(source, set()).update(
+                target for target in targets if target is not None and target != source
+            )
+    return children
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_files_or_folders_import_each_other_in_a_circle(package: str) -> None:
+    graph = module_graph(package, PACKAGES[package])
+    assert circle(graph) == []
+    for folder in {name.rpartition(".")[0] for name in graph if "." in name}:
+        assert circle(folder_graph(graph, folder)) == [], folder
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    for name, text in {
+        "a/one.py": "from p.b.two import x",
+        "b/two.py": "x = 1",
+        "b/three.py": "if TYPE_CHECKING:\n    from p.a import one",
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    graph = module_graph("p", package)
+    assert graph["p.b.three"] == {"p.a.one"}
+    assert circle(graph) == []
+    assert set(circle(folder_graph(graph, "p"))) == {"p.a", "p.b"}
 
 
 def test_the_gateways_rooms_import_downwards() -> None:
     upwards = []
-    for module, imports in gateway_imports().items():
-        room = module.split(".")[1]
+    for module, imports in module_graph("parrot_gateway", PACKAGES["parrot_gateway"]).items():
+        room = module.partition(".")[2].partition(".")[0]
         for other in imports:
-            below = other.split(".")[1]
-            if room in ROOMS and below in ROOMS and ROOMS.index(below) > ROOMS.index(room):
+            below = other.partition(".")[2].partition(".")[0]
+            known = room in ROOMS and below in ROOMS
+            if known and ROOMS.index(below) > ROOMS.index(room):
                 upwards.append(f"{module} imports {other}")
     assert upwards == []
-
-
-def test_the_gateway_has_no_circle() -> None:
-    left = gateway_imports()
-    # Modules that import nothing that is left go, until only circles are.
-    while free := [module for module, imports in left.items() if not imports & left.keys()]:
-        for module in free:
-            del left[module]
-    assert sorted(left) == []
 
 
 def test_a_wrong_import_is_found(tmp_path: Path) -> None:

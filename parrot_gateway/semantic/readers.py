@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from parrot_scheduler.task import LATENCY, Objective
 
 from parrot_gateway.exceptions import DeadlineError
-from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
+from parrot_gateway.semantic.execution.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.variable import Variable
 

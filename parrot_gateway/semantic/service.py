@@ -43,8 +43,8 @@ from parrot_gateway.semantic.execution.executor import Executor
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.execution.job_maker import job_of_call, job_of_transform
+from parrot_gateway.semantic.execution.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 from parrot_gateway.semantic.readers import Readers
 from parrot_gateway.semantic.session import Session

@@ -6,8 +6,8 @@ from parrot_scheduler.task import GroupRef
 
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.execution.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.graph import Graph
-from parrot_gateway.semantic.graph.objective_tracker import ObjectiveTracker
 
 #: Calls that are looked at to find out how much waits for one.
 MAX_LOOKED_AT = 256
