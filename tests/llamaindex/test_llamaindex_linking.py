@@ -12,6 +12,7 @@ from harness.scripted_upstream import ScriptedUpstream, chat_document, chat_even
 from harness.scripted_upstream import event_stream as stream_answer
 from llama_index.core.async_utils import run_jobs
 from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.parrot import Parrot, linking
 
 dispatcher = get_dispatcher(__name__)
@@ -219,3 +220,16 @@ def test_a_span_from_before_the_handler_is_the_root() -> None:
     handler.span_enter("Step.run-1", signature, instance=object(), parent_id="Earlier.run-0")
     assert handler.fields_of("Step.run-1")["session"] == "Earlier.run-0"
     assert handler.fields_of("nowhere") == {}
+
+
+def test_calls_with_tools_are_deferred_only_when_they_say_so(upstream: ScriptedUpstream) -> None:
+    def add(one: int, other: int) -> int:
+        """The sum."""
+        return one + other
+
+    recorder = Recorder(upstream, defer=True, context_window=1000)
+    tool = FunctionTool.from_defaults(add)
+    recorder.llm.chat_with_tools([tool], "1 and 2?")
+    recorder.llm.chat_with_tools([tool], "1 and 2?", defer=True)
+    recorder.llm.complete("1 and 2?")
+    assert [fields.get("defer") for fields in recorder.fields()] == [None, True, True]
