@@ -228,6 +228,14 @@ async def test_of_a_line_that_is_redrawn_the_last_state_is_told() -> None:
         assert stub.supervisor.failure("scripted") == "loaded half"
 
 
+async def test_who_was_given_up_does_not_count_when_it_joins_late() -> None:
+    async with Stub("false") as stub:
+        (process,) = stub.supervisor.processes
+        await settled(stub.supervisor)
+        stub.join(process)
+        assert (process.state, stub.supervisor.state("scripted")) == ("failed", "failed")
+
+
 async def test_a_process_that_does_not_join_in_time_is_ended() -> None:
     async with supervised("deaf", load_timeout_s=0.5) as (supervisor, _):
         await settled(supervisor)

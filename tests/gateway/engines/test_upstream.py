@@ -13,6 +13,7 @@ from relaying import eventually, relaying
 
 from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.upstream_response import WHOLE_BODY_LIMIT
 from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings.model import UpstreamSettings
 
@@ -107,7 +108,7 @@ async def test_the_upstreams_word_on_retrying_counts() -> None:
 @pytest.mark.parametrize("fault", ["reset", "drop", "half", "truncate"])
 async def test_broken_answers_are_retried_before_anything_is_passed_on(fault: str) -> None:
     async with relaying() as relay:
-        answer = await relay.post(CHAT, BODY, f"fault={fault}, times=1, key=a, size=400")
+        answer = await relay.post(CHAT, BODY, f"fault={fault}, times=1, key=a, size=4000")
         assert answer.status == 200
         assert len(relay.fake.requests("a")) == 2
 
@@ -442,6 +443,21 @@ async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
     finally:
         await upstream.close()
         await fake.close()
+
+
+async def test_answers_that_are_looked_into_are_asked_for_uncompressed() -> None:
+    async with relaying() as relay:
+        await relay.post(CHAT, BODY, "key=a", accept_encoding="gzip")
+        await relay.post("/images", BODY, "key=b", accept_encoding="gzip")
+        encodings = [relay.fake.requests(key)[0].header("accept-encoding") for key in "ab"]
+        assert encodings == ["identity", "gzip"]
+
+
+async def test_long_answers_are_counted_too() -> None:
+    async with relaying() as relay:
+        answer = await relay.post(CHAT, BODY, f"size={WHOLE_BODY_LIMIT + 1}")
+        assert len(answer.body) > WHOLE_BODY_LIMIT
+        assert relay.upstream.usage.to_dict()["calls"] == 1
 
 
 async def test_errors_of_a_bare_request() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from scripted_remote import ScriptedRemoteEngine
@@ -44,6 +45,28 @@ async def test_attended_calls_wait_for_their_inputs(http: Http, path: str, strea
     assert response.headers["x-parrot-session"] == late["session"]
     variable = (await http.value(response.headers["x-parrot-variable"])).json()
     assert (variable["name"], variable["value"]) == ("o", answer_to(path, "so: v"))
+
+
+async def test_the_queue_header_tells_of_the_wait_for_inputs(http: Http) -> None:
+    parrot = {"session": "s", "inputs": {"x": "x"}}
+    call = asyncio.create_task(http.call(COMPLETIONS, "{{x}}", parrot=parrot))
+    await until(lambda: http.service.gateway.semantic.executor.statistics().waiting == 1)
+    begun = time.perf_counter()
+    listed = (await http.get("/v1/variables", params={"session": "s"})).json()["data"]
+    waited_ms = (time.perf_counter() - begun) * 1000
+    await http.put(f"/v1/variables/{listed[0]['id']}", json={"value": "v"})
+    response = await call
+    assert int(response.headers["x-parrot-queue-ms"]) >= int(waited_ms)
+
+
+async def test_only_whole_answers_tell_what_was_cached(engine: ScriptedRemoteEngine) -> None:
+    engine.tokens_per_step = 200
+    async with http_of(engine) as http:
+        for stream in (False, True):
+            parrot = {"session": "s"}
+            response = await http.call(COMPLETIONS, "x", stream=stream, parrot=parrot)
+            assert response.status_code == 200
+            assert ("x-parrot-cached-tokens" in response.headers) is not stream
 
 
 async def test_streams_are_kept_alive_while_they_wait(engine: ScriptedRemoteEngine) -> None:

@@ -120,6 +120,15 @@ def test_an_endless_event_that_came_to_its_end_needs_no_line_end() -> None:
     assert tail.fail(ERROR) == ERROR_EVENT
 
 
+def test_what_follows_done_is_waited_for() -> None:
+    tail = EventTail("chat")
+    tail.feed(b"data: [DONE]\n\n")
+    assert tail.done
+    tail = EventTail("chat")
+    tail.feed(b"data: [DONE]\n\ndata: {")
+    assert not tail.done
+
+
 def test_a_break_after_the_end_is_no_error() -> None:
     tail = EventTail("chat")
     tail.feed(b"data: [DONE]\n\n")
