@@ -59,6 +59,23 @@ def upstream_state(relay: GatewayProcess, name: str) -> dict[str, Any]:
 # -- upstreams ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_fills_a_variable(
+    relay: GatewayProcess, upstream: ScriptedUpstream, stream: bool
+) -> None:
+    words = event_stream(chat_events(["a"])[0], upstream.gate())
+    model = upstream.script(words if stream else document({}, before=upstream.gate()))
+    parrot = {"session": model, "output": "o"}
+    connection = chat(relay, model, stream=stream, parrot=parrot)
+    (call,) = upstream.wait_for_calls(model)
+    assert relay.health()["semantic"]["calls"]["running"] == 1
+    leave(connection, "close")
+    wait_until(call.aborted.is_set, "the upstream's call is aborted")
+    wait_until(
+        lambda: relay.health()["semantic"]["calls"]["running"] == 0, "the call has ended too"
+    )
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_queued_for_an_upstream(
     relay: GatewayProcess, upstream: ScriptedUpstream, way: str

@@ -228,6 +228,13 @@ async def test_of_a_line_that_is_redrawn_the_last_state_is_told() -> None:
         assert stub.supervisor.failure("scripted") == "loaded half"
 
 
+async def test_after_its_end_it_hears_of_no_engine() -> None:
+    async with Stub() as stub:
+        (process,) = stub.supervisor.processes
+    stub.join(process)
+    assert process.state == "loading"
+
+
 async def test_who_was_given_up_does_not_count_when_it_joins_late() -> None:
     async with Stub("false") as stub:
         (process,) = stub.supervisor.processes

@@ -62,6 +62,10 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"name": "x", "arguments": "{\\"a\\": 2}"}</tool_call>', "",
      [("x", '{"a": 2}')]),
     ("hermes", '<tool_call>{"name": "x", "arguments": null}</tool_call>', "", [("x", "{}")]),
+    # Arguments by their other name.
+    ("hermes", '<tool_call>{"name": "x", "parameters": {"a": 1}}</tool_call>', "",
+     [("x", '{"a": 1}')]),
+    ("llama", '{"name": "x", "arguments": {"a": 1}}', "", [("x", '{"a": 1}')]),
     # Not calls.
     ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
      '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', []),

@@ -189,6 +189,7 @@ async def test_what_is_recorded_replays_to_the_same_decisions(tmp_path: Path) ->
     inputs = [line for line in lines if not line.startswith('{"actions"')]
     decided = [line for line in lines if line.startswith('{"actions"')]
     assert len(decided) > 40
+    assert "".join(inputs).count('"succeeded":true') == 40
     assert list(replay(inputs)) == decided
 
 

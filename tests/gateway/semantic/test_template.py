@@ -156,6 +156,11 @@ def test_placeholders_are_escaped_where_a_string_of_json_is_nothing_else() -> No
     assert document == {"a": text, text: [text, f"b {text}"]}
 
 
+def test_values_can_be_put_in_as_they_are_everywhere() -> None:
+    template = TextTemplate.of(f'{{"a": "{REF}"}}', verbatim=True)
+    assert template.render({V: 'say "hi"'}) == '{"a": "say "hi""}'
+
+
 def test_what_does_not_parse_is_prose() -> None:
     assert render(f'{{"a": "{REF}", }}') == f'{{"a": "{NASTY}", }}'
     assert render(f'{{a: "{REF}"}}') == f'{{a: "{NASTY}"}}'
