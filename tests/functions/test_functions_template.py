@@ -72,3 +72,10 @@ def test_the_server_renders_what_was_meant(
     assert not template.undeclared
     assert not template.unused
     assert json.loads(template.render({}))["prompt"] == meant
+
+
+def test_an_input_of_the_name_that_stands_for_braces() -> None:
+    prompt = write_prompt(["{{a}} ", Placeholder("opening_braces")])
+    assert prompt.text == "{{opening_braces_}}a}} {{opening_braces}}"
+    assert prompt.inputs == ("opening_braces",)
+    assert prompt.values == {"opening_braces_": "{{"}
