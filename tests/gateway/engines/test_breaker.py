@@ -43,6 +43,7 @@ def test_opens_after_failures_in_a_row_and_closes_after_successes() -> None:
     assert breaker.state(105.0) == "half_open"
     breaker.success(take(breaker, 105.0))
     assert breaker.state(105.0) == "closed"
+    assert breaker.openings == 1
 
 
 def test_a_success_in_between_starts_the_count_afresh() -> None:

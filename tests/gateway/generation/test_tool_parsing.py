@@ -71,6 +71,7 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, str]]]] = [
      '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', []),
     ("hermes", "<tool_call>I would rather not.", "<tool_call>I would rather not.", []),
     ("hermes", "a <tool_ca", "a <tool_ca", []),
+    ("hermes", "a <tool_call></tool_call> b", "a <tool_call></tool_call> b", []),
     ("hermes", '<tool_call>{"name": "x", "arguments": 5}</tool_call>',
      '<tool_call>{"name": "x", "arguments": 5}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "x", "arguments": "[1]"}</tool_call>',
