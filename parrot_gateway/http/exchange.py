@@ -164,15 +164,20 @@ class Exchange:
         """Send `error` in OpenAI's shape, or the route's own."""
         await self.respond(error.status, self.error_body(error), error.headers())
 
-    async def start_stream(self, status: int, headers: Headers, first: bytes) -> None:
-        """Send the status line, headers and first bytes of a stream."""
+    async def start_stream(
+        self, status: int, headers: Headers, first: bytes, *, is_whole: bool = False
+    ) -> None:
+        """Send the status line, headers and first bytes of a stream.
+
+        With `is_whole` these bytes are all, and the end of the stream leaves in the same write.
+        """
         self.responded = True
         headers = list(headers)
         if self._add_headers is not None:
             self._add_headers(headers)
         headers += self.standard_headers()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.write(first)
+        await (self.end_stream if is_whole else self.write)(first)
 
     async def write(self, data: bytes) -> None:
         """Send further bytes of a stream; waits while the client is slow to read."""

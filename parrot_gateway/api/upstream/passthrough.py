@@ -299,8 +299,8 @@ class _Relay:
             self._observers.failed(error)
             ready, last = ready if events.done else b"", events.fail(error)
         if not exchange.responded:
-            await exchange.start_stream(response.status, headers, ready)
-            ready = b""
+            await exchange.start_stream(response.status, headers, ready + last, is_whole=True)
+            return
         # NOTE: the end of the stream in the same write as its last bytes, so that clients find
         # the connection ready for their next request.
         await exchange.end_stream(ready + last)
