@@ -1,7 +1,8 @@
-"""Who follows the answers of calls: the variable that a call fills, metrics, traces, a store.
+"""Observers of answers: the variable that a call fills; later metrics, traces, a store.
 
-Answers of own engines and of upstreams are told in the same words. The client of a call is served
-by whoever runs it and is none of these: an observer can neither delay an answer nor fail it.
+Answers of own engines and of upstreams come as the same deltas. The client's encoder is no observer:
+it pulls, so that a slow client holds its generation back. An observer can neither delay an answer
+nor fail it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class GenerationObserver:
-    """Follows one answer; each method does nothing unless overridden.
+    """Observes one answer; each method does nothing unless overridden.
 
-    Called in the event loop's thread, in the order of the methods here; must not block. One that
-    raises is logged and hears no more of the answer.
+    Called in the event loop's thread, in the order of the methods here; must not block. An observer
+    that raises is logged and dropped.
     """
 
     #: Whether it wants deltas, for which an upstream's answer has to be parsed.
@@ -52,7 +53,7 @@ class GenerationObserver:
 
 
 class Observers(GenerationObserver):
-    """Tells several observers, and keeps their faults from whoever runs the call."""
+    """Notifies several observers; their failures never reach whoever runs the call."""
 
     __slots__ = ("_observers",)
 
@@ -69,26 +70,26 @@ class Observers(GenerationObserver):
 
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         if self._observers:
-            self._tell(lambda each: each.started(engine, queued_s, reason))
+            self._notify(lambda each: each.started(engine, queued_s, reason))
 
     def delta(self, delta: ChoiceDelta) -> None:
         if self._observers:
-            self._tell(lambda each: each.delta(delta))
+            self._notify(lambda each: each.delta(delta))
 
     def ended(self, usage: Usage | None) -> None:
         if self._observers:
-            self._tell(lambda each: each.ended(usage))
+            self._notify(lambda each: each.ended(usage))
 
     def failed(self, error: BaseException) -> None:
         if self._observers:
-            self._tell(lambda each: each.failed(error))
+            self._notify(lambda each: each.failed(error))
 
-    def _tell(self, tell: Callable[[GenerationObserver], None]) -> None:
+    def _notify(self, notify: Callable[[GenerationObserver], None]) -> None:
         for observer in list(self._observers):
             try:
-                tell(observer)
+                notify(observer)
             except Exception:
-                logger.exception("%s failed; it is told no more", type(observer).__name__)
+                logger.exception("observer %s failed and is dropped", type(observer).__name__)
                 self._observers.remove(observer)
 
 
