@@ -1,8 +1,8 @@
 """Observers of answers: the variable that a call fills; later metrics, traces, a store.
 
-Answers of own engines and of upstreams come as the same deltas. The client's encoder is no observer:
-it pulls, so that a slow client holds its generation back. An observer can neither delay an answer
-nor fail it.
+Answers of own engines and of upstreams come as the same deltas. The client's encoder is not one of
+them: it pulls, so that a slow client holds its generation back. An observer can neither delay an
+answer nor fail it.
 """
 
 from __future__ import annotations
