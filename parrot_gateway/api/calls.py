@@ -194,7 +194,7 @@ class CallRoutes:
         contexts are freed on the way out.
 
         Raises:
-            GatewayError: nothing has been sent yet; a stream's later failures are told in band.
+            GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
         """
         # Imported here because they load the tokenizer's library, which a gateway that only passes
         # calls on does not need.
@@ -207,11 +207,11 @@ class CallRoutes:
         placer = self._models.placer(model, context.metadata)
         call = prepare(request, placer, context.checked)
         exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
-        asked = await call.generation_request(salt_of(context.metadata.tenant))
+        generation_request = await call.generation_request(salt_of(context.metadata.tenant))
         deadline = exchange.started + self._server.call_timeout_s
-        generation = Generation(placer, asked, deadline, context.observers)
+        generation = Generation(placer, generation_request, deadline, context.observers)
         shape = ChatAnswer if request.kind == "chat" else CompletionAnswer
-        answer = shape(call.request, placer, request.model, asked)
+        answer = shape(call.request, placer, request.model, generation_request)
         if call.request.stream:
             await stream_generation(
                 exchange,
@@ -223,7 +223,9 @@ class CallRoutes:
             )
             return
         with generation:
-            collected = await collect(generation, len(asked.prompts), asked.best_of)
+            collected = await collect(
+                generation, len(generation_request.prompts), generation_request.best_of
+            )
         await exchange.respond(200, encode(answer.whole(collected, generation.state.usage)))
 
     def _own_engine(self, body: bytes) -> RemoteEngine:

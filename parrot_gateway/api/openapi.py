@@ -95,7 +95,7 @@ _ERROR = {
 
 
 def describe_hot_routes(app: FastAPI) -> None:
-    """Make `app.openapi()` tell of the routes that do not go through FastAPI."""
+    """Make `app.openapi()` describe the routes that do not go through FastAPI."""
     own = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _semantic_headers() -> list[dict[str, Any]]:
 def describe_own_routes(
     app: FastAPI, routes: Iterable[tuple[str, str, str]], tag: str = "sessions"
 ) -> None:
-    """Make `app.openapi()` tell of further routes, whose bodies docs describe.
+    """Make `app.openapi()` describe further routes, whose bodies docs describe.
 
     Args:
         routes: method, path and summary of each.

@@ -1,7 +1,7 @@
 """One call on one engine: from prompts to the text of its candidates. No HTTP.
 
-The thin shell that waits for engine and events, and tells observers. Which primitives are sent and
-what events mean is decided in `state`.
+Waits for a placement and for events, and notifies observers. Which primitives are sent and what
+events mean is decided in `state`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Generation:
         placer: the engines of its model, of which it gets one.
         request: what is asked.
         deadline: `time.perf_counter()` at which the call is given up; None never.
-        observers: are told of the answer as it comes.
+        observers: are notified of the answer as it comes.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Generation:
                 return self._observed(update) if self._is_watched else update
 
     def _observed(self, update: Update) -> Update:
-        """Read tool calls and tell observers."""
+        """Read tool calls and notify observers."""
         if isinstance(update, PromptFilled):
             if self._request.echoes is not None and self._observers:
                 self._observe_echo(update.prompt, self._request.echoes[update.prompt])

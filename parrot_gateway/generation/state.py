@@ -207,7 +207,7 @@ class GenerationState:
         return min(max(room, 0), len(self._request.prompts) - self._begun) * self._per_prompt
 
     def begin(self, context_ids: list[int]) -> list[Primitive]:
-        """Begin the next prompts on fresh contexts; returns what the engine has to be told.
+        """Begin the next prompts on fresh contexts; returns the primitives for the engine.
 
         Args:
             context_ids: `contexts_wanted` of them.
@@ -233,7 +233,7 @@ class GenerationState:
         if isinstance(event, Failed):
             error = failure_of(event.code, event.message)
             if event.code == "invalid_request" and event.message.startswith("grammar"):
-                # What only the engine can tell of a grammar.
+                # What only the engine can know of a grammar.
                 error.param = self._request.grammar_param
             raise error
         if isinstance(event, Filled):

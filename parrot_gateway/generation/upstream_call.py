@@ -1,4 +1,4 @@
-"""Calls that an upstream answers: the body that it is sent, and its answer told to observers.
+"""Calls that an upstream answers: the body that it is sent, and its answer, reported to observers.
 
 An upstream's answer in OpenAI's shape, whole or streamed, is parsed once, beside the bytes that
 pass on to the client if there is one. Who the client is, is not known here.
@@ -32,7 +32,7 @@ from parrot_gateway.generation.tools.parsing import (
     ToolPiece,
 )
 
-#: How an upstream is told what is urgent: vLLM (with `--scheduling-policy priority`) runs smaller
+#: How an upstream learns of priorities: vLLM (with `--scheduling-policy priority`) runs smaller
 #: priorities earlier, and refuses any but 0 when it does not schedule by priority; SGLang (with
 #: `--enable-priority-scheduling`) runs larger ones earlier, and calls without one last.
 HintStyle: TypeAlias = Literal["none", "vllm", "sglang"]
@@ -75,13 +75,13 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class UpstreamAnswerReader:
-    """Follows the bytes of one answer and tells observers what they say.
+    """Parses the bytes of one answer, and notifies observers of what they hold.
 
-    `start` takes its head, `feed` its bytes, `end` that it is over. Errors that it raises are told
-    by whoever runs the call (`Observers.failed`).
+    `start` takes its head, `feed` its bytes; `end` says that it is over. Whoever runs the call
+    reports the errors that it raises (`Observers.failed`).
 
     Args:
-        observers: are told of deltas, and of the end.
+        observers: are notified of deltas, and of the end.
     """
 
     __slots__ = ("_held", "_observers", "is_finished", "is_stream", "status", "usage")
@@ -90,9 +90,9 @@ class UpstreamAnswerReader:
         self._observers = observers
         #: 0 until the head is there.
         self.status = 0
-        #: Once the answer has told it.
+        #: Once the answer has reported it.
         self.usage: Usage | None = None
-        #: The answer has told its end.
+        #: The answer has reported its end.
         self.is_finished = False
         self.is_stream = False
         self._held = bytearray()
@@ -106,7 +106,7 @@ class UpstreamAnswerReader:
         """Take bytes.
 
         Raises:
-            AnswerError: the stream told an error, or cannot be read.
+            AnswerError: the stream reported an error, or cannot be read.
         """
         if len(self._held) + len(data) > MAX_HELD_BYTES:
             raise AnswerError("the answer is too long to be read")
@@ -198,7 +198,7 @@ def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
 
 
 def _error_of(error: Any, status: int) -> AnswerError:
-    """The error that an answer told."""
+    """The error that an answer reports."""
     if isinstance(error, str) and error:
         return AnswerError(error[:_MAX_MESSAGE], answer_status=status)
     if not isinstance(error, dict):
@@ -294,11 +294,11 @@ async def run_on_upstream(
         kind: of the call.
         headers: the client's, names in lower case.
         body: see `upstream_body`; asks for a stream where the text is wanted as it is written.
-        observer: is told of the answer.
+        observer: is notified of the answer.
         may_fall_back: another model can answer instead.
 
     Returns:
-        False when nothing was told because another model should answer.
+        False when nothing was reported because another model should answer.
 
     Raises:
         GatewayError: the upstream could not be reached, refused the call, or broke off.

@@ -259,12 +259,12 @@ class ContextUse:
             raise ContextTooLargeError(self.context.name, limit)
 
 
-def enter(session: Session, wanted: ContextName, request: CallRequest) -> ContextUse:
+def enter(session: Session, name: ContextName, request: CallRequest) -> ContextUse:
     """Let a call take its place before a context; `ContextUse.leave` must follow its end.
 
     Args:
         session: whose context it is; made if it is not there.
-        wanted: which one.
+        name: which one.
         request: the call, before values are bound.
 
     Raises:
@@ -278,10 +278,10 @@ def enter(session: Session, wanted: ContextName, request: CallRequest) -> Contex
     kind = _KINDS[request.kind]
     _check_body(request.body, kind)
     parent = None
-    if wanted.parent is not None:
-        parent = find_context(session, wanted.parent)
-    known = session.contexts.get(wanted.name)
-    context = known if isinstance(known, NamedContext) else NamedContext(wanted.name)
+    if name.parent is not None:
+        parent = find_context(session, name.parent)
+    known = session.contexts.get(name.name)
+    context = known if isinstance(known, NamedContext) else NamedContext(name.name)
     if context.is_idle and context.contents is not None:
         if parent is not None:
             raise _exists(context.name)

@@ -80,7 +80,7 @@ def system_fingerprint(info: EngineInfo) -> str:
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
-    """`usage`; how tokens are counted is told at `Usage`."""
+    """`usage`; see `Usage` for how tokens are counted."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

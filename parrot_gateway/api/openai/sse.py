@@ -69,7 +69,7 @@ class EventStream:
         await self._exchange.end_stream(self.failure(error) + self.END)
 
     def failure(self, error: GatewayError) -> bytes:
-        """The events that tell of a failure in mid-stream."""
+        """The events that report a failure in mid-stream."""
         return b"data: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n"
 
     async def _write(self, data: bytes) -> None:

@@ -198,7 +198,7 @@ def _check_sampling(config: SamplingConfig | None, where: str) -> None:
 
 
 def check_token_ids(config: SamplingConfig, vocab_size: int, where: str) -> None:
-    """Check what only the model can tell to be wrong.
+    """Check what only the model's description can show to be wrong.
 
     Raises:
         InvalidRequestError: an id is not in its vocabulary; names the field.

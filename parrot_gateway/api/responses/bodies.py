@@ -245,7 +245,7 @@ def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | No
 
 
 def format_of(text: dict[str, Any] | None) -> dict[str, Any]:
-    """The format of the text, as the answer tells it."""
+    """The format of the text, as the answer shows it."""
     return (text or {}).get("format") or {"type": "text"}
 
 

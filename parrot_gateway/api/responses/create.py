@@ -81,7 +81,7 @@ async def handle_responses(
     Others are as in `handle_completions`.
 
     Raises:
-        GatewayError: nothing has been sent yet; a stream's later failures are told in band.
+        GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
     """
     request = decode(body, _RESPONSE)
     check_response(request)

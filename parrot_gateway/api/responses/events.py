@@ -21,7 +21,7 @@ _LAST_EVENTS = {"completed": "response.completed", "incomplete": "response.incom
 
 
 def response_usage(usage: Usage) -> dict[str, Any]:
-    """`usage` as the Responses API tells it; how tokens are counted is told at `Usage`."""
+    """`usage` as the Responses API shows it; see `Usage` for how tokens are counted."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -346,7 +346,7 @@ class SemanticCalls:
             raise
 
     async def _wait_for_inputs(self, exchange: Exchange, job: Job) -> None:
-        """Wait; from the first comment on, failures are told in the stream."""
+        """Wait; from the first comment on, failures are reported in the stream."""
         changed = job.changed()
         assert job.spec.request is not None
         if changed.done() or not job.spec.request.head.stream:
@@ -360,7 +360,7 @@ class SemanticCalls:
 
 
 class _AttendedCall(JobObserver):
-    """Fills the variable of a call whose client waits, and tells the client of session and engine.
+    """Fills the variable of a call whose client waits, and adds headers for session and engine.
 
     Args:
         exchange: not answered yet.
@@ -399,7 +399,7 @@ class _AttendedCall(JobObserver):
             for name, value in headers
         )
         if self.usage is not None and not is_stream:
-            # A whole answer tells how much of its prompt was found in the cache.
+            # A whole answer reports how much of its prompt was found in the cache.
             headers.append((b"x-parrot-cached-tokens", b"%d" % self.usage.cached_tokens))
 
 

@@ -79,12 +79,12 @@ async def forward(
         timeout_s: the whole call ends after this time with a `DeadlineError`.
         fallback: called instead of answering when the upstream has `fallback` set and cannot
             answer, while nothing has been sent.
-        observers: are told of the answer to a chat or a completion.
+        observers: are notified of the answer to a chat or a completion.
 
     Raises:
         GatewayError: nothing has been sent yet; the caller answers with it.
         UpstreamError: also when a body that is no event stream broke off half sent: the
-            connection must be cut, for nothing else tells the client.
+            connection must be cut, as nothing else shows it to the client.
         ClientDisconnected: the client went away.
     """
     await _Relay(exchange, upstream, path, Observers(observers)).run(body, timeout_s, fallback)

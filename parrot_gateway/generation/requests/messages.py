@@ -90,15 +90,15 @@ def render_chat(
             param="continue_final_message",
             code="invalid_value",
         )
-    told = None
+    tool_dicts = None
     try:
         if tools and knows_tools(tokenizer):
-            told = [tool.to_dict() for tool in tools]
+            tool_dicts = [tool.to_dict() for tool in tools]
         elif tools:
             messages = described_in_text(messages, tools)
         return tokenizer.render_chat(
             messages,
-            tools=told,
+            tools=tool_dicts,
             add_generation_prompt=opens,
             continue_final_message=continues,
             **variables,

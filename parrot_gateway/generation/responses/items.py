@@ -61,7 +61,7 @@ class Item:
         return texts + ITEM_OVERHEAD_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        """The item as the API tells it."""
+        """The item as the API shows it."""
         return {
             "id": self.id,
             "type": "message",

@@ -1,7 +1,7 @@
 """Pictures of a session's graph: JSON, Mermaid, SVG and text for terminals.
 
 All are made of a `GraphSnapshot`, hold no values of variables, are safe to show whatever the
-names contain, and stay bounded: what does not fit is counted and told.
+names contain, and stay bounded: what does not fit is counted and mentioned.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Runs the calls of all sessions, each the moment its last input is there.
 
-Driven by events: variables tell the executor that they changed, and nothing is polled. Failures,
+Driven by events: variables notify the executor of changes, and nothing is polled. Failures,
 cancellations and time-outs travel to whatever depends on them. How a call is answered by a model is
 the business of `call_runner`; which session it belongs to, of `semantic.service`.
 
 A call is **deferred** (the executor runs it itself) or **attended** (a client
-waits on its own connection: the executor tells when its inputs are there, and is told how it
+waits on its own connection: the executor reports when its inputs are there, and learns how it
 ended).
 """
 
@@ -66,8 +66,8 @@ class Executor:
         run: lets a model answer a deferred call, telling the job of text as it comes
             (`Job.append`); raises a `GatewayError` when the call failed, and ends the work on the
             engine when it is cancelled.
-        on_wait: is told of a call that waits for inputs, anew with each that arrives.
-        on_start: is told of a call that is about to run, so that its objective is up to date.
+        on_wait: called with a call that waits for inputs, anew with each that arrives.
+        on_start: called with a call that is about to run, so that its objective is up to date.
         on_end: is told of a call that has ended.
     """
 
