@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
+from harness.scripted_engine import ScriptedEngine
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link.client import EngineLink
-from parrot_engine.testing import ScriptedEngine
 from parrot_engine.text import TextAssets
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from starlette.applications import Starlette

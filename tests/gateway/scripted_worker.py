@@ -20,8 +20,12 @@ from pathlib import Path
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link.client import EngineLink
 from parrot_engine.protocol import EngineInfo
-from parrot_engine.testing import ScriptedEngine
 from parrot_engine.text import TextAssets
+
+# As a program of its own it does not find the other helpers.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness.scripted_engine import ScriptedEngine
 
 #: A tokenizer that knows nothing, but is one.
 EMPTY_TOKENIZER = (

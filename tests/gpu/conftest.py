@@ -9,4 +9,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "engine"), str(TESTS)]

@@ -50,8 +50,8 @@ class Story(NamedTuple):
 
 def conversation(engine: BuiltinEngine) -> dict[str, Any]:
     """A prompt, a prefix of it, a fork; greedy, drawn, with a penalty."""
+    from harness.engine_checks import greedy, run_until_idle, tokens_of
     from parrot_engine.protocol import Fill, Generate, SamplingParams
-    from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 
     drawn = SamplingParams(20, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
     events = run_until_idle(
@@ -68,10 +68,10 @@ def conversation(engine: BuiltinEngine) -> dict[str, Any]:
 
 def loss(engine: BuiltinEngine) -> dict[str, Any]:
     """The same, and then rank 1 is killed in the middle of a generation."""
+    from harness.engine_checks import greedy
     from parrot_engine.distributed.leader import LeaderRunner
     from parrot_engine.exceptions import ShardError
     from parrot_engine.protocol import Fill, Generate
-    from parrot_engine.testing.driving import greedy
 
     told = conversation(engine)
     engine.submit([Fill(4, PROMPT[:60]), Generate(4, greedy(400))])

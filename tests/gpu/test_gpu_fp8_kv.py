@@ -24,6 +24,7 @@ from attention_cases import (
     relative_error,
     shared_contexts,
 )
+from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
@@ -34,7 +35,6 @@ from parrot_engine.kv_cache.host_copies import make_copies
 from parrot_engine.protocol import Fill, FreeContext, Generate
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 
 pytestmark = [
     pytest.mark.gpu,

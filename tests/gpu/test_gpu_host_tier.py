@@ -15,6 +15,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kv_cache.host_copies import Copy, CudaCopies, make_copies
@@ -22,7 +23,6 @@ from parrot_engine.kv_cache.host_memory import HostMemory
 from parrot_engine.protocol import Fill, FreeContext, Generate
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 
 pytestmark = pytest.mark.gpu
 

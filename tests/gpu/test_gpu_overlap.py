@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from checkpoints import CONFIGS, make_checkpoint
+from harness.engine_checks import run_until_idle, tokens_of
 from parrot_engine.batch import (
     UNKNOWN_TOKEN,
     BatchRow,
@@ -26,7 +27,6 @@ from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import run_until_idle, tokens_of
 
 pytestmark = pytest.mark.gpu
 

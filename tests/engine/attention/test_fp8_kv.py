@@ -10,6 +10,7 @@ import pytest
 import torch
 from attention_cases import Context, PagedCase, mixed_contexts, relative_error
 from checkpoints import CONFIGS, make_checkpoint
+from harness.engine_checks import run_until_idle, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged import PagedHarness, PagedSequence
@@ -25,7 +26,6 @@ from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import run_until_idle, tokens_of
 
 FP32 = torch.float32
 SMALL = AttentionShape(4, 2, 64, 16)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
+from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.batch import RowOutcome
 from parrot_engine.distributed import leader as leader_module
 from parrot_engine.distributed import worker_group
@@ -25,7 +26,6 @@ from parrot_engine.exceptions import CheckpointError, SettingsError, ShardError
 from parrot_engine.protocol import Event, Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 
 PROMPT = [(7 * index + 3) % 250 for index in range(50)]
 

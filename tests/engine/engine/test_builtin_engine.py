@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from doubles import EOS, POISON, VOCAB_SIZE, Trace, prompt, reference_generate, scripted_engine
+from harness.engine_checks import check_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.engine import contexts
@@ -31,7 +32,6 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing import check_engine
 from programs import check_program, random_program
 
 pytestmark = pytest.mark.usefixtures("overlap")

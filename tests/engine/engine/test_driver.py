@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from harness.engine_checks import ENGINE_CHECKS, check_engine, greedy
+from harness.scripted_engine import ScriptedEngine
 from parrot_engine.engine.driver import DriverStoppedError, EngineDriver
 from parrot_engine.protocol import (
     BlockChanges,
@@ -20,7 +22,6 @@ from parrot_engine.protocol import (
     Generated,
     Primitive,
 )
-from parrot_engine.testing import ENGINE_CHECKS, ScriptedEngine, check_engine, greedy
 
 WAIT_S = 10.0
 

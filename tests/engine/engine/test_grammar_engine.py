@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from doubles import ScriptedRunner, Trace, prompt, reference_generate, reference_logits
+from harness.scripted_engine import ScriptedEngine
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -30,7 +31,6 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.scripted import ScriptedEngine
 from parrot_engine.text import Tokenizer
 from small_vocabulary import EOS, text_of, tokenizer_json
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
+from harness.engine_checks import ENGINE_CHECKS, greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
 from parrot_engine.protocol import Failed, Fill, Filled, FreeContext, Generate, Generated
-from parrot_engine.testing import ENGINE_CHECKS, greedy, run_until_idle, tokens_of
 
 SETTINGS = HuggingFaceSettings(device="cpu", dtype="float32", max_batch_tokens=64)
 

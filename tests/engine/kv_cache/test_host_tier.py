@@ -18,6 +18,7 @@ from doubles import (
     run_both_ways,
     scripted_engine,
 )
+from harness.engine_checks import greedy, run_until_idle, tokens_of
 from host_doubles import ScriptedCopies
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,6 @@ from parrot_engine.kv_cache.host_rates import Rates, least_blocks
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import Fill, FreeContext, Generate, SamplingParams
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
 from programs import check_program, random_program
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)

@@ -11,6 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from harness.engine_checks import greedy
+from harness.scripted_engine import ScriptedEngine
 from parrot_engine.engine.driver import EngineDriver
 from parrot_engine.link.client import EngineLink, LinkRefusedError, Outbox
 from parrot_engine.link.wire import (
@@ -26,7 +28,6 @@ from parrot_engine.link.wire import (
     encode,
 )
 from parrot_engine.protocol import Failed, Fill, Filled, FreeContext, Generate, Generated
-from parrot_engine.testing import ScriptedEngine, greedy
 from parrot_engine.text import TextAssets
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
+from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.huggingface import HuggingFaceSettings
 from parrot_engine.loading import hub
@@ -21,7 +22,6 @@ from parrot_engine.loading.hub import ModelNotFoundError, resolve_model, served_
 from parrot_engine.protocol import Fill, Generate, SamplingParams
 from parrot_engine.server.command import EXIT_CONFIG
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing import greedy, run_until_idle, tokens_of
 from parrot_engine.text import Tokenizer
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from harness.scripted_engine import ScriptedEngine, fixed_script, hashed_script
 from parrot_engine.protocol import EngineInfo, FreeContext, Primitive
 from parrot_engine.server.app import create_app
 from parrot_engine.server.service import Tails
-from parrot_engine.testing import ScriptedEngine, fixed_script, hashed_script
 from parrot_engine.text import TextAssets, Tokenizer
 from parrot_engine.text.loading import load_text_assets
 from tokenizer_kinds import write_kind

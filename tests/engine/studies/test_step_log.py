@@ -9,11 +9,11 @@ import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from engine_studies.step_log import Gap, StepLog, StepRecord, by_kind, longest
+from harness.engine_checks import greedy
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Generate
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.testing.driving import greedy
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.engine_checks import greedy
+from harness.scripted_engine import ScriptedEngine
 from linked import KEY, WAIT_S, eventually, join_server, joined, scripted_engine
 from parrot_engine.link.client import LinkRefusedError
 from parrot_engine.link.wire import Goodbye, Register, Registered, decode_from_gateway, encode
 from parrot_engine.loading.factory import LoadedEngine
 from parrot_engine.protocol import Failed, Fill, Filled, Generate, Generated
 from parrot_engine.server.command import EXIT_CRASH, run_joined
-from parrot_engine.testing import ScriptedEngine, greedy
 from parrot_engine.text import TextAssets
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 from websockets.asyncio.client import ClientConnection, connect

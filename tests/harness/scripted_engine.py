@@ -40,7 +40,7 @@ def hashed_script(vocab_size: int) -> Script:
 
 
 def fixed_script(continuation: Sequence[int], end: int) -> Script:
-    """Says `continuation` after any prompt whose tokens it does not hold, then `end`."""
+    """Generates `continuation` after any prompt whose tokens it does not hold, then `end`."""
 
     def script(token_ids: Sequence[int]) -> int:
         said = 0
@@ -63,7 +63,7 @@ class ScriptedEngine:
 
     Args:
         script: the next token; by default one that depends on the whole context.
-        info: what it claims to be.
+        info: its identity and limits.
         before_step: called at the beginning of each step; may block, or raise to break the step.
     """
 

@@ -1,6 +1,6 @@
-"""The conformance suite of engines: the protocol as small scenarios, which assert.
+"""Driving an engine by hand, and the conformance suite of engines: small scenarios, which assert.
 
-`check_engine` tells them all; `ENGINE_CHECKS` has them one by one, for a test each.
+`check_engine` runs them all; `ENGINE_CHECKS` has them one by one, for a test each.
 """
 
 from __future__ import annotations
@@ -16,10 +16,37 @@ from parrot_engine.protocol import (
     FreeContext,
     Generate,
     Generated,
+    Primitive,
     SamplingParams,
     StepResult,
 )
-from parrot_engine.testing.driving import greedy, run_until_idle, tokens_of
+
+
+def run_until_idle(engine: Engine, *primitives: Primitive, max_steps: int = 1000) -> list[Event]:
+    """Submit, then step until nothing is left to do; the events in order."""
+    engine.submit(primitives)
+    events: list[Event] = []
+    for _ in range(max_steps):
+        result = engine.step()
+        events += result.events
+        if not result.has_work:
+            return events
+    raise AssertionError(f"the engine is still at work after {max_steps} steps")
+
+
+def tokens_of(events: Sequence[Event], context_id: int) -> list[int]:
+    """All tokens generated on a context."""
+    return [
+        token_id
+        for event in events
+        if isinstance(event, Generated) and event.context_id == context_id
+        for token_id in event.token_ids
+    ]
+
+
+def greedy(max_tokens: int, **options: object) -> SamplingParams:
+    """Greedy sampling past the end of text: as many tokens as asked for."""
+    return SamplingParams(max_tokens, temperature=0.0, ignore_eos=True, **options)  # type: ignore[arg-type]
 
 
 def _only_failure(events: Sequence[Event], context_id: int) -> Failed:
@@ -225,7 +252,7 @@ def _idle_engines_do_nothing(engine: Engine) -> None:
     assert after.contexts == 1
 
 
-#: The stories of `check_engine`, one by one.
+#: The scenarios of `check_engine`, one by one.
 ENGINE_CHECKS: tuple[Callable[[Engine], None], ...] = (
     _fill_then_generate,
     _greedy_is_repeatable,
@@ -246,7 +273,7 @@ ENGINE_CHECKS: tuple[Callable[[Engine], None], ...] = (
 
 
 def check_engine(factory: Callable[[], Engine]) -> None:
-    """Put an engine through every story of the protocol.
+    """Put an engine through every scenario of the protocol.
 
     Args:
         factory: makes a fresh engine each time; with a vocabulary of at least 16 tokens and
