@@ -11,7 +11,6 @@ from typing import Any, cast
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
-from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.generation.placement import salt_of
@@ -21,7 +20,7 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
 from parrot_gateway.semantic.templates.reference import has_reference

@@ -9,9 +9,9 @@ from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepMod
 
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.scheduling.placer import capacity_tokens
 from parrot_gateway.scheduling.runner import SchedulerRunner
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
-from parrot_gateway.scheduling.tasks import capacity_tokens
 
 #: What an engine on a CPU is taken for until it has been measured: the demo model's figures, from
 #: processor time of one thread with 1 to 16 contexts of 64 to 1,500 tokens. A row of a step costs

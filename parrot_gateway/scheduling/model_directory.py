@@ -1,19 +1,192 @@
-"""Models by name: who serves them, and placements of calls on the engines of one."""
+"""Models by name: who serves them, and placements of calls on the engines of one.
+
+Resolution, first match wins:
+
+1. an exact alias, which replaces the name once;
+2. a model of an engine that joined (or is loading);
+3. a model that an upstream lists, in the order of the settings;
+4. `UPSTREAM/model`, or `UPSTREAM` alone when it lists one model only;
+5. an upstream declared to serve any name (`models: "*"`);
+6. an alias pattern such as `gpt-*` or `*`, longest first.
+
+Keeps no state: the registry of engines and the upstreams have it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from parrot_gateway.engines.catalog import Catalog, EngineTarget, Target
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.exceptions import GatewayError, ModelLoadingError, OverloadedError
+from parrot_gateway.exceptions import (
+    GatewayError,
+    InvalidRequestError,
+    ModelLoadingError,
+    ModelNotFoundError,
+    OverloadedError,
+)
 from parrot_gateway.generation.placement import CallMetadata, Placer
-from parrot_gateway.scheduling.placer import ModelPlacer
+from parrot_gateway.scheduling.placer import ModelPlacer, TaskUpdater
 from parrot_gateway.scheduling.runner import SchedulerRunner
-from parrot_gateway.scheduling.tasks import TaskUpdater
+
+#: What Parrot's API calls models of own engines, and those behind an API of texts.
+ModelType: TypeAlias = Literal["token_id", "text"]
+MODEL_TYPES: tuple[ModelType, ...] = ("token_id", "text")
+
+
+class UpstreamModels(Protocol):
+    """What the catalog needs to know of an upstream."""
+
+    @property
+    def name(self) -> str:
+        """The operator's name for it."""
+        ...
+
+    def serves(self, model: str) -> bool:
+        """Whether it lists this model."""
+        ...
+
+    def serves_any(self) -> bool:
+        """Whether it takes every name."""
+        ...
+
+    def models(self) -> Sequence[str]:
+        """The models it lists."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether its list of models is known."""
+        ...
+
+
+class EngineTarget(NamedTuple):
+    """A model run by engines of our own."""
+
+    model: str
+
+
+class UpstreamTarget(NamedTuple):
+    """A model of an upstream server, under the name that it knows."""
+
+    upstream: str
+    model: str
+
+
+Target: TypeAlias = EngineTarget | UpstreamTarget
+
+
+class Catalog:
+    """Resolves model names.
+
+    Args:
+        engine_models: names of models that engines serve now or are about to.
+        upstreams: by name, in the order of the settings.
+        aliases: from the settings.
+    """
+
+    def __init__(
+        self,
+        engine_models: Callable[[], Sequence[str]],
+        upstreams: Mapping[str, UpstreamModels],
+        aliases: Mapping[str, str],
+    ) -> None:
+        self._engine_models = engine_models
+        self._upstreams = upstreams
+        self._exact = {name: target for name, target in aliases.items() if "*" not in name}
+        patterns = [(name, target) for name, target in aliases.items() if "*" in name]
+        self._patterns = sorted(patterns, key=lambda item: len(item[0]), reverse=True)
+
+    def resolve(self, name: str) -> Target:
+        """Who serves `name`.
+
+        Raises:
+            ModelNotFoundError: nobody does.
+            ModelLoadingError: nobody does so far, but an upstream has not listed its models yet; or
+                this is the name of such an upstream.
+            InvalidRequestError: an upstream's name alone, while it lists none or several models.
+        """
+        target = self._direct(self._exact.get(name, name))
+        if target is not None:
+            return target
+        for pattern, alias in self._patterns:
+            if fnmatchcase(name, pattern):
+                target = self._direct(alias)
+                if target is not None:
+                    return target
+        silent = [upstream.name for upstream in self._upstreams.values() if not upstream.ready]
+        if silent:
+            raise ModelLoadingError(
+                f"The model '{name}' is not known yet: the upstream '{silent[0]}' has not told "
+                "its models so far."
+            )
+        what = f"The model '{name}' does not exist."
+        if name in self._exact:
+            what = f"'{name}' is an alias of '{self._exact[name]}', which nothing serves."
+        raise ModelNotFoundError(f"{what} {self._known()}", param="model")
+
+    def dangling(self) -> list[str]:
+        """Aliases and patterns of names that nothing serves, as far as that is known by now."""
+        if not all(upstream.ready for upstream in self._upstreams.values()):
+            return []
+        pairs = [*self._exact.items(), *self._patterns]
+        return [alias for alias, name in pairs if not self._leads_somewhere(name)]
+
+    def aliases(self) -> list[str]:
+        """The exact aliases, which `/v1/models` lists too."""
+        return list(self._exact)
+
+    def _direct(self, name: str) -> Target | None:
+        if name in self._engine_models():
+            return EngineTarget(name)
+        for upstream in self._upstreams.values():
+            if upstream.serves(name):
+                return UpstreamTarget(upstream.name, name)
+        owner, _, rest = name.partition("/")
+        named = self._upstreams.get(owner)
+        if named is not None:
+            return UpstreamTarget(owner, rest or _only_model(named))
+        for upstream in self._upstreams.values():
+            if upstream.serves_any():
+                return UpstreamTarget(upstream.name, name)
+        return None
+
+    def _leads_somewhere(self, name: str) -> bool:
+        try:
+            return self._direct(name) is not None
+        except (InvalidRequestError, ModelLoadingError):
+            return False
+
+    def _known(self) -> str:
+        served = [alias for alias, name in self._exact.items() if self._leads_somewhere(name)]
+        names = [*self._engine_models(), *served]
+        for upstream in self._upstreams.values():
+            names += upstream.models()
+        names = list(dict.fromkeys(names))
+        if not names:
+            return "No model is being served yet."
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        return f"Served here: {shown}."
+
+
+def _only_model(upstream: UpstreamModels) -> str:
+    models = upstream.models()
+    if len(models) == 1:
+        return models[0]
+    if not upstream.ready:
+        raise ModelLoadingError(
+            f"The upstream '{upstream.name}' has not told its models so far, and '{upstream.name}' "
+            f"alone stands for the only one. Name it as '{upstream.name}/MODEL', or try again."
+        )
+    raise InvalidRequestError(
+        f"The upstream '{upstream.name}' serves {len(models)} models; name one as "
+        f"'{upstream.name}/MODEL'.",
+        param="model",
+    )
 
 
 class ModelDirectory:
@@ -102,3 +275,61 @@ class ModelDirectory:
         return ModelPlacer(
             self._scheduler, self._updater, self._registry, self.engine_of(model), metadata
         )
+
+
+class ChosenModel(NamedTuple):
+    """A model, and whether engines of our own run it."""
+
+    name: str
+    is_own: bool
+
+
+def choose_model(
+    allowed: Sequence[str],
+    model_type: ModelType,
+    *,
+    resolve: Callable[[str], Target],
+    own: Sequence[str],
+    listed: Sequence[str],
+) -> ChosenModel:
+    """The first allowed model that is served here; the default when none is named.
+
+    The default is the first model of the kind that `model_type` prefers, else the first of the
+    other kind.
+
+    Args:
+        allowed: an allow-list; empty for any model.
+        resolve: says who serves a name, as `Catalog.resolve`.
+        own, listed: models of own engines, and those that upstreams list.
+
+    Raises:
+        ModelNotFoundError: none of those allowed is served.
+        ModelLoadingError: none so far, but that may change.
+        InvalidRequestError: no default can be told.
+    """
+    if allowed:
+        return _first_served(allowed, resolve)
+    ordered = [*own, *listed] if model_type == "token_id" else [*listed, *own]
+    if not ordered:
+        raise InvalidRequestError(
+            "No model is listed here that could be taken by default; name one in 'models'.",
+            param="models",
+            code="model_required",
+        )
+    return ChosenModel(ordered[0], isinstance(resolve(ordered[0]), EngineTarget))
+
+
+def _first_served(allowed: Sequence[str], resolve: Callable[[str], Target]) -> ChosenModel:
+    loading: ModelLoadingError | None = None
+    for name in allowed:
+        try:
+            return ChosenModel(name, isinstance(resolve(name), EngineTarget))
+        except ModelLoadingError as error:
+            loading = loading or error
+        except GatewayError:
+            continue
+    if loading is not None:
+        raise loading
+    shown = ", ".join(f"'{name[:64]}'" for name in allowed[:8])
+    more = ", …" if len(allowed) > 8 else ""
+    raise ModelNotFoundError(f"None of the models {shown}{more} is served here.", param="models")

@@ -13,8 +13,7 @@ from parrot_gateway.api.openapi import describe_own_routes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
-from parrot_gateway.http.auth import KeyCheck
-from parrot_gateway.http.dispatch import Dispatcher
+from parrot_gateway.http.dispatch import Dispatcher, KeyCheck
 from parrot_gateway.http.route_table import RouteTable
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.server.management import create_management_app, knows_path

@@ -20,12 +20,12 @@ from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.responses.store import ResponseStore
-from parrot_gateway.http.admission import CallGate
+from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.scheduling.placer import TaskUpdater
 from parrot_gateway.scheduling.recorder import FileRecorder
 from parrot_gateway.scheduling.runner import SchedulerRunner
-from parrot_gateway.scheduling.tasks import TaskUpdater
 from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService

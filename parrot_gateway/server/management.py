@@ -22,7 +22,7 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     NotFoundError,
 )
-from parrot_gateway.http.auth import KeyCheck
+from parrot_gateway.http.dispatch import KeyCheck
 
 if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway

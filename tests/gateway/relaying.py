@@ -18,9 +18,7 @@ from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.upstream_call import upstream_body
-from parrot_gateway.http.admission import CallGate
-from parrot_gateway.http.auth import KeyCheck
-from parrot_gateway.http.dispatch import Dispatcher
+from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import UpstreamSettings
 

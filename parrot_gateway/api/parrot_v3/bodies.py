@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from parrot_gateway.engines.model_choice import MODEL_TYPES
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.requests import validation
 from parrot_gateway.generation.requests.types import (
@@ -26,6 +25,7 @@ from parrot_gateway.generation.requests.types import (
     Temperature,
 )
 from parrot_gateway.generation.requests.validation import check_choice, check_range
+from parrot_gateway.scheduling.model_directory import MODEL_TYPES
 from parrot_gateway.semantic.session import MAX_NAME
 
 #: Parameters of one call, and models that it allows.

@@ -32,7 +32,6 @@ from parrot_gateway.api.parrot_v3.bodies import (
     sampling_fields,
     session_number,
 )
-from parrot_gateway.engines.model_choice import ChosenModel, ModelType, choose_model
 from parrot_gateway.exceptions import (
     AuthenticationError,
     GatewayError,
@@ -42,10 +41,15 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
 )
 from parrot_gateway.generation.requests.validation import decode
-from parrot_gateway.http.auth import KeyCheck
+from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.scheduling.model_directory import (
+    ChosenModel,
+    ModelDirectory,
+    ModelType,
+    choose_model,
+)
 from parrot_gateway.semantic.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
 from parrot_gateway.semantic.semantic_call import objective_of
 from parrot_gateway.semantic.service import SemanticService

@@ -10,7 +10,6 @@ import msgspec
 
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import model_of
-from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.requests.call import CallRequest
@@ -18,7 +17,7 @@ from parrot_gateway.generation.requests.validation import decode, missing_parame
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
 
 RESPONSES = "/v1/responses"

@@ -18,7 +18,6 @@ import msgspec
 from parrot_gateway.api.openai.sse import DONE, EventStream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import identify
-from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
@@ -26,7 +25,7 @@ from parrot_gateway.generation.requests.call import CallRequest, prepare
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
 from parrot_gateway.semantic.execution.call_runner import JobObserver

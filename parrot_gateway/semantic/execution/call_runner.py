@@ -12,14 +12,13 @@ from typing import Protocol
 
 import msgspec
 
-from parrot_gateway.engines.catalog import EngineTarget
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import TextObserver
 from parrot_gateway.generation.placement import CallMetadata, salt_of
 from parrot_gateway.generation.requests.call import CallRequest, prepare
 from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
-from parrot_gateway.scheduling.model_directory import ModelDirectory
+from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
 
 #: Of the client's headers: those about its connection and its time-outs, not about the call.

@@ -21,8 +21,6 @@ from parrot_gateway.api.parrot_v3.bodies import (
     sampling_fields,
     session_number,
 )
-from parrot_gateway.engines.catalog import EngineTarget, Target, UpstreamTarget
-from parrot_gateway.engines.model_choice import ChosenModel, choose_model
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     ModelLoadingError,
@@ -30,6 +28,13 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
 )
 from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.scheduling.model_directory import (
+    ChosenModel,
+    EngineTarget,
+    Target,
+    UpstreamTarget,
+    choose_model,
+)
 from parrot_gateway.semantic.semantic_call import (
     MAX_OUTPUTS,
     Form,

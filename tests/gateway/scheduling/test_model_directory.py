@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from parrot_gateway.engines.catalog import Catalog, EngineTarget, UpstreamTarget
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     ModelLoadingError,
     ModelNotFoundError,
 )
+from parrot_gateway.scheduling.model_directory import Catalog, EngineTarget, UpstreamTarget
 
 
 class Listed:

@@ -1,4 +1,4 @@
-"""The bound on calls in work, and the drain."""
+"""Who may call: the bearer key, the bound on calls in work, and the drain."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from parrot_gateway.exceptions import DrainingError, OverloadedError
-from parrot_gateway.http.admission import CallGate
+from parrot_gateway.exceptions import AuthenticationError, DrainingError, OverloadedError
+from parrot_gateway.http.dispatch import CallGate, KeyCheck
 
 
 async def test_refuses_over_the_limit_and_recovers() -> None:
@@ -83,3 +83,30 @@ async def test_calls_in_work_are_cut_off_with_a_reason() -> None:
         assert error.retry_after_s is not None
     assert await gate.drain(0.01) is True
     assert gate.cut_off() == 0
+
+
+def test_open_without_a_key() -> None:
+    KeyCheck(None).check(None)
+    assert not KeyCheck(None).required
+
+
+@pytest.mark.parametrize("sent", [b"Bearer secret", b"bearer secret", b"Bearer  secret"])
+def test_the_right_key_passes(sent: bytes) -> None:
+    KeyCheck("secret").check(sent)
+
+
+@pytest.mark.parametrize(
+    "sent", [None, b"", b"secret", b"Bearer", b"Bearer ", b"Bearer Secret", b"Basic secret",
+             b"Bearer secret2", b"Bearer \xff\xfe"],
+)  # fmt: skip
+def test_anything_else_is_a_401(sent: bytes | None) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        KeyCheck("secret").check(sent)
+    assert caught.value.status == 401
+    assert caught.value.code == "invalid_api_key"
+    assert "secret" not in caught.value.message
+
+
+def test_the_key_is_not_kept() -> None:
+    check = KeyCheck("very-secret")
+    assert b"very-secret" not in check._digest  # type: ignore[operator]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from parrot_gateway.http.timeouts import BODY_STEP_BYTES, READ_STEP_BYTES, ClientTimeouts
+from parrot_gateway.http.connection import BODY_STEP_BYTES, READ_STEP_BYTES, ClientTimeouts
 
 
 class Clock:
