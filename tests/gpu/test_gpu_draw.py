@@ -12,7 +12,7 @@ from draw_cases import Wish, hard_rows, may_yield, unfit_rows
 from parrot_engine.batch import SamplingRow
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import sample
-from parrot_engine.runner.sampling_inputs import uniform
+from parrot_engine.runner.step_inputs import uniform
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ from attention_cases import relative_error
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels import rowwise
-from parrot_engine.models.rope import Angles, rotate
+from parrot_engine.models.ops import Angles, rotate
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu

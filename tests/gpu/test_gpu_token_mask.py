@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
 
 from parrot_engine.batch import SamplingRow
 from parrot_engine.protocol import SamplingParams
-from parrot_engine.runner.sampler import sample
-from parrot_engine.runner.sampling_inputs import TokenMasks, apply_masks
+from parrot_engine.runner.sampler import apply_masks, sample
+from parrot_engine.runner.step_inputs import TokenMasks
 
 pytestmark = pytest.mark.gpu
 

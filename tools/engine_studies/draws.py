@@ -15,8 +15,7 @@ from parrot_engine.bench.device import measure_limits, time_s
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import Largest, choose
-from parrot_engine.runner.sampling_inputs import prepare
-from parrot_engine.runner.transfers import Upload
+from parrot_engine.runner.step_inputs import Upload, prepare
 from torch import Tensor
 
 from engine_studies.harness import emit

@@ -20,7 +20,7 @@ from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.runner.graphs import Bucket
-from parrot_engine.runner.in_flight_step import gather_tokens
+from parrot_engine.runner.step_inputs import gather_tokens
 
 from engine_studies.harness import emit
 from engine_studies.kernels import LLAMA_8B, decode_load, prefill_load

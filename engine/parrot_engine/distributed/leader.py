@@ -22,9 +22,9 @@ from parrot_engine.distributed.worker_group import LOAD_TIMEOUT_S, START_TIMEOUT
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.models.sharding import Shard, shard_config
-from parrot_engine.runner.in_flight_step import StepLogits
 from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
+from parrot_engine.runner.sampler import StepLogits
 from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """The builtin engine: takes primitives, runs steps, gives events.
 
-Brings the parts together and holds no decision of its own: the store knows the contexts, the
-batcher chooses what runs, the runner computes and samples, `StepResults` applies what came out. A
-step is: take what was submitted, plan, launch, wait for the outcome, apply it.
+Brings the parts together: the store knows the contexts, the batcher chooses what runs, the runner
+computes and samples. A step is: take what was submitted, plan, launch, wait for the outcome, apply
+it.
 
 On a device that computes by itself the outcome waited for is that of the step before (`overlap`):
 while a step is computed the host plans and launches the next, and applies the one before. At most
@@ -24,14 +24,15 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from parrot_engine.batch import Launch, RowOutcome, Runner
+import torch
+
+from parrot_engine.batch import Launch, RowOutcome, Runner, SampledToken
 from parrot_engine.distributed.leader import load_leader_runner
 from parrot_engine.engine.batcher import Batcher, StepPlan
 from parrot_engine.engine.context_store import ContextStore
-from parrot_engine.engine.contexts import PlannedRow
+from parrot_engine.engine.contexts import PendingGenerate, PlannedRow
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.engine.pending_grammars import PendingGrammars
-from parrot_engine.engine.step_results import StepResults
 from parrot_engine.engine.validation import check_fill, check_generate
 from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
 from parrot_engine.kv_cache.block_pool import BlockPool
@@ -52,6 +53,9 @@ from parrot_engine.runner.loader import load_runner
 from parrot_engine.settings import BuiltinSettings
 
 _log = logging.getLogger(__name__)
+
+#: In place of a token behind scores that are not finite.
+_UNSOUND = SampledToken(None, None)
 
 
 class _InFlight(NamedTuple):
@@ -141,7 +145,6 @@ class BuiltinEngine:
             max_contexts=settings.max_contexts,
         )
         self._batcher = make_batcher(self._store, self._pool, settings, self._host)
-        self._results = StepResults(self._store, self._batcher)
         #: Whether the outcome of a step is waited for in the next one …
         self._overlaps = settings.overlap == "on"
         #: … and whether that depends on what the device has done by then.
@@ -218,7 +221,7 @@ class BuiltinEngine:
         if self._runner is not None:
             self._runner.check()
         self._take_inbox()
-        if self._grammars is not None:
+        if self._grammars is not None and self._grammars.pending:
             self._grammars.release()
         before = self._in_flight
         if before is not None and (
@@ -226,7 +229,7 @@ class BuiltinEngine:
         ):
             # What comes next depends on the draft tokens; or the device waits for us, and a plan
             # that knows the tokens costs nothing more.
-            self._results.apply(before.plan, before.launch)
+            self._apply(before)
             before = None
         if self._host is not None:
             self._host.collect()
@@ -236,13 +239,13 @@ class BuiltinEngine:
             if plan.rows:
                 launched = self._launch(plan)
         if before is not None:
-            self._results.apply(before.plan, before.launch)
+            self._apply(before)
             if launched is not None and launched.plan.batch.awaits_tokens:
                 launched = _sample(launched)
         elif launched is None and not self._store.events:
             self._wait()
         if launched is not None and not self._may_wait(launched):
-            self._results.apply(launched.plan, launched.launch)
+            self._apply(launched)
             launched = None
         self._in_flight = launched
         states = self._store.states
@@ -367,6 +370,105 @@ class BuiltinEngine:
         self._batcher.finish(plan)
         return _InFlight(plan, launch)
 
+    def _apply(self, step: _InFlight) -> None:
+        """Wait for the outcome of a step, and apply it as far as it still matters.
+
+        Between launch and outcome a context may have been freed or have failed, lost its KV, or
+        have ended its generation. An error of the model's numbers or of the runner fails the
+        contexts of the step.
+
+        Raises:
+            ShardError: a process of a tensor-parallel engine was lost.
+        """
+        plan = step.plan
+        try:
+            outcomes = step.launch.outcome()
+        except ShardError:
+            # The other ranks hold parts of every context.
+            raise
+        except torch.cuda.OutOfMemoryError:
+            _log.exception("No memory for a step of %d tokens", plan.batch.num_tokens)
+            self._fail_step(
+                plan,
+                f"the device has no memory left for a step of {plan.batch.num_tokens} tokens; "
+                "a smaller max_batch_tokens or KV cache leaves more",
+            )
+        except Exception:
+            _log.exception("A step of %d contexts failed", len(plan.rows))
+            self._fail_step(
+                plan, "the engine failed while computing this context; its log has the details"
+            )
+        else:
+            for planned, outcome in zip(plan.rows, outcomes, strict=True):
+                if planned.row.num_drafts == 0:
+                    self._apply_row(planned, outcome)
+                    continue
+                if planned.context.in_flight is planned:
+                    planned.context.in_flight = None
+                for part in self._batcher.verify_drafts(planned, outcome):
+                    self._apply_row(*part)
+
+    def _fail_step(self, plan: StepPlan, problem: str) -> None:
+        """Give up what a step was to compute, except for rows that are of no use any more."""
+        for planned in plan.rows:
+            context = planned.context
+            if context.state != "gone" and planned.epoch == context.epoch:
+                self._store.fail(context, "engine_error", problem)
+
+    def _apply_row(self, planned: PlannedRow, outcome: RowOutcome) -> None:
+        """Apply the outcome of a row, as far as it still matters.
+
+        Meanwhile the context may have been freed or have failed; it may have lost its KV: then only
+        its token counts; and its generation may be over.
+        """
+        context, token, generate = planned.context, outcome.token, planned.generate
+        if context.in_flight is planned:
+            context.in_flight = None
+        if context.state == "gone":
+            return
+        is_next = context.is_at(generate)
+        if planned.epoch == context.epoch:
+            if outcome.is_sound:
+                self._batcher.computed(planned)
+                if not is_next:
+                    self._count_filled(planned, outcome)
+                    is_next = context.is_at(generate)
+            else:
+                token = _UNSOUND
+        elif not is_next:
+            return
+        if token is not None and token.token_id is None:
+            problem = _grammar_problem(generate)
+            if problem:
+                self._store.fail(context, "invalid_request", problem)
+            else:
+                self._store.fail(
+                    context,
+                    "numerical_error",
+                    "the model's logits are not finite for this context",
+                    invalidate=True,
+                )
+            return
+        goes_on = False
+        if generate is not None and token is not None and is_next:
+            goes_on = self._store.add_token(context, generate, token)
+            if not goes_on and context.in_flight is not None:
+                context.discard_in_flight()
+                self._batcher.trim(context, context.num_computed)
+        if not goes_on or context.state != "running":
+            self._store.settle(context)
+
+    def _count_filled(self, planned: PlannedRow, outcome: RowOutcome) -> None:
+        """Count computed tokens for the fill at the head of the queue, if there is one."""
+        context = planned.context
+        fill = context.fill
+        if fill is not None:
+            fill.reached = max(fill.reached, planned.end)
+            fill.scores.extend(outcome.scores)
+            self._store.complete_fill(context)
+            # Forks in front of a Generate are of the context without its tokens, or its failure.
+            self._store.fork_pending(context)
+
     def _may_wait(self, step: _InFlight) -> bool:
         """Whether the outcome of a step may be left for the next call.
 
@@ -377,6 +479,13 @@ class BuiltinEngine:
         states, rows = self._store.states, step.plan.rows
         is_all_there_is = states.num_waiting == 0 and len(states.running) == len(rows)
         return not (is_all_there_is and all(map(_is_first_token, rows)))
+
+
+def _grammar_problem(generate: PendingGenerate | None) -> str:
+    """The reason why a generation's grammar allows no token any more; empty if it allows one."""
+    row = None if generate is None else generate.row
+    matcher = None if row is None else row.matcher
+    return "" if matcher is None else matcher.problem or ""
 
 
 def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | None:

@@ -40,7 +40,8 @@ class PendingGrammars:
     def __init__(self, store: ContextStore, compiler: GrammarCompiler) -> None:
         self._store = store
         self._compiler = compiler
-        self._pending: list[_Pending] = []
+        #: Generations that wait for their grammars.
+        self.pending: list[_Pending] = []
 
     def submit(self, primitive: Generate, *, seed: int, end_token_ids: frozenset[int]) -> None:
         """Queue a validated Generate that has a grammar.
@@ -55,20 +56,19 @@ class PendingGrammars:
         )
         pending = _Pending(context, generate, compiled, time.monotonic() + COMPILE_TIMEOUT_S)
         if not self._try_release(pending):
-            self._pending.append(pending)
+            self.pending.append(pending)
 
     def release(self) -> None:
-        """Let go on whatever has its grammar by now; what cannot have it fails."""
-        if self._pending:
-            self._pending = [pending for pending in self._pending if not self._try_release(pending)]
+        """Let generations go on whose grammar is ready; those whose grammar failed fail."""
+        self.pending = [pending for pending in self.pending if not self._try_release(pending)]
 
     def wait(self) -> None:
         """Wait a moment for a grammar to be ready."""
-        wait([pending.compiled for pending in self._pending], _WAIT_S, FIRST_COMPLETED)
+        wait([pending.compiled for pending in self.pending], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
         """Nothing is waited for any more."""
-        self._pending.clear()
+        self.pending.clear()
         self._compiler.close()
 
     def _try_release(self, pending: _Pending) -> bool:

@@ -27,7 +27,7 @@ from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.huggingface.contexts import Context, Fork, Work
 from parrot_engine.huggingface.forward import Forward, load_model, score
 from parrot_engine.huggingface.settings import HuggingFaceSettings
-from parrot_engine.models.generation_defaults import GenerationDefaults
+from parrot_engine.models.config import GenerationDefaults
 from parrot_engine.protocol import (
     EngineInfo,
     EngineStats,

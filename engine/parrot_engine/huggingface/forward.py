@@ -21,7 +21,7 @@ from parrot_engine.exceptions import CheckpointError, PrimitiveError
 from parrot_engine.huggingface.contexts import Context
 from parrot_engine.huggingface.settings import HuggingFaceSettings
 from parrot_engine.models.checkpoint import read_optional_json
-from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
+from parrot_engine.models.config import GenerationDefaults, read_generation_defaults
 from parrot_engine.models.loader import resolve_device, resolve_dtype
 from parrot_engine.runner.sampler import prompt_logprobs
 

@@ -1,17 +1,17 @@
-"""The configuration of a checkpoint's model, in one normalised, typed form.
+"""The configuration of a checkpoint, normalised and typed: the model, and defaults of sampling.
 
 Reads `config.json` in the form of transformers 5 (`rope_parameters`, `layer_types`, `dtype`) and
 in the older one (`rope_theta`, `rope_scaling`, `torch_dtype`, `use_sliding_window`), without
 transformers. Whatever would change the computation and is not understood is refused by name
 (`UnsupportedModelError`); keys that do not matter for inference are ignored, as in transformers.
-Does not read `generation_config.json` (`generation_defaults.py`) or any tensor (`checkpoint.py`).
+Files and tensors are read by `checkpoint.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from parrot_engine.exceptions import CheckpointError, UnsupportedModelError
 
@@ -29,6 +29,9 @@ ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
 
 #: Theta where a configuration names none: what transformers 5 assumes for every family here.
 DEFAULT_ROPE_THETA = 10_000.0
+
+#: Used by transformers only where the checkpoint asks for sampling.
+_SAMPLED_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,15 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     #: dtype of the checkpoint as `config.json` names it, e.g. `bfloat16`.
     dtype: str | None
+
+
+class GenerationDefaults(NamedTuple):
+    """End-of-text ids and sampling defaults of a checkpoint."""
+
+    #: Ids that end the text, in the order of the files.
+    eos_token_ids: list[int]
+    #: Keys of `SamplingParams`.
+    sampling: dict[str, float]
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
@@ -233,6 +245,30 @@ def windows_by_layer(raw: Mapping[str, Any], *, default_window: int) -> tuple[in
     if unknown:
         raise UnsupportedModelError(f"layer type {unknown[0]!r}", architecture=architecture_of(raw))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def read_generation_defaults(
+    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
+) -> GenerationDefaults:
+    """Defaults from both files; the generation config wins, as in transformers' `generate`.
+
+    Temperature, top-p, top-k and min-p are taken when `do_sample` is true: without it
+    transformers decodes greedily and ignores them.
+    """
+    generation = generation_config or {}
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = config.get("eos_token_id")
+    if eos is None:
+        eos_token_ids = []
+    elif isinstance(eos, int):
+        eos_token_ids = [eos]
+    else:
+        eos_token_ids = list(dict.fromkeys(int(token_id) for token_id in eos))
+    keys = list(_SAMPLED_KEYS) if generation.get("do_sample") else []
+    keys.append("repetition_penalty")
+    sampling = {key: generation[key] for key in keys if generation.get(key) is not None}
+    return GenerationDefaults(eos_token_ids, sampling)
 
 
 def _usable_positions(rope: RopeConfig, max_position: int) -> int:

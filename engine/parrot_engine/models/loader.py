@@ -17,14 +17,21 @@ from torch import nn
 
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.kernels.selection import Kernels
-from parrot_engine.models.blocks import TensorSpec, weight_parts
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
-from parrot_engine.models.config import ModelConfig
-from parrot_engine.models.decoder import Decoder
-from parrot_engine.models.dummy import draw_weights
+from parrot_engine.models.config import (
+    GenerationDefaults,
+    ModelConfig,
+    read_generation_defaults,
+)
+from parrot_engine.models.decoder import Decoder, Linear, RMSNorm, TensorSpec, weight_parts
 from parrot_engine.models.families import family_of
-from parrot_engine.models.generation_defaults import GenerationDefaults, read_generation_defaults
-from parrot_engine.models.sharding import Collective, Shard, part_of, shard_config
+from parrot_engine.models.sharding import (
+    Collective,
+    Shard,
+    part_of,
+    parts_of_stack,
+    shard_config,
+)
 
 #: Called after each tensor with (tensors loaded, tensors in all).
 Progress: TypeAlias = Callable[[int, int], None]
@@ -34,6 +41,9 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+#: Standard deviation of weights and biases: that of fresh Llama models (`initializer_range`).
+_STD = 0.02
 
 
 class LoadedModel(NamedTuple):
@@ -156,6 +166,41 @@ def load_weights(
         target.copy_(tensor if cut is None else tensor[cut.place])
         if progress is not None:
             progress(count, len(parts))
+
+
+@torch.inference_mode()
+def draw_weights(
+    model: nn.Module, seed: int, whole: nn.Module | None = None, shard: Shard | None = None
+) -> None:
+    """Fill every weight of `model` with random values, where it lies; norms get ones.
+
+    For measuring: what a step costs does not depend on the weights, as long as activations stay
+    finite.
+
+    The same seed gives the same weights on the same kind of device. Where `model` is the `shard`
+    of a model, `whole` is that one without its weights, and what is drawn are parts of its.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+    for module, origin in zip(model.modules(), (whole or model).modules(), strict=True):
+        of_origin = origin.parameters(recurse=False)
+        for parameter, drawn in zip(module.parameters(recurse=False), of_origin, strict=True):
+            if isinstance(module, RMSNorm):
+                parameter.fill_(1.0)
+                continue
+            device = parameter.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            if parameter.shape == drawn.shape:
+                parameter.normal_(std=_STD, generator=generators[device])
+                continue
+            assert isinstance(module, Linear)
+            assert isinstance(origin, Linear)
+            assert shard is not None
+            values = torch.empty(drawn.shape, dtype=parameter.dtype, device=device)
+            values.normal_(std=_STD, generator=generators[device])
+            for rows, own_rows in parts_of_stack(origin.parts, module.parts):
+                target = parameter[own_rows]
+                target.copy_(values[rows][part_of(values[rows].shape, target.shape, shard)])
 
 
 def resolve_device(name: str) -> torch.device:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parrot_engine.models.config import RopeConfig
+from parrot_engine.models.rope import frequencies
 from parrot_engine.models.sharding import Collective
 
 
@@ -45,6 +48,43 @@ class Normed(NamedTuple):
 
     out: Tensor
     hidden: Tensor
+
+
+class Angles(NamedTuple):
+    """cos and sin of one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Rotary:
+    """Turns positions into angles.
+
+    They are computed, not looked up: no table to size, no limit on the position.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
+        inverse, self._attention_factor = frequencies(rope, head_dim)
+        self._inverse = inverse.to(device)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
+        """Angles for `positions` `[num_tokens]`; computed in float32, returned in `dtype`."""
+        angle = positions[:, None].float() * self._inverse
+        cos, sin = angle.cos(), angle.sin()
+        if self._attention_factor != 1.0:
+            cos, sin = cos * self._attention_factor, sin * self._attention_factor
+        return Angles(cos.to(dtype)[:, None], sin.to(dtype)[:, None])
+
+
+def rotate(heads: Tensor, angles: Angles) -> Tensor:
+    """Rotate `heads` `[num_tokens, heads, head_dim]`; element i pairs with i + head_dim / 2."""
+    cos, sin = angles
+    half = heads.shape[-1] // 2
+    first, second = heads[..., :half], heads[..., half:]
+    rotated = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin)
+    return rotated
 
 
 class Ops:

@@ -1,8 +1,7 @@
-"""Rotary position embedding: the frequencies of each kind, and the rotation.
+"""The frequencies of each kind of rotary position embedding.
 
 Formulas and their order of operations are those of `modeling_rope_utils.py` in transformers 5,
-so that float32 results agree to the last few bits. Angles are computed for the positions of a
-step, not looked up: no table to size, no limit on the position.
+so that float32 results agree to the last few bits.
 """
 
 from __future__ import annotations
@@ -14,13 +13,6 @@ import torch
 from torch import Tensor
 
 from parrot_engine.models.config import RopeConfig
-
-
-class Angles(NamedTuple):
-    """cos and sin of one step's positions, `[num_tokens, 1, head_dim / 2]`, in the model dtype."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 class Frequencies(NamedTuple):
@@ -49,33 +41,6 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Frequencies:
         return Frequencies(_yarn(rope, exponents), _yarn_attention_factor(rope))
     short = torch.tensor(rope.short_factor, dtype=torch.float32)
     return Frequencies(1.0 / (short * rope.theta**exponents), _longrope_attention_factor(rope))
-
-
-class Rotary:
-    """Turns positions into angles, and rotates heads by them."""
-
-    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
-        inverse, self._attention_factor = frequencies(rope, head_dim)
-        self._inverse = inverse.to(device)
-
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """Angles for `positions` `[num_tokens]`; computed in float32, returned in `dtype`."""
-        angle = positions[:, None].float() * self._inverse
-        cos, sin = angle.cos(), angle.sin()
-        if self._attention_factor != 1.0:
-            cos, sin = cos * self._attention_factor, sin * self._attention_factor
-        return Angles(cos.to(dtype)[:, None], sin.to(dtype)[:, None])
-
-
-def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """Rotate `heads` `[num_tokens, heads, head_dim]`; element i pairs with i + head_dim / 2."""
-    cos, sin = angles
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half], heads[..., half:]
-    rotated = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin)
-    return rotated
 
 
 def _llama3(rope: RopeConfig, default: Tensor) -> Tensor:

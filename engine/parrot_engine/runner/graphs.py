@@ -27,9 +27,9 @@ from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels.largest import find_largest
 from parrot_engine.models.decoder import Decoder
-from parrot_engine.runner.in_flight_step import Computed, Ints, StepTokens
-from parrot_engine.runner.sampler import Largest
-from parrot_engine.runner.transfers import Staging
+from parrot_engine.runner.sampler import Computed, Largest
+from parrot_engine.runner.staging import Staging
+from parrot_engine.runner.step_inputs import Ints, StepTokens
 
 _log = logging.getLogger(__name__)
 

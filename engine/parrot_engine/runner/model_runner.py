@@ -10,6 +10,7 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,20 +19,29 @@ from torch import Tensor
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
 from parrot_engine.attention.torch_backend import TorchAttention
-from parrot_engine.batch import BatchRow, BlockCopy, Launch, StepBatch
+from parrot_engine.batch import BatchRow, BlockCopy, Launch, RowOutcome, SampledToken, StepBatch
 from parrot_engine.kernels.selection import Kernels
-from parrot_engine.models.config import ModelConfig
+from parrot_engine.models.config import GenerationDefaults, ModelConfig
 from parrot_engine.models.decoder import Decoder
-from parrot_engine.models.generation_defaults import GenerationDefaults
 from parrot_engine.models.sharding import Collective
-from parrot_engine.runner.in_flight_step import (
+from parrot_engine.protocol import TokenLogprobs
+from parrot_engine.runner.sampler import (
     Computed,
-    InFlightStep,
+    Largest,
+    Scores,
     StepLogits,
-    StepTokens,
-    gather_tokens,
+    assemble_scores,
+    assemble_tokens,
+    choose,
+    score,
 )
-from parrot_engine.runner.transfers import Upload, current_device
+from parrot_engine.runner.step_inputs import (
+    StepInputs,
+    StepTokens,
+    Upload,
+    gather_tokens,
+    make_masks,
+)
 
 if TYPE_CHECKING:
     from parrot_engine.runner.graphs import Capture, StepGraphs
@@ -63,6 +73,143 @@ def _attention_backend(
     from parrot_engine.attention.triton_backend import TritonAttention
 
     return TritonAttention(shape, windows=windows, device=device, dtype=dtype, quantized=quantized)
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the thread's current one: Triton launches there, wherever arguments are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class Download:
+    """Tensors on their way to the host.
+
+    On CUDA copies into pinned memory and an event behind them: waiting for the event waits for
+    the work before it on this stream, not for the device, and leaves the core to others.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        """Start copying `tensors`, all on `device`; without any, waits for the work all the same.
+
+        What goes wrong on the device then shows for this step.
+        """
+        self._event: torch.cuda.Event | None = None
+        if device.type != "cuda":
+            self._host = list(tensors)
+            return
+        self._host = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors
+        ]
+        for host, tensor in zip(self._host, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event(blocking=True)
+        self._event.record(torch.cuda.current_stream(device))
+
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> list[Tensor]:
+        """The tensors, on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+class InFlightStep:
+    """A step on its way; implements `parrot_engine.batch.Launch`."""
+
+    def __init__(
+        self, batch: StepBatch, computed: StepLogits, device: torch.device, kernels: Kernels
+    ) -> None:
+        """Take a step whose logits are being computed, and sample unless it `awaits_tokens`."""
+        self._batch = batch
+        self._computed: StepLogits | None = computed
+        self._device = device
+        self._kernels = kernels
+        self._inputs: StepInputs
+        #: int64 `[num_rows]`: the token sampled for each row of the batch, 0 for the others; on
+        #: the device. Within the vocabulary even if the row's logits were not finite; any of a
+        #: row's for one with draft tokens. None before it was drawn.
+        self.sampled: Tensor | None = None
+        self._has_scores = False
+        self._download: Download
+        if not batch.awaits_tokens:
+            self.sample()
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Sample and score on the device, and start the copies to the host.
+
+        All of the host's work for it, masks of grammars too, is done here, while the device
+        computes the logits.
+        """
+        assert self._computed is not None, "sampled already"
+        (logits, largest), self._computed = self._computed, None
+        upload = Upload()
+        inputs = self._inputs = StepInputs(self._batch, logits.shape[1], upload)
+        with current_device(self._device):
+            upload.send(self._device)
+            self._sample(inputs, logits, largest)
+
+    def _sample(self, inputs: StepInputs, logits: Tensor, largest: Largest | None) -> None:
+        device, kernels = self._device, self._kernels
+        tensors: list[Tensor] = []
+        if inputs.sampled:
+            masks = make_masks(inputs.sampling.rows, logits.shape[1], device)
+            if inputs.at is None:
+                choice = choose(logits, inputs.sampling, masks, largest=largest, kernels=kernels)
+            else:
+                choice = choose(logits[inputs.at.tensor], inputs.sampling, masks, kernels=kernels)
+            tensors.append(choice.checked)
+            if choice.scores is not None:
+                self._has_scores = True
+                tensors += choice.scores
+        for _, scoring, first, targets in inputs.scored:
+            part = logits[first : first + len(scoring.target_token_ids)]
+            tensors += score(part, targets.tensor, scoring.num_top)
+        if inputs.sampled and inputs.rows is None:
+            self.sampled = choice.tokens
+        else:
+            self.sampled = torch.zeros(inputs.num_rows, dtype=torch.int64, device=device)
+            if inputs.sampled and inputs.rows is not None:
+                self.sampled[inputs.rows.tensor] = choice.tokens
+        self._download = Download(tensors, device)
+
+    def ready(self) -> bool:
+        """Whether `outcome` would return at once."""
+        return self._download.ready()
+
+    def outcome(self) -> list[RowOutcome]:
+        """Wait for the step, and for nothing launched after it; see `Launch`."""
+        parts = iter(self._download.wait())
+        inputs = self._inputs
+        sampled: list[SampledToken] = []
+        if inputs.sampled:
+            checked = next(parts)
+            scores = Scores(next(parts), next(parts), next(parts)) if self._has_scores else None
+            sampled = assemble_tokens(inputs.sampling, checked, scores)
+        if inputs.rows is None and not inputs.scored:
+            return list(map(RowOutcome, sampled))
+        tokens: dict[int, list[SampledToken]] = {}
+        for row, token in zip(inputs.sampled, sampled, strict=True):
+            tokens.setdefault(row, []).append(token)
+        scored: dict[int, list[TokenLogprobs]] = {}
+        for row, scoring, _, _ in inputs.scored:
+            found = Scores(next(parts), next(parts), next(parts))
+            scored[row] = assemble_scores(scoring.target_token_ids, found)
+        return [
+            _outcome(tokens.get(index, ()), scored.get(index, ()))
+            for index in range(inputs.num_rows)
+        ]
+
+
+def _outcome(tokens: Sequence[SampledToken], scores: Sequence[TokenLogprobs]) -> RowOutcome:
+    first = tokens[0] if tokens else None
+    return RowOutcome(first, scores, _is_sound(scores), tokens[1:])
+
+
+def _is_sound(scores: Sequence[TokenLogprobs]) -> bool:
+    return not any(entry.logprob != entry.logprob for entry in scores)
 
 
 class ModelRunner:

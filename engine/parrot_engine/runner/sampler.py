@@ -13,7 +13,7 @@ top-k or top-p are kept as well, so the outcome does not depend on a sort's orde
 Triton's kernels a row's weights are integers (`parrot_engine.kernels.draw`), with torch's operators
 float32: points within rounding of a token's interval may draw its neighbour with one of them.
 
-Three parts: `sampling_inputs.prepare` gathers on the host what is needed, `choose` and `score`
+Three parts: `step_inputs.prepare` gathers on the host what is needed, `choose` and `score`
 compute on the device and ask it for nothing, `assemble_tokens` and `assemble_scores` make values
 of what came back. `sample` and `prompt_logprobs` are all three in a row, for who can wait.
 
@@ -32,16 +32,15 @@ from torch import Tensor
 from parrot_engine.batch import SampledToken, SamplingRow
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import TokenLogprobs
-from parrot_engine.runner.sampling_inputs import (
+from parrot_engine.runner.step_inputs import (
     Draws,
     Ranking,
     SamplingInputs,
     TokenMasks,
-    apply_masks,
+    Upload,
     make_masks,
     prepare,
 )
-from parrot_engine.runner.transfers import Upload
 
 #: Columns summed together before a draw looks into one such span.
 _DRAW_SPAN = 512
@@ -66,6 +65,26 @@ class Largest(NamedTuple):
     tokens: Tensor
     #: The same, but -1 where the logits were not finite.
     checked: Tensor
+
+
+class Computed(NamedTuple):
+    """What a model makes of a step's tokens; valid until the next step is launched."""
+
+    #: `[num_tokens, hidden_size]`, before the final norm.
+    hidden: Tensor
+    #: `[num_tokens, vocab_size]` in float32, where they were computed along with it.
+    logits: Tensor | None
+    #: Of these logits, where it was looked for along with them.
+    largest: Largest | None = None
+
+
+class StepLogits(NamedTuple):
+    """What a step's tokens are chosen from; valid until the next step is launched."""
+
+    #: Float32 `[num_logit_rows, vocab_size]`, in the order of rows and positions.
+    values: Tensor
+    #: Of each of these rows, where it is known already.
+    largest: Largest | None = None
 
 
 class Choice(NamedTuple):
@@ -211,6 +230,28 @@ def _process(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     if inputs.banned is not None:
         flat.index_fill_(0, inputs.banned.tensor, float("-inf"))
     return processed
+
+
+def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
+    """Set what is not allowed to minus infinity, in place; `logits` is `[n, vocab_size]`."""
+    if logits.is_cuda:
+        # Imports triton, which is installed where it is used only.
+        from parrot_engine.kernels.token_mask import apply_token_masks
+
+        apply_token_masks(logits, masks.bits, masks.at)
+        return
+    allowed = unpack(masks.bits, logits.shape[1])
+    if masks.at is None:
+        logits.masked_fill_(~allowed, float("-inf"))
+    else:
+        logits[masks.at] = logits[masks.at].masked_fill_(~allowed, float("-inf"))
+
+
+def unpack(bits: Tensor, vocab_size: int) -> Tensor:
+    """bool `[m, vocab_size]` of packed masks on a CPU."""
+    octets = bits.numpy().view(np.uint8)
+    unpacked = np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size)
+    return torch.from_numpy(unpacked.view(np.bool_))
 
 
 def _draw_by_kernel(processed: Tensor, largest: Tensor, tokens: Tensor, draws: Draws) -> None:

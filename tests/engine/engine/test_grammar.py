@@ -25,8 +25,8 @@ from parrot_engine.engine.grammar import (
 from parrot_engine.exceptions import PrimitiveError, SettingsError
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.protocol import Grammar, SamplingParams
-from parrot_engine.runner.sampler import sample
-from parrot_engine.runner.sampling_inputs import TokenMasks, apply_masks, make_masks, unpack
+from parrot_engine.runner.sampler import apply_masks, sample, unpack
+from parrot_engine.runner.step_inputs import TokenMasks, make_masks
 from parrot_engine.text import Tokenizer
 from parrot_engine.text.loading import load_text_assets
 from small_vocabulary import EOS, PIECES, text_of, tokenizer_json

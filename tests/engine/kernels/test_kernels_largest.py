@@ -10,8 +10,7 @@ from parrot_engine.batch import SamplingRow
 from parrot_engine.kernels.largest import find_largest
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.sampler import Largest, choose
-from parrot_engine.runner.sampling_inputs import prepare
-from parrot_engine.runner.transfers import Upload
+from parrot_engine.runner.step_inputs import Upload, prepare
 from torch import Tensor
 
 

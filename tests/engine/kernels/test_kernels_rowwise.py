@@ -11,7 +11,7 @@ from attention_cases import relative_error
 from interpreted import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels import rowwise
-from parrot_engine.models.rope import Angles, rotate
+from parrot_engine.models.ops import Angles, rotate
 from torch import Tensor
 
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3}

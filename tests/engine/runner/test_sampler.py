@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from parrot_engine.batch import SamplingRow
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import SamplingParams
-from parrot_engine.runner import sampler, sampling_inputs
+from parrot_engine.runner import sampler, step_inputs
 from parrot_engine.runner.sampler import prompt_logprobs, sample
-from parrot_engine.runner.sampling_inputs import uniform
+from parrot_engine.runner.step_inputs import uniform
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -226,9 +226,9 @@ def test_the_ends_of_the_unit_interval(monkeypatch: pytest.MonkeyPatch, span: in
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, 3], logits[0, 20] = 0.1, 0.2
     row = _row(SamplingParams())
-    monkeypatch.setattr(sampling_inputs, "uniform", lambda seed, index: 0.0)
+    monkeypatch.setattr(step_inputs, "uniform", lambda seed, index: 0.0)
     assert sample(logits, [row])[0].token_id == 3
-    monkeypatch.setattr(sampling_inputs, "uniform", lambda seed, index: 1 - 2.0**-53)
+    monkeypatch.setattr(step_inputs, "uniform", lambda seed, index: 1 - 2.0**-53)
     assert sample(logits, [row])[0].token_id == 20
 
 
@@ -268,9 +268,7 @@ def test_uniform_is_uniform_within_and_across_streams() -> None:
 def test_uniform_is_splitmix64() -> None:
     # First outputs of Vigna's splitmix64.c for the state 1234567.
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    got = [
-        sampling_inputs._mix64((1234567 + (i + 1) * 0x9E3779B97F4A7C15) % 2**64) for i in range(3)
-    ]
+    got = [step_inputs._mix64((1234567 + (i + 1) * 0x9E3779B97F4A7C15) % 2**64) for i in range(3)]
     assert got == expected
 
 

@@ -1,26 +1,148 @@
-"""Inputs of the sampler, gathered on the host from the rows of a step.
+"""What a step needs from the host: tokens, sampling parameters and histories, masks of grammars.
 
-Parameters and histories are added to one `Upload`, so that all of them travel in a single transfer
-that the host does not wait for. Masks of grammars are made while the device computes the step,
-packed to one bit a token, sent in one transfer, and unpacked where the logits are.
+All but the masks are added to one `Upload`, so that they travel in a single transfer that the host
+does not wait for. Masks are made while the device computes the step, packed to one bit a token,
+sent in one transfer, and unpacked where the logits are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from parrot_engine.batch import SamplingRow
-from parrot_engine.runner.transfers import Part, Upload
+from parrot_engine.batch import BatchRow, SamplingRow, ScoringRow, StepBatch
+
+Ints = npt.NDArray[np.int32]
 
 _MASK64 = (1 << 64) - 1
 #: Below this a temperature only serves to overflow: the largest logit wins anyway.
 _MIN_TEMPERATURE = 1e-6
+
+
+class Part:
+    """One array of an upload."""
+
+    __slots__ = ("_tensor", "array", "is_real")
+
+    def __init__(self, array: npt.NDArray[np.int64], is_real: bool) -> None:
+        self.array = array
+        self.is_real = is_real
+        self._tensor: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The array on the device, int64 or float64; once it was sent."""
+        assert self._tensor is not None, "not sent yet"
+        return self._tensor
+
+    def take(self, sent: Tensor) -> None:
+        """This is the array on the device."""
+        self._tensor = sent.view(torch.float64) if self.is_real else sent
+
+
+class Upload:
+    """Collects arrays of 64-bit numbers, then sends all of them at once.
+
+    On CUDA the transfer goes through pinned memory and is ordered on the current stream; the host
+    goes on at once. (`torch.tensor(values, device=...)` would wait for the stream.)
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+
+    def integers(self, values: Sequence[int]) -> Part:
+        """Add integers."""
+        return self._add(Part(np.array(values, dtype=np.int64), is_real=False))
+
+    def array(self, values: npt.NDArray[np.integer[Any]]) -> Part:
+        """Add an array of integers."""
+        return self._add(Part(values.astype(np.int64), is_real=False))
+
+    def reals(self, values: Sequence[float]) -> Part:
+        """Add real numbers."""
+        return self._add(Part(np.array(values, dtype=np.float64).view(np.int64), is_real=True))
+
+    def _add(self, part: Part) -> Part:
+        self._parts.append(part)
+        return part
+
+    def send(self, device: torch.device) -> None:
+        """Start the transfer. Does nothing when there is nothing to send."""
+        if not self._parts:
+            return
+        sizes = [part.array.size for part in self._parts]
+        packed = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+        np.concatenate([part.array for part in self._parts], out=packed.numpy())
+        for part, sent in zip(
+            self._parts, packed.to(device, non_blocking=True).split(sizes), strict=True
+        ):
+            part.take(sent)
+
+
+class StepTokens(NamedTuple):
+    """What the rows of a batch compute, row after row."""
+
+    token_ids: Ints
+    positions: Ints
+    #: Tokens known only to the device, and the rows of the step before that sampled them.
+    pending_at: Ints
+    pending_rows: Ints
+    #: Tokens whose logits are needed; None for all.
+    logit_tokens: Ints | None
+
+
+def gather_tokens(rows: Sequence[BatchRow]) -> StepTokens:
+    """The tokens of at least one row."""
+    lists, firsts, _, needs, waits, _ = zip(*rows, strict=True)
+    counts = list(map(len, lists))
+    starts = np.array(firsts, dtype=np.int32)
+    token_ids = np.array(list(chain.from_iterable(lists)), dtype=np.int32)
+    pending: list[tuple[int, int]] = []
+    if waits.count(None) < len(rows):
+        pending = [(index, row) for index, row in enumerate(waits) if row is not None]
+    if len(rows) == len(token_ids):
+        at, waiting = zip(*pending, strict=True) if pending else ((), ())
+        if "none" not in needs:
+            return _tokens(token_ids, starts, at, waiting, None)
+        logit_tokens = [index for index, need in enumerate(needs) if need != "none"]
+        return _tokens(token_ids, starts, at, waiting, logit_tokens)
+    ends = np.cumsum(counts)
+    first_tokens = (ends - counts).astype(np.int32)
+    positions = np.repeat(starts - first_tokens, counts)
+    positions += np.arange(len(positions), dtype=np.int32)
+    logit_tokens = []
+    for row, first, end in zip(rows, first_tokens.tolist(), ends.tolist(), strict=True):
+        if row.logits == "last":
+            logit_tokens.append(end - 1)
+        elif row.logits == "all":
+            logit_tokens.extend(range(first, end))
+    at = tuple(int(first_tokens[index]) for index, _ in pending)
+    return _tokens(token_ids, positions, at, tuple(row for _, row in pending), logit_tokens)
+
+
+def _tokens(
+    token_ids: Ints,
+    positions: Ints,
+    at: Sequence[int],
+    waiting: Sequence[int],
+    logit_tokens: Sequence[int] | None,
+) -> StepTokens:
+    return StepTokens(
+        token_ids,
+        positions,
+        np.array(at, dtype=np.int32),
+        np.array(waiting, dtype=np.int32),
+        None
+        if logit_tokens is None or len(logit_tokens) == len(token_ids)
+        else np.array(logit_tokens, dtype=np.int32),
+    )
 
 
 class Edit(NamedTuple):
@@ -239,23 +361,61 @@ def make_masks(
     return TokenMasks(at, sent[len(masked) :].view(len(masked), num_words))
 
 
-def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
-    """Set what is not allowed to minus infinity, in place; `logits` is `[n, vocab_size]`."""
-    if logits.is_cuda:
-        # Imports triton, which is installed where it is used only.
-        from parrot_engine.kernels.token_mask import apply_token_masks
+class _Scored(NamedTuple):
+    """A row that scores its tokens."""
 
-        apply_token_masks(logits, masks.bits, masks.at)
-        return
-    allowed = unpack(masks.bits, logits.shape[1])
-    if masks.at is None:
-        logits.masked_fill_(~allowed, float("-inf"))
-    else:
-        logits[masks.at] = logits[masks.at].masked_fill_(~allowed, float("-inf"))
+    row: int
+    scoring: ScoringRow
+    #: The row's first row of logits.
+    first: int
+    targets: Part
 
 
-def unpack(bits: Tensor, vocab_size: int) -> Tensor:
-    """bool `[m, vocab_size]` of packed masks on a CPU."""
-    octets = bits.numpy().view(np.uint8)
-    unpacked = np.unpackbits(octets, axis=1, bitorder="little", count=vocab_size)
-    return torch.from_numpy(unpacked.view(np.bool_))
+class StepInputs:
+    """Which logits of a step are sampled from and scored."""
+
+    def __init__(self, batch: StepBatch, vocab_size: int, upload: Upload) -> None:
+        """Gather what `InFlightStep` needs; `upload` is sent by the caller."""
+        self.num_rows = len(batch.rows)
+        #: Rows of the batch that sample, in order; those with draft tokens once for each token.
+        self.sampled: list[int] = []
+        self.scored: list[_Scored] = []
+        self.sampling: SamplingInputs
+        #: Where the sampled rows' logits are; None: they are all there is.
+        self.at: Part | None = None
+        #: Where their tokens go; None: every row samples, once.
+        self.rows: Part | None = None
+        sampled = [row for row in batch.sampling if row is not None]
+        if len(sampled) == self.num_rows and {row.logits for row in batch.rows} == {"last"}:
+            self.sampled = list(range(self.num_rows))
+            self.sampling = prepare(sampled, vocab_size, upload)
+            return
+        at: list[int] = []
+        num_logits = 0
+        sampling = batch.sampling or [None] * self.num_rows
+        scoring = batch.scoring or [None] * self.num_rows
+        rows = []
+        for index, (row, draw, scores) in enumerate(
+            zip(batch.rows, sampling, scoring, strict=True)
+        ):
+            if scores is not None and scores.target_token_ids:
+                targets = upload.integers(scores.target_token_ids)
+                self.scored.append(_Scored(index, scores, num_logits, targets))
+            num_logits += _num_logits(row)
+            if draw is not None:
+                for ahead in range(row.num_drafts + 1):
+                    self.sampled.append(index)
+                    at.append(num_logits - 1 - row.num_drafts + ahead)
+                    rows.append(draw.ahead(ahead))
+        self.sampling = prepare(rows, vocab_size, upload)
+        if len(at) < num_logits:
+            self.at = upload.integers(at)
+        if self.sampled != list(range(self.num_rows)):
+            self.rows = upload.integers(self.sampled)
+
+
+def _num_logits(row: BatchRow) -> int:
+    """Rows of logits that a row of the batch yields."""
+    if row.logits == "all":
+        return len(row.token_ids)
+    return 1 if row.logits == "last" else 0

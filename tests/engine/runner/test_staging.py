@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parrot_engine.runner.transfers import Ring, Staging
+from parrot_engine.runner.staging import Ring, Staging
 
 
 class FakeDevice:
