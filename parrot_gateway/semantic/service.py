@@ -37,24 +37,23 @@ from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import free_all_contexts
-from parrot_gateway.semantic.execution.call_metadata import metadata_of
 from parrot_gateway.semantic.execution.call_runner import CallRunner
 from parrot_gateway.semantic.execution.executor import Executor
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
-from parrot_gateway.semantic.execution.job import Job
-from parrot_gateway.semantic.execution.job_maker import job_of_call, job_of_transform
+from parrot_gateway.semantic.execution.job import Job, job_of_call, job_of_transform
 from parrot_gateway.semantic.execution.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 from parrot_gateway.semantic.readers import Readers
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.sessions import SessionStore
-from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate
+from parrot_gateway.semantic.templates.body_template import BodyTemplate
 from parrot_gateway.semantic.templates.reference import (
     find_references,
     is_variable_id,
     mint_variable_id,
 )
+from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings
@@ -319,8 +318,8 @@ class SemanticService:
         )
 
     def metadata_of(self, job: Job) -> CallMetadata:
-        """What is known of a call now."""
-        return metadata_of(job, self.objectives, job.session.tenant)
+        """What the scheduler needs to know of a call now."""
+        return self.objectives.metadata_of(job)
 
     async def _run(self, job: Job, request: CallRequest) -> None:
         await self._runner.run(job, request, self.metadata_of(job))
@@ -332,7 +331,7 @@ class SemanticService:
     def _starts(self, job: Job) -> None:
         if self.fill_ahead is not None:
             self.fill_ahead.stop(job)
-        self.objectives.update(job)
+        self.objectives.update(job.session)
 
     def _has_ended(self, job: Job) -> None:
         if self.fill_ahead is not None:

@@ -16,8 +16,7 @@ from parrot_gateway.exceptions import (
     VariableNotFoundError,
 )
 from parrot_gateway.semantic.graph.graph import Graph
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
-from parrot_gateway.semantic.graph.take_snapshot import snapshot_of
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, snapshot_of
 from parrot_gateway.semantic.variable import Failure, Variable
 from parrot_gateway.settings.model import SessionSettings
 

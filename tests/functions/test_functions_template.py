@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parrot_functions._template import Placeholder, parse_template, render, write_prompt
 
-from parrot_gateway.semantic.templates.body_template import (
-    Binding,
-    BodyTemplate,
-    parse_placeholders,
-)
-from parrot_gateway.semantic.templates.body_template import Placeholder as ServerPlaceholder
+from parrot_gateway.semantic.templates.body_template import BodyTemplate
+from parrot_gateway.semantic.templates.text_template import Binding, parse_placeholders
+from parrot_gateway.semantic.templates.text_template import Placeholder as ServerPlaceholder
 
 # NOTE: no quotes: values in a string of a JSON document are escaped, on purpose.
 texts = st.text(alphabet="{} ab_c\t\\\n[]", max_size=30)

@@ -50,8 +50,13 @@ from parrot_gateway.scheduling.model_directory import (
     ModelType,
     choose_model,
 )
-from parrot_gateway.semantic.call_chain import ChainParameter, ChainSpec, new_variable, submit_chain
-from parrot_gateway.semantic.semantic_call import objective_of
+from parrot_gateway.semantic.call_chain import (
+    ChainParameter,
+    ChainSpec,
+    new_variable,
+    objective_of,
+    submit_chain,
+)
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.session_secret import SessionSecrets

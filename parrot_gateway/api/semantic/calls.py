@@ -29,13 +29,13 @@ from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirecto
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
 from parrot_gateway.semantic.execution.call_runner import JobObserver
-from parrot_gateway.semantic.execution.job import Job
-from parrot_gateway.semantic.execution.job_maker import template_of
+from parrot_gateway.semantic.execution.job import Job, template_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
 from parrot_gateway.semantic.templates.reference import has_reference, reference_of
-from parrot_gateway.semantic.transforms.token_cut import token_cutter
+from parrot_gateway.semantic.templates.text_template import Binding
+from parrot_gateway.semantic.transforms.transform import token_cutter
 from parrot_gateway.semantic.variable import Failure, Variable
 
 #: A model's name is kept with its calls, which upstreams that take any name do not bound.

@@ -16,10 +16,10 @@ import msgspec
 from parrot_scheduler.task import Objective
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.semantic.graph.objective import parse_objective
+from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.session import check_name
-from parrot_gateway.semantic.templates.body_template import is_placeholder_name
 from parrot_gateway.semantic.templates.reference import has_reference
+from parrot_gateway.semantic.templates.text_template import is_placeholder_name
 from parrot_gateway.semantic.transforms.transform import Transform, parse_transform
 
 PREFIX = b"x-parrot-"

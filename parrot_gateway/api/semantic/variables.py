@@ -24,7 +24,7 @@ from parrot_gateway.generation.requests.validation import decode, missing_parame
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
 from parrot_gateway.http.tenants import tenant_of
-from parrot_gateway.semantic.graph.objective import parse_objective
+from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside

@@ -67,32 +67,10 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def waited_s(node: NodeView, now: float) -> float:
-    """Seconds from submission to start, or till now or its end if it never started."""
-    ends = [t for t in (node.started, node.finished, now) if t is not None]
-    return max(0.0, ends[0] - node.submitted)
-
-
-def ran_s(node: NodeView, now: float) -> float | None:
-    """Seconds from start to end, or till now; None if it never started."""
-    if node.started is None:
-        return None
-    return max(0.0, (node.finished if node.finished is not None else now) - node.started)
-
-
 def state_line(node: NodeView, now: float) -> str:
     """State and the time that matters in it: how long it runs or ran, or has been waiting."""
-    ran = ran_s(node, now)
-    return f"{node.state} {duration(ran if ran is not None else waited_s(node, now))}"
-
-
-def span(snapshot: GraphSnapshot) -> tuple[float, float]:
-    """First submission, and last end (now, while something is unfinished)."""
-    if not snapshot.nodes:
-        return snapshot.taken_at, snapshot.taken_at
-    ends = [n.finished if n.finished is not None else snapshot.taken_at for n in snapshot.nodes]
-    begin = min(node.submitted for node in snapshot.nodes)
-    return begin, max(begin, *ends)
+    ran = node.ran_s(now)
+    return f"{node.state} {duration(node.waited_s(now) if ran is None else ran)}"
 
 
 def summary(snapshot: GraphSnapshot) -> str:
@@ -100,7 +78,7 @@ def summary(snapshot: GraphSnapshot) -> str:
     counts = Counter(node.state for node in snapshot.nodes)
     states = ("done", "running", "waiting", "failed", "cancelled")
     parts = [f"{counts[s]} {s}" for s in states if counts[s]]
-    begin, end = span(snapshot)
+    begin, end = snapshot.span
     total = f"{len(snapshot.nodes)} call{'' if len(snapshot.nodes) == 1 else 's'}"
     if parts:
         total += f": {', '.join(parts)} · {duration(end - begin)}"

@@ -15,9 +15,7 @@ from parrot_gateway.semantic.drawing.labels import (
     clean,
     clip,
     duration,
-    span,
     summary,
-    waited_s,
 )
 from parrot_gateway.semantic.drawing.layout import Layout, layout_of
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
@@ -69,7 +67,7 @@ def to_svg(snapshot: GraphSnapshot) -> str:
     corners = [places[i] for i in range(len(diagram.boxes))]
     right = max((x for x, _ in places.values()), default=0) + _WIDTH + _MARGIN
     bottom = max((y for _, y in places.values()), default=_HEAD) + _HEIGHT + _MARGIN
-    times = _Times(*span(snapshot), snapshot.taken_at)
+    times = _Times(*snapshot.span, snapshot.taken_at)
     title = f"session {clean(snapshot.session_name)} · {summary(snapshot)}"
     note = left_out_note(diagram)
     head = clip(title + (f" · {note}" if note else ""), _HEAD_CELLS)
@@ -204,7 +202,7 @@ def _hover(box: Box, now: float) -> str:
     if node is None:
         return f"variable {box.title}: {box.status}"
     parts = [f"{node.kind} {node.name}: {box.status}"]
-    parts.append(f"waited {duration(waited_s(node, now))}")
+    parts.append(f"waited {duration(node.waited_s(now))}")
     parts += [text for text in (box.detail, node.model, node.objective) if text]
     if node.first_token is not None and node.started is not None:
         parts.append(f"first token after {duration(node.first_token - node.started)}")

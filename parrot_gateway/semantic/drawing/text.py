@@ -19,7 +19,6 @@ from parrot_gateway.semantic.drawing.labels import (
     clean,
     clip,
     select,
-    span,
     state_line,
     summary,
     width_of,
@@ -43,7 +42,7 @@ def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
     status_width = max(map(len, statuses), default=0)
     widest = max((width_of(clean(node.name)) for node in chosen.nodes), default=0)
     name_width = min(widest, _MAX_NAME, width // 4)
-    begin_end = span(snapshot)
+    begin_end = snapshot.span
     bar_width = max(0, min(_MAX_BAR, width - name_width - status_width - 30))
     rows = sorted(zip(chosen.nodes, statuses, strict=True), key=lambda row: row[0].stage)
     for stage, members in groupby(rows, key=lambda row: row[0].stage):

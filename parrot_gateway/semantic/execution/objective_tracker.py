@@ -1,50 +1,51 @@
-"""Keeps what each unfinished call is for up to date, as calls and their readers come and go.
+"""Keeps the objective of each unfinished call up to date, as calls and their readers come and go.
 
-`deduction` says what follows from a graph and its waits; here they are remembered, per session, and
-deduced anew at most once in a turn of the event loop. What is deduced is never weakened before a
-call ends. A call that reads nothing needs no deduction: nobody is behind it.
+Waits are remembered per session, and `deduce` runs at most once in a turn of the event loop. A
+deduced objective is never weakened before its call ends. A call without inputs needs no deduction.
 
-A **declared group** (calls of a session whose client gave them the same `group`) is a task group
-from the moment on when two unfinished members can run side by side, until one is left. Each member
-that its own client waits for would be latency by itself; in such a group it is throughput, and the
-group as a whole is what the strongest wait for a member asks: a client that waits for one of them
-waits for all. What its caller asked of a member stays. A member without company is latency again.
+A **declared group** (calls of a session with the same `group`) is a task group from the moment that
+two unfinished members can run side by side, until one is left. Its members are throughput, also
+those that their own clients wait for, and the group has the strongest objective that any member is
+waited for. An objective that a member's caller gave stays. A member that is alone is latency again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
-from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, stronger
+from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, Objective, stronger
 
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.semantic.execution.job import Job
-from parrot_gateway.semantic.graph.deduction import Deduction, deduce, travels_as
+from parrot_gateway.semantic.graph.deduction import Deduction, calls_behind, deduce, travels_as
 from parrot_gateway.semantic.graph.graph import Graph
-from parrot_gateway.semantic.graph.node import CallNode, Node, TransformNode
+from parrot_gateway.semantic.graph.node import CallNode
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.variable import Variable
 
 _NOTHING = Deduction()
-#: Members that are looked at to find two that can run side by side.
-MAX_LOOKED_AT = 64
-#: Finished calls whose objectives are carried along until they are cleared away.
+#: Members of a declared group that are searched for two that can run side by side.
+MAX_MEMBERS_VISITED = 64
+#: Nodes visited to measure the chain behind a call.
+MAX_SUCCESSORS_VISITED = 256
+#: Finished calls whose objectives are kept until they are cleared together.
 _FINISHED_KEPT = 64
 
 
-class _Wanted(NamedTuple):
-    """What somebody waits for: variables, and calls whose clients wait themselves."""
+@dataclass(slots=True)
+class _NewWaits:
+    """Waits since the last deduction: for variables, and for calls whose clients wait."""
 
-    waited: dict[str, Objective]
-    calls: dict[str, Objective]
+    variables: dict[str, Objective] = field(default_factory=dict)
+    calls: dict[str, Objective] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Declared:
-    """A group that clients declared, while one of its members is unfinished."""
+class _DeclaredGroup:
+    """A declared group with an unfinished member."""
 
     #: The strongest that any member was waited for.
     objective: Objective = THROUGHPUT
@@ -57,8 +58,7 @@ class ObjectiveTracker:
 
     Args:
         owner_of: gives the session of a variable.
-        on_change: told the id of a running call that is for something else than before, or in
-            other task groups.
+        on_change: called with the id of a running call whose objective or task groups changed.
     """
 
     def __init__(
@@ -69,12 +69,11 @@ class ObjectiveTracker:
         self._owner_of = owner_of
         self._on_change = on_change
         self._deductions: dict[str, Deduction] = {}
-        #: By variable, what the strongest of those that wait for it wants, and how many they are.
+        #: By variable, the strongest objective of those that wait for it, and their number.
         self._waits: dict[str, tuple[Objective, int]] = {}
-        #: What came up since the last deduction.
-        self._wanted: dict[Session, _Wanted] = {}
+        self._new_waits: dict[Session, _NewWaits] = {}
         #: By session and name.
-        self._declared: dict[str, dict[str, _Declared]] = {}
+        self._declared: dict[str, dict[str, _DeclaredGroup]] = {}
 
     @property
     def num_waited(self) -> int:
@@ -87,10 +86,9 @@ class ObjectiveTracker:
         self._waits[variable.id] = (stronger(known, objective), count + 1)
         session = self._owner_of(variable)
         if session is not None:
-            self._note(session).waited[variable.id] = stronger(known, objective)
+            self._new_waits_of(session).variables[variable.id] = stronger(known, objective)
 
     def end_wait(self, variable: Variable) -> None:
-        """One of those that wait for a variable does so no more."""
         objective, count = self._waits[variable.id]
         if count > 1:
             self._waits[variable.id] = (objective, count - 1)
@@ -101,29 +99,28 @@ class ObjectiveTracker:
         """Somebody waits for the answer of a call, or gave it an objective."""
         call.wanted = objective
         if call.inputs:
-            self._note(session).calls[call.id] = objective
+            self._new_waits_of(session).calls[call.id] = objective
         else:
             self._apply(session, [call])
 
     def inherit(self, session: Session, output: Variable | None) -> None:
-        """A producer that comes after those who wait for it is as urgent as they are."""
+        """A new producer of `output` gets the objectives of the waits that are there already."""
         if output is None:
             return
         if output.id in self._waits:
-            self._note(session).waited[output.id] = self._waits[output.id][0]
+            self._new_waits_of(session).variables[output.id] = self._waits[output.id][0]
         deduction = self._deductions.get(session.id)
         if deduction is None:
             return
         for reader in session.graph.consumers_of(output.id):
             objective = deduction.objective_of(reader.id)
             if objective != THROUGHPUT:
-                self._note(session).calls[reader.id] = objective
+                self._new_waits_of(session).calls[reader.id] = objective
 
     def forget(self, session: Session) -> None:
-        """The session is gone."""
         self._deductions.pop(session.id, None)
         self._declared.pop(session.id, None)
-        self._wanted.pop(session, None)
+        self._new_waits.pop(session, None)
 
     def regroup(self, session: Session, group: str | None) -> None:
         """A call of a declared group has come, or has ended."""
@@ -131,8 +128,7 @@ class ObjectiveTracker:
             return
         members = session.graph.members(group)
         if members:
-            known = self._declared.setdefault(session.id, {})
-            declared = known.setdefault(group, _Declared())
+            declared = self._declared.setdefault(session.id, {}).setdefault(group, _DeclaredGroup())
             stands = runs_side_by_side(session.graph, group)
             if stands != declared.stands:
                 declared.stands = stands
@@ -142,52 +138,16 @@ class ObjectiveTracker:
             if not known:
                 del self._declared[session.id]
 
-    def update(self, job: Job) -> None:
-        """Bring the objective of a call up to date, now that it is about to run."""
-        self._deduce(job.session)
-
-    def of(self, job: Job) -> Objective:
-        """What a call is run for: its own objective, or that of a task group that it is in."""
-        found = job.call.objective
-        for _, objective in self.groups_of(job):
-            found = stronger(found, objective)
-        return found
-
-    def groups_of(self, job: Job) -> list[tuple[frozenset[str], Objective]]:
-        """The task groups of a call, smallest first, and what each is for."""
-        deduction = self._deductions.get(job.session.id)
-        if deduction is None:
-            return []
-        return [(group, deduction.groups[group]) for group in deduction.groups_of(job.id)]
-
-    def declared_group_of(self, job: Job) -> tuple[str, int, Objective] | None:
-        """The group that a call's client declared: its name, its unfinished members, what for."""
-        group = job.call.group
-        declared = self._declared.get(job.session.id, {}).get(group) if group else None
-        if group is None or declared is None:
-            return None
-        size = len(job.session.graph.members(group)) if declared.stands else 1
-        return group, size, declared.objective
-
-    def _note(self, session: Session) -> _Wanted:
-        if not self._wanted:
-            asyncio.get_running_loop().call_soon(self._deduce_all)
-        return self._wanted.setdefault(session, _Wanted({}, {}))
-
-    def _deduce_all(self) -> None:
-        while self._wanted:
-            self._deduce(next(iter(self._wanted)))
-
-    def _deduce(self, session: Session) -> None:
-        """Deduce anew, if there is something new."""
-        wanted = self._wanted.pop(session, None)
-        if wanted is None or session.is_closed:
+    def update(self, session: Session) -> None:
+        """Deduce anew, if there are new waits."""
+        new = self._new_waits.pop(session, None)
+        if new is None or session.is_closed:
             return
         graph = session.graph
         start = self._deductions.get(session.id, _NOTHING)
         if len(start.objectives) > 2 * graph.num_unfinished + _FINISHED_KEPT:
-            start = _without_finished(start, session)
-        deduction = deduce(graph, wanted.waited, calls=wanted.calls, start=start)
+            start = start.restricted_to({node.id for node in graph.unfinished})
+        deduction = deduce(graph, new.variables, calls=new.calls, start=start)
         self._deductions[session.id] = deduction
         regrouped: set[str] = set()
         for group, objective in deduction.groups.items():
@@ -195,15 +155,48 @@ class ObjectiveTracker:
                 regrouped |= group
         self._apply(session, (n for n in graph.unfinished if isinstance(n, CallNode)), regrouped)
 
+    def metadata_of(self, job: Job) -> CallMetadata:
+        """What the scheduler needs to know of a call: objective, task groups, successors."""
+        session, call = job.session, job.call
+        deduction = self._deductions.get(session.id, _NOTHING)
+        groups = [
+            # A group is named by its smallest member, so that all members agree on the name.
+            GroupRef(f"{session.id}/{min(members)}", len(members), deduction.groups[members])
+            for members in deduction.groups_of(job.id)
+        ]
+        declared = self._declared.get(session.id, {}).get(call.group or "")
+        if declared is not None:
+            # NOTE: also while it is the only member: members that come later go where it is.
+            size = len(session.graph.members(call.group or "")) if declared.stands else 1
+            name = f"{session.id}/group {call.group}"
+            groups.insert(0, GroupRef(name, size, declared.objective))
+        return CallMetadata(
+            tenant=session.tenant,
+            call=job.id,
+            application=session.id,
+            objective=call.objective,
+            groups=tuple(groups),
+            priority=job.spec.priority,
+            successors=num_successors(session.graph, job.id),
+            prefers=job.preferred_engine,
+        )
+
+    def _new_waits_of(self, session: Session) -> _NewWaits:
+        if not self._new_waits:
+            asyncio.get_running_loop().call_soon(self._update_all)
+        return self._new_waits.setdefault(session, _NewWaits())
+
+    def _update_all(self) -> None:
+        while self._new_waits:
+            self.update(next(iter(self._new_waits)))
+
     def _apply(
         self, session: Session, calls: Iterable[CallNode], regrouped: Collection[str] = ()
     ) -> None:
-        """Write into calls what they are for now, and tell of those that changed.
+        """Write objectives into unfinished calls; report changes of running ones.
 
         Args:
-            session: theirs.
-            calls: unfinished ones.
-            regrouped: ids of calls that are in other groups than before.
+            regrouped: ids of calls whose task groups changed.
         """
         deduction = self._deductions.get(session.id, _NOTHING)
         declared = self._declared.get(session.id, {})
@@ -221,39 +214,40 @@ class ObjectiveTracker:
                     self._on_change(node.id)
 
 
-def _without_finished(deduction: Deduction, session: Session) -> Deduction:
-    live = {node.id for node in session.graph.unfinished}
-    return Deduction(
-        {call: objective for call, objective in deduction.objectives.items() if call in live},
-        {group: what for group, what in deduction.groups.items() if not live.isdisjoint(group)},
-        deduction.critical & live,
-        deduction.truncated,
-    )
-
-
 def runs_side_by_side(graph: Graph, group: str) -> bool:
     """Whether two unfinished members of a group wait for no other member.
 
-    Of many members the first `MAX_LOOKED_AT` are looked at.
+    Searches the first `MAX_MEMBERS_VISITED` members.
     """
     members = graph.members(group)
     if len(members) < 2:
         return False
-    looked_at = islice(members.values(), MAX_LOOKED_AT)
-    free = (node for node in looked_at if not _needs_one_of(graph, node, members))
+    visited = islice(members.values(), MAX_MEMBERS_VISITED)
+    free = (node for node in visited if not _needs_one_of(graph, node, members))
     return next(free, None) is not None and next(free, None) is not None
 
 
-def _needs_one_of(graph: Graph, node: Node, members: Mapping[str, CallNode]) -> bool:
-    """Whether one of them writes what it reads, if need be through transforms."""
-    stack, seen = list(node.inputs), set[str]()
+def _needs_one_of(graph: Graph, node: CallNode, members: Mapping[str, CallNode]) -> bool:
+    """Whether one of them writes what it reads, directly or through transforms."""
+    return any(call.id in members for call in calls_behind(graph, node.inputs))
+
+
+def num_successors(graph: Graph, call_id: str) -> int:
+    """Unfinished nodes on the longest path onward from a call, itself not included.
+
+    Visits the `MAX_SUCCESSORS_VISITED` nearest nodes only.
+    """
+    lengths: dict[str, int] = {}
+    stack, seen = [call_id], {call_id}
     while stack:
-        producer = graph.producer_of(stack.pop())
-        if producer is None or producer.is_finished or producer.id in seen:
+        node_id = stack[-1]
+        fresh = [node.id for node in graph.consumers(node_id) if node.id not in seen]
+        if fresh and len(seen) < MAX_SUCCESSORS_VISITED:
+            fresh = fresh[: MAX_SUCCESSORS_VISITED - len(seen)]
+            seen.update(fresh)
+            stack.extend(fresh)
             continue
-        seen.add(producer.id)
-        if producer.id in members:
-            return True
-        if isinstance(producer, TransformNode):
-            stack.extend(producer.inputs)
-    return False
+        stack.pop()
+        behind = (lengths.get(node.id, -1) for node in graph.consumers(node_id))
+        lengths[node_id] = max(behind, default=-1) + 1
+    return lengths[call_id]

@@ -1,68 +1,73 @@
-"""What each call is for, deduced by walking back from what somebody waits for.
+"""Deduces what each call is for, by walking back from what somebody waits for.
 
 For one waited variable, take the unfinished calls that it needs, and the height of each: the
-longest way down from it to the waited variable. Transforms take no time and are looked through.
+length of the longest path from it to the waited variable. Transforms count nothing.
 
 - A call alone on its height is on the **critical chain**: everything behind it waits for it.
 - Calls that share a height can run side by side. Those that feed one consumer directly below are
   a **task group**: they matter only together, when the last one ends, so they may be batched
-  large. Calls of one height that have no such fellows (each the only producer of its consumer, in
-  parallel branches) form one more group, possibly of one.
-- Waited for with `latency`, `ttft` or `tpot`: the chain gets latency, the waited call itself what
-  was asked; group members get throughput, and the group as a whole latency.
-- With `deadline`: all of them must be done by then, so chain, members and groups carry it.
+  large. The other calls of that height (each the only producer of its consumer, in parallel
+  branches) form one more group, possibly of one.
+- Waited for with `latency`, `ttft` or `tpot`: the chain gets latency, the waited call itself the
+  given objective; group members get throughput, and the group as a whole latency.
+- With `deadline`: chain, members and groups all carry it.
 - With `throughput`: all get throughput, and there are no groups.
 
-Several waits, and objectives that callers gave their calls: the stronger wins, for each call and
-each group; a call may be in any number of groups (`parrot_gateway.semantic.graph.objective` has the
-order).
+With several waits, and objectives that callers gave their calls, the stronger wins for each call
+and each group (`Objective.strength`); a call may be in any number of groups.
 
 After Parrot (OSDI '24), section 5.2; unlike there, a later and stronger wait deduces anew, and a
-call shared by two consumers is in both groups. Placing calls is the scheduler's business.
+call shared by two consumers is in both groups.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, stronger
 
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode
 
-#: Calls visited in one deduction, over all waits; weaker waits beyond it do not travel.
+#: Calls visited in one deduction, over all waits; weaker waits beyond it are not walked back.
 MAX_STEPS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Deduction:
-    """What was deduced; never changed afterwards."""
+    """The result of `deduce`."""
 
-    #: By id of the calls that somebody waits for; all others are throughput.
+    #: By id, of the calls that somebody waits for; all others are throughput.
     objectives: Mapping[str, Objective] = field(default_factory=dict)
-    #: Sets of ids that matter together, and what for.
+    #: Task groups, as sets of call ids.
     groups: Mapping[frozenset[str], Objective] = field(default_factory=dict)
     #: Ids of calls on the critical chain of some wait.
     critical: frozenset[str] = frozenset()
-    #: Waits that did not travel, because the graph is too large for that many.
+    #: Waits that were not walked back, because of `MAX_STEPS`.
     truncated: int = 0
 
     def objective_of(self, call_id: str) -> Objective:
-        """What a call is for."""
         return self.objectives.get(call_id, THROUGHPUT)
 
     def groups_of(self, call_id: str) -> list[frozenset[str]]:
         """The task groups of a call, smallest first."""
         return sorted((g for g in self.groups if call_id in g), key=lambda g: (len(g), sorted(g)))
 
+    def restricted_to(self, calls: Collection[str]) -> Deduction:
+        """Without the other calls, and groups of other calls only."""
+        return Deduction(
+            {call: objective for call, objective in self.objectives.items() if call in calls},
+            {group: it for group, it in self.groups.items() if not group.isdisjoint(calls)},
+            self.critical.intersection(calls),
+            self.truncated,
+        )
+
 
 def travels_as(objective: Objective) -> Objective:
-    """What the producers of a call are for, when that is what the call is for.
-
-    A first token, or a steady stream, is waited for by somebody who sits there now.
-    """
+    """The objective of a call's producers: latency, for a call with `ttft` or `tpot`."""
     return LATENCY if objective.kind in ("ttft", "tpot") else objective
 
 
@@ -76,34 +81,47 @@ def deduce(
     """Deduce objectives and task groups.
 
     Args:
-        graph: unknown and finished parts of it are passed over.
-        waited: by variable id, what it is waited for.
-        calls: by call id, what was asked of a call that nobody waits for by a variable (its client
-            waits for the answer itself). Without `start`, what callers gave (`given_objective`)
-            counts as well.
-        start: add to what was deduced before: costs only the walk back from the new waits. As the
-            graph grows, a call that was alone may get company; only a deduction without `start`
-            takes back what was deduced.
+        graph: unknown and finished parts of it are skipped.
+        waited: objectives of waits, by variable id.
+        calls: objectives of calls whose clients wait for the answer itself, by call id. Without
+            `start`, every `given_objective` counts as well.
+        start: adds to an earlier result, at the cost of the walk back from the new waits. Takes
+            nothing back, also where a call that was alone on its height has company by now.
     """
-    asked: list[tuple[Objective, str, bool]] = [(o, v, False) for v, o in waited.items()]
-    asked += [(o, c, True) for c, o in (calls or {}).items()]
+    waits: list[tuple[Objective, str, bool]] = [(o, v, False) for v, o in waited.items()]
+    waits += [(o, c, True) for c, o in (calls or {}).items()]
     if start is None:
         for node in graph.unfinished:
             if isinstance(node, CallNode) and node.given_objective is not None:
-                asked.append((node.given_objective, node.id, True))
-    asked.sort(key=lambda a: ((-a[0].strength[0], -a[0].strength[1]), a[1], a[2]))
+                waits.append((node.given_objective, node.id, True))
+    waits.sort(key=lambda a: ((-a[0].strength[0], -a[0].strength[1]), a[1], a[2]))
     walker = _Walker(graph, start or Deduction())
-    for objective, name, is_call in asked:
+    for objective, name, is_call in waits:
         if is_call:
             call = graph.get(name)
             if isinstance(call, CallNode) and not call.is_finished:
                 walker.walk([call], objective, is_direct=True)
         else:
             producer = graph.producer_of(name)
-            walker.walk(
-                walker.calls_behind([name]), objective, is_direct=isinstance(producer, CallNode)
-            )
+            is_direct = isinstance(producer, CallNode)
+            walker.walk(calls_behind(graph, [name]), objective, is_direct=is_direct)
     return walker.result()
+
+
+def calls_behind(graph: Graph, variable_ids: Iterable[str]) -> list[CallNode]:
+    """The unfinished calls that write variables, through any number of transforms."""
+    found: dict[str, CallNode] = {}
+    stack, seen = list(variable_ids), set[str]()
+    while stack:
+        node = graph.producer_of(stack.pop())
+        if node is None or node.is_finished or node.id in seen:
+            continue
+        seen.add(node.id)
+        if isinstance(node, CallNode):
+            found[node.id] = node
+        else:
+            stack.extend(node.inputs)
+    return list(found.values())
 
 
 class _Walker:
@@ -121,23 +139,8 @@ class _Walker:
     def result(self) -> Deduction:
         return Deduction(self._objectives, self._groups, frozenset(self._critical), self._truncated)
 
-    def calls_behind(self, variable_ids: Iterable[str]) -> list[CallNode]:
-        """The unfinished calls that write variables, through any number of transforms."""
-        found: dict[str, CallNode] = {}
-        stack, seen = list(variable_ids), set[str]()
-        while stack:
-            node = self._graph.producer_of(stack.pop())
-            if node is None or node.is_finished or node.id in seen:
-                continue
-            seen.add(node.id)
-            if isinstance(node, CallNode):
-                found[node.id] = node
-            else:
-                stack.extend(node.inputs)
-        return list(found.values())
-
     def walk(self, roots: Sequence[CallNode], objective: Objective, *, is_direct: bool) -> None:
-        """Follow one wait back. `is_direct`: the text of the one root is what is waited for."""
+        """Walk one wait back. `is_direct`: the one root writes what is waited for."""
         behind = travels_as(objective)
         if self._steps > MAX_STEPS:
             self._truncated += 1
@@ -167,26 +170,21 @@ class _Walker:
                 stack.extend(self._producers_of(call))
 
     def _heights(self, roots: Sequence[CallNode]) -> dict[str, int]:
-        """Longest way from each needed call down to the wait; a root that feeds another is up."""
+        """By call id; a root that feeds another root is above it."""
         needed = {root.id: root for root in roots}
-        readers: Counter[str] = Counter()
+        sorter: TopologicalSorter[str] = TopologicalSorter()
         stack = list(roots)
         while stack:
             call = stack.pop()
             self._steps += 1
-            for producer in self._producers_of(call):
-                readers[producer.id] += 1
-                if producer.id not in needed:
-                    needed[producer.id] = producer
-                    stack.append(producer)
+            producers = self._producers_of(call)
+            sorter.add(call.id, *(producer.id for producer in producers))
+            stack += [producer for producer in producers if producer.id not in needed]
+            needed |= {producer.id: producer for producer in producers}
         heights = dict.fromkeys((root.id for root in roots), 0)
-        order = [call for call in needed.values() if readers[call.id] == 0]
-        for call in order:
-            for producer in self._producers_of(call):
-                heights[producer.id] = max(heights.get(producer.id, 0), heights[call.id] + 1)
-                readers[producer.id] -= 1
-                if readers[producer.id] == 0:
-                    order.append(producer)
+        for call_id in reversed([*sorter.static_order()]):
+            for producer in self._producers[call_id]:
+                heights[producer.id] = max(heights.get(producer.id, 0), heights[call_id] + 1)
         return heights
 
     def _form_groups(
@@ -196,16 +194,14 @@ class _Walker:
         shared: set[int],
         objective: Objective,
     ) -> None:
-        """Groups by consumer, and of what is left by height.
+        """Groups by consumer, then of the remaining calls by height.
 
-        Only producers on the height right above their consumer count: of two calls of one height
-        neither needs the other, so that all members of a group can run at once.
+        Only producers on the height right above their consumer count: calls of one height do not
+        need each other, so that all members of a group can run at once.
         """
         placed: set[str] = set()
-        consumers: list[tuple[int, Sequence[CallNode]]] = [(-1, roots)]
-        for call_id, height in heights.items():
-            consumers.append((height, self._producers[call_id]))
-        for height, producers in consumers:
+        consumers = [(height, self._producers[call_id]) for call_id, height in heights.items()]
+        for height, producers in [(-1, list(roots)), *consumers]:
             if height + 1 in shared:
                 members = frozenset(p.id for p in producers if heights[p.id] == height + 1)
                 if len(members) > 1:
@@ -219,10 +215,9 @@ class _Walker:
             self._group(frozenset(rest), objective)
 
     def _producers_of(self, call: CallNode) -> list[CallNode]:
-        found = self._producers.get(call.id)
-        if found is None:
-            found = self._producers[call.id] = self.calls_behind(call.inputs)
-        return found
+        if call.id not in self._producers:
+            self._producers[call.id] = calls_behind(self._graph, call.inputs)
+        return self._producers[call.id]
 
     def _raise_to(self, call_id: str, objective: Objective) -> None:
         self._objectives[call_id] = stronger(self._objectives.get(call_id, THROUGHPUT), objective)

@@ -9,6 +9,7 @@ whom they are borrowed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from typing import Literal
 
 from parrot_gateway.exceptions import (
@@ -276,16 +277,8 @@ class Graph:
         self._stages = None
 
     def _compute_stages(self) -> dict[str, int]:
-        """Kahn's walk from the nodes without kept producers."""
-        missing: dict[str, int] = {}
-        for node in self:
-            missing[node.id] = len(self.producers(node.id))
-        order = [node_id for node_id, count in missing.items() if count == 0]
-        stages = dict.fromkeys(order, 0)
-        for node_id in order:
-            for reader in self.consumers(node_id):
-                stages[reader.id] = max(stages.get(reader.id, 0), stages[node_id] + 1)
-                missing[reader.id] -= 1
-                if missing[reader.id] == 0:
-                    order.append(reader.id)
+        producers = {node.id: [each.id for each in self.producers(node.id)] for node in self}
+        stages: dict[str, int] = {}
+        for node_id in TopologicalSorter(producers).static_order():
+            stages[node_id] = max((stages[p] + 1 for p in producers[node_id]), default=0)
         return stages

@@ -1,26 +1,31 @@
-"""A session's graph at one moment, as plain data: what pictures and answers are made of.
+"""A session's graph at one moment, as plain data: names, states and times, no prompt and no value.
 
-Holds names, states and times, never a prompt or a value.
+Pictures and JSON answers are made of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from parrot_gateway.semantic.graph.graph import Graph
+from parrot_gateway.semantic.graph.node import CallNode, ForeignInput, Node, TransformNode
+from parrot_gateway.semantic.variable import Variable
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One call or transform."""
+    """One call or transform; fields as of `CallNode`, where nothing else is said."""
 
     id: str
     name: str
-    #: "call", "transform", or what else its submitter called it.
+    #: "call", "transform", or the kind that its submitter gave.
     kind: str
-    #: waiting, running, done, failed, cancelled.
     state: str
     #: Length of the longest path that leads to it.
     stage: int = 0
-    #: Ids of the variables it reads, each once, and of the one it writes.
+    #: Ids of the variables that it reads, each once.
     inputs: tuple[str, ...] = ()
     output: str | None = None
     #: A transform's pipeline.
@@ -30,18 +35,27 @@ class NodeView:
     priority: int = 0
     tokens: int = 0
     engine: str | None = None
-    #: In a few words, why it ran there.
     placement: str = ""
-    #: The client's own ids of it, of the step that it is part of, and of its task group.
     run: str | None = None
     parent: str | None = None
     group: str | None = None
-    #: Seconds on one clock, the one that `GraphSnapshot.taken_at` was read from.
+    #: Seconds on the clock of `GraphSnapshot.taken_at`.
     submitted: float = 0.0
     started: float | None = None
     first_token: float | None = None
     finished: float | None = None
     failure: str | None = None
+
+    def waited_s(self, now: float) -> float:
+        """Seconds from submission to start; without a start, to the end or to now."""
+        ends = [t for t in (self.started, self.finished, now) if t is not None]
+        return max(0.0, ends[0] - self.submitted)
+
+    def ran_s(self, now: float) -> float | None:
+        """Seconds from start to end, or to now; None without a start."""
+        if self.started is None:
+            return None
+        return max(0.0, (now if self.finished is None else self.finished) - self.started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +64,17 @@ class VariableView:
 
     id: str
     name: str
-    #: empty, running, ready, failed, cancelled.
     state: str
     #: Id of the kept node that writes it, and of those that read it.
     producer: str | None = None
     consumers: tuple[str, ...] = ()
     size_bytes: int = 0
-    #: Name of the session that it belongs to, where that is another one.
+    #: Name of its session, if it belongs to another one.
     session: str = ""
 
     @property
     def full_name(self) -> str:
-        """Its name, behind that of its session where that is another one."""
+        """`session/name` for a variable of another session, else its name."""
         return f"{self.session}/{self.name}" if self.session else self.name
 
 
@@ -76,3 +89,140 @@ class GraphSnapshot:
     variables: tuple[VariableView, ...]
     #: Finished nodes that are no longer kept.
     pruned: int = 0
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Times of the first submission and the last end (`taken_at` for an unfinished node)."""
+        if not self.nodes:
+            return self.taken_at, self.taken_at
+        ends = [self.taken_at if n.finished is None else n.finished for n in self.nodes]
+        begin = min(node.submitted for node in self.nodes)
+        return begin, max(begin, *ends)
+
+
+def snapshot_of(
+    graph: Graph,
+    now: float,
+    session_id: str = "",
+    find_foreign: Callable[[str], Variable | None] = lambda variable_id: None,
+) -> GraphSnapshot:
+    """All kept nodes and the variables around them.
+
+    Args:
+        find_foreign: finds a variable of another session by id, if it still exists.
+    """
+    stages = graph.stages()
+    nodes = sorted(graph, key=lambda node: (node.submitted, node.id))
+    ids = dict.fromkeys(
+        v for n in nodes for v in (*n.inputs, *([n.output] if n.output is not None else []))
+    )
+    foreign = {each.id: each for node in nodes for each in node.foreign}
+    return GraphSnapshot(
+        session_id=session_id,
+        session_name=graph.session,
+        taken_at=now,
+        nodes=tuple(_view(node, stages[node.id]) for node in nodes),
+        variables=(
+            *(_view_variable(graph, graph.variables[v]) for v in ids),
+            *(_view_foreign(each, find_foreign(each.id), nodes) for each in foreign.values()),
+        ),
+        pruned=graph.num_pruned,
+    )
+
+
+def _view(node: Node, stage: int) -> NodeView:
+    views: dict[str, Any] = {
+        each.name: getattr(node, each.name) for each in fields(NodeView) if hasattr(node, each.name)
+    }
+    views |= {
+        "name": node.name or node.id,
+        "stage": stage,
+        "inputs": (*dict.fromkeys(node.inputs), *(each.id for each in node.foreign)),
+        "failure": node.failure.message if node.failure else None,
+    }
+    if isinstance(node, CallNode):
+        views["objective"] = str(node.objective)
+    elif isinstance(node, TransformNode):
+        views["detail"] = node.pipeline
+    return NodeView(**views)
+
+
+def _view_variable(graph: Graph, variable: Variable) -> VariableView:
+    return VariableView(
+        id=variable.id,
+        name=variable.name,
+        state=variable.state,
+        producer=variable.producer if variable.producer in graph else None,
+        consumers=tuple(node.id for node in graph.consumers_of(variable.id)),
+        size_bytes=variable.size_bytes,
+    )
+
+
+def _view_foreign(
+    each: ForeignInput, variable: Variable | None, nodes: Sequence[Node]
+) -> VariableView:
+    return VariableView(
+        id=each.id,
+        name=each.name,
+        # NOTE: a variable that cannot be found was forgotten with its session.
+        state="cancelled" if variable is None else variable.state,
+        consumers=tuple(node.id for node in nodes if each in node.foreign),
+        size_bytes=0 if variable is None else variable.size_bytes,
+        session=each.session,
+    )
+
+
+def to_json(snapshot: GraphSnapshot) -> dict[str, Any]:
+    """Dictionaries and lists. Times are seconds since the first submission that is kept."""
+    begin, end = snapshot.span
+    return {
+        "object": "graph",
+        "session": {"id": snapshot.session_id, "name": snapshot.session_name},
+        "duration_s": round(end - begin, 6),
+        "calls": [_node_to_json(node, snapshot.taken_at, begin) for node in snapshot.nodes],
+        "variables": [
+            {
+                "id": variable.id,
+                "name": variable.name,
+                "state": variable.state,
+                "producer": variable.producer,
+                "consumers": list(variable.consumers),
+                "size_bytes": variable.size_bytes,
+                "session": variable.session or None,
+            }
+            for variable in snapshot.variables
+        ],
+        "calls_not_kept": snapshot.pruned,
+    }
+
+
+def _node_to_json(node: NodeView, now: float, begin: float) -> dict[str, Any]:
+    def since(time: float | None, begin: float = begin) -> float | None:
+        return None if time is None else round(time - begin, 6)
+
+    return {
+        "id": node.id,
+        "name": node.name,
+        "kind": node.kind,
+        "state": node.state,
+        "stage": node.stage,
+        "inputs": list(node.inputs),
+        "output": node.output,
+        "transform": node.detail or None,
+        "model": node.model or None,
+        "objective": node.objective or None,
+        "priority": node.priority,
+        "tokens": node.tokens,
+        "engine": node.engine,
+        "placement": node.placement or None,
+        "run": node.run,
+        "parent": node.parent,
+        "group": node.group,
+        "submitted_s": since(node.submitted),
+        "started_s": since(node.started),
+        "first_token_s": since(node.first_token),
+        "finished_s": since(node.finished),
+        "waited_s": since(node.waited_s(now), 0.0),
+        "ran_s": since(node.ran_s(now), 0.0),
+        "failure": node.failure,
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, KeysView, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,36 +19,14 @@ import msgspec
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.requests.validation import read_object, read_value
-from parrot_gateway.semantic.templates.prompt_locations import (
-    ANYTHING,
-    PROMPT_LOCATIONS,
-    PromptLocation,
-)
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.semantic.templates.text_template import (
     MAX_INSERTED_CHARACTERS,
     Binding,
     Filling,
     Names,
-    Piece,
-    Placeholder,
     TextTemplate,
-    is_placeholder_name,
-    parse_placeholders,
 )
-
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_INSERTED_CHARACTERS",
-    "Binding",
-    "BodyTemplate",
-    "Piece",
-    "Placeholder",
-    "TextTemplate",
-    "is_placeholder_name",
-    "parse_placeholders",
-    "read_aside",
-]
 
 #: Arrays and objects that are followed down when every string is looked at.
 MAX_DEPTH = 64
@@ -61,6 +40,82 @@ _Child: TypeAlias = "msgspec.Raw | _Node"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLocation:
+    """What a JSON value may hold."""
+
+    #: A string here is such a text.
+    is_text: bool = False
+    #: The string is itself a JSON document.
+    is_json: bool = False
+    #: Of an array: what each item may hold.
+    items: PromptLocation | None = None
+    #: Of an object: what its fields may hold.
+    fields: Mapping[str, PromptLocation] = field(default_factory=dict)
+    #: Every string below, at any depth.
+    is_anything: bool = False
+
+    def item(self) -> PromptLocation | None:
+        """What the items of an array here may hold."""
+        return self if self.is_anything else self.items
+
+    def field_of(self, name: str) -> PromptLocation | None:
+        """What a field of an object here may hold."""
+        return self if self.is_anything else self.fields.get(name)
+
+
+_TEXT = PromptLocation(is_text=True)
+_JSON_TEXT = PromptLocation(is_text=True, is_json=True)
+_TEXTS = PromptLocation(is_text=True, items=_TEXT)
+#: A string, or parts of which some hold text.
+_CONTENT = PromptLocation(
+    is_text=True, items=PromptLocation(fields={"text": _TEXT, "refusal": _TEXT})
+)
+_TOOL_CALL = PromptLocation(
+    fields={
+        "function": PromptLocation(fields={"arguments": _JSON_TEXT}),
+        "custom": PromptLocation(fields={"input": _TEXT}),
+    }
+)
+_MESSAGE = PromptLocation(
+    fields={
+        "content": _CONTENT,
+        "refusal": _TEXT,
+        "reasoning": _TEXT,
+        "reasoning_content": _TEXT,
+        "tool_calls": PromptLocation(items=_TOOL_CALL),
+        "function_call": PromptLocation(fields={"arguments": _JSON_TEXT}),
+    }
+)
+#: An item of the Responses API: a message, a tool call, or what a tool gave.
+_ITEM = PromptLocation(
+    is_text=True,
+    fields={
+        "content": _CONTENT,
+        "arguments": _JSON_TEXT,
+        "input": _TEXT,
+        "output": _CONTENT,
+        "summary": _CONTENT,
+    },
+)
+
+ANYTHING = PromptLocation(is_text=True, is_anything=True)
+
+PROMPT_LOCATIONS: Mapping[str, PromptLocation] = {
+    "completions": PromptLocation(fields={"prompt": _TEXTS, "suffix": _TEXT}),
+    "chat": PromptLocation(
+        fields={
+            "messages": PromptLocation(items=_MESSAGE),
+            "prediction": PromptLocation(fields={"content": _CONTENT}),
+        }
+    ),
+    "responses": PromptLocation(
+        fields={"instructions": _TEXT, "input": PromptLocation(is_text=True, items=_ITEM)}
+    ),
+    "embeddings": PromptLocation(fields={"input": _TEXTS}),
+}
 
 
 class BodyTemplate:

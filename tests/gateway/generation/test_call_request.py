@@ -14,12 +14,9 @@ from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
 from parrot_gateway.generation.requests import chat, validation
 from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.semantic.templates.body_template import (
-    MAX_INSERTED_CHARACTERS,
-    Binding,
-    BodyTemplate,
-)
+from parrot_gateway.semantic.templates.body_template import BodyTemplate
 from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
+from parrot_gateway.semantic.templates.text_template import MAX_INSERTED_CHARACTERS, Binding
 
 V, W = mint_variable_id(), mint_variable_id()
 REF = reference_of(V)

@@ -15,18 +15,17 @@ from semantic_tools import Http, echo
 from serving import Service, serving, until
 from test_scheduling import SYSTEM, fills, small_engine
 
-from parrot_gateway.semantic.execution.call_metadata import metadata_of
+from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.service import SemanticService
-from parrot_gateway.semantic.templates.body_template import Binding
+from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.settings.model import SchedulerSettings
 
 
 def shown(service: SemanticService, job: Any) -> tuple[str, list[tuple[str, int, str]]]:
     """What a call is for, and the groups that the scheduler is told of."""
-    service.objectives.update(job)
-    metadata = metadata_of(job, service.objectives, "t")
+    service.objectives.update(job.session)
+    metadata = service.metadata_of(job)
     groups = [(g.id.partition("/")[2], g.size, str(g.objective)) for g in metadata.groups]
     return str(metadata.objective), groups
 
@@ -100,7 +99,7 @@ async def test_a_deferred_group_is_for_what_its_strongest_reader_wants() -> None
         assert shown(service, jobs[0]) == ("throughput", [("group g", 3, "throughput")])
         service.objectives.begin_wait(outputs[1], LATENCY)
         for job in jobs:
-            service.objectives.update(job)
+            service.objectives.update(job.session)
             assert shown(service, job) == ("throughput", [("group g", 3, "latency")])
         service.objectives.end_wait(outputs[1])
         for job in jobs:

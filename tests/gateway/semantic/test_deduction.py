@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from parrot_scheduler.task import LATENCY, OBJECTIVE_KINDS, THROUGHPUT, Objective, stronger
 
 from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.graph import deduction as module
 from parrot_gateway.semantic.graph.deduction import Deduction, deduce
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode, TransformNode
-from parrot_gateway.semantic.graph.objective import parse_objective
 from parrot_gateway.semantic.variable import Variable
 
 TTFT = Objective("ttft", 0.2)

@@ -28,8 +28,8 @@ from parrot_gateway.semantic.contexts import ContextName
 from parrot_gateway.semantic.execution import executor as executor_module
 from parrot_gateway.semantic.execution.job import Job
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.templates.body_template import Binding
 from parrot_gateway.semantic.templates.reference import reference_of
+from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import parse_transform
 
 # -- order ----------------------------------------------------------------------------------

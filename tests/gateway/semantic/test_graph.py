@@ -21,7 +21,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.semantic.execution.objective_tracker import runs_side_by_side
 from parrot_gateway.semantic.graph.graph import Graph
 from parrot_gateway.semantic.graph.node import CallNode, Node, TransformNode
-from parrot_gateway.semantic.graph.take_snapshot import snapshot_of
+from parrot_gateway.semantic.graph.snapshot import snapshot_of
 from parrot_gateway.semantic.variable import Failure, Variable
 
 MAX_FINISHED = 4

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
 from parrot_gateway.semantic.templates import json_text
-from parrot_gateway.semantic.templates.body_template import (
-    MAX_DEPTH,
-    Binding,
-    BodyTemplate,
-    Placeholder,
-    TextTemplate,
-    parse_placeholders,
-)
+from parrot_gateway.semantic.templates.body_template import MAX_DEPTH, BodyTemplate
 from parrot_gateway.semantic.templates.json_text import (
     Span,
     escape_json,
@@ -29,7 +22,13 @@ from parrot_gateway.semantic.templates.json_text import (
     well_formed,
 )
 from parrot_gateway.semantic.templates.reference import mint_variable_id, reference_of
-from parrot_gateway.semantic.templates.text_template import MAX_NESTED_DOCUMENTS
+from parrot_gateway.semantic.templates.text_template import (
+    MAX_NESTED_DOCUMENTS,
+    Binding,
+    Placeholder,
+    TextTemplate,
+    parse_placeholders,
+)
 
 CHAT, COMPLETIONS = "chat", "completions"
 V = mint_variable_id()

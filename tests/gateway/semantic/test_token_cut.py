@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_remote import byte_tokenizer
 
-from parrot_gateway.semantic.transforms.token_cut import token_cutter
+from parrot_gateway.semantic.transforms.transform import token_cutter
 
 TOKENIZER = byte_tokenizer()
 

@@ -35,7 +35,7 @@ from parrot_gateway.scheduling.model_directory import (
     UpstreamTarget,
     choose_model,
 )
-from parrot_gateway.semantic.semantic_call import (
+from parrot_gateway.semantic.call_chain import (
     MAX_OUTPUTS,
     Form,
     OutputStep,
@@ -43,7 +43,8 @@ from parrot_gateway.semantic.semantic_call import (
     request_of,
     steps_of,
 )
-from parrot_gateway.semantic.templates.body_template import Binding, BodyTemplate
+from parrot_gateway.semantic.templates.body_template import BodyTemplate
+from parrot_gateway.semantic.templates.text_template import Binding
 
 # --- templates ------------------------------------------------------------------------------------
 
