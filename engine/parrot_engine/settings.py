@@ -1,4 +1,4 @@
-"""Settings of the builtin engine, and how large its KV cache becomes.
+"""Settings of both engines, and how large the builtin engine's KV cache becomes.
 
 Plain values without torch. Names of devices and dtypes are checked by the loader, which knows
 what the machine offers.
@@ -116,20 +116,12 @@ class BuiltinSettings:
     num_threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in (
-            "block_size",
-            "max_batch_size",
-            "max_batch_tokens",
-            "max_logprob_tokens",
-            "max_waiting",
-            "max_contexts",
-            "speculative_min_ngram",
-            "speculative_batch_tokens",
-            "tensor_parallel",
-            "num_threads",
-        ):
-            if getattr(self, name) < 1:
-                raise SettingsError(name, f"must be at least 1, not {getattr(self, name)}")
+        _check_positive(
+            self, "block_size", "max_batch_size", "max_batch_tokens", "max_logprob_tokens",
+            "max_waiting", "max_contexts", "speculative_min_ngram", "speculative_batch_tokens",
+            "tensor_parallel", "num_threads", "num_blocks", "kv_cache_bytes", "max_context_tokens",
+            "max_background_tokens", "host_min_tokens",
+        )  # fmt: skip
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise SettingsError(
                 "speculative_tokens",
@@ -157,16 +149,6 @@ class BuiltinSettings:
             raise SettingsError(
                 "cuda_graphs", f"must be auto, lazy or off, not {self.cuda_graphs!r}"
             )
-        for name in (
-            "num_blocks",
-            "kv_cache_bytes",
-            "max_context_tokens",
-            "max_background_tokens",
-            "host_min_tokens",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(name, f"must be at least 1 or left out, not {value}")
         self._check_host_tier()
 
     def _check_host_tier(self) -> None:
@@ -221,6 +203,48 @@ class BuiltinSettings:
         """
         defaults = CUDA_DEFAULTS if device_type == "cuda" else {}
         return cls(**{**defaults, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceSettings:
+    """Settings of the huggingface engine.
+
+    Raises:
+        SettingsError: a number below one.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    #: Longest context; None: what the model's configuration says.
+    max_context_tokens: int | None = None
+    #: Contexts that advance in one step.
+    max_batch_size: int = 8
+    #: Tokens computed per step.
+    max_batch_tokens: int = 512
+    #: Contexts that keep their past key values.
+    max_cached_contexts: int = 64
+    #: Contexts at most; further ones fail as `overloaded`.
+    max_contexts: int = 4096
+    #: CPU threads.
+    num_threads: int = 1
+    #: Run Python code that comes with the checkpoint.
+    trust_remote_code: bool = False
+    #: Seeds generations that give no seed of their own; None: from the system.
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self, "max_batch_size", "max_batch_tokens", "max_cached_contexts", "max_contexts",
+            "num_threads", "max_context_tokens",
+        )  # fmt: skip
+
+
+def _check_positive(settings: BuiltinSettings | HuggingFaceSettings, *names: str) -> None:
+    """Refuse numbers below one; None, where it is allowed, is none."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise SettingsError(name, f"must be at least 1, not {value}")
 
 
 def kv_blocks(

@@ -56,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 #: In place of a token behind scores that are not finite.
 _UNSOUND = SampledToken(None, None)
+_FAILED = "the engine failed while computing this context; its log has the details"
 
 
 class _InFlight(NamedTuple):
@@ -197,7 +198,7 @@ class BuiltinEngine:
         """
         load = load_runner if settings.tensor_parallel == 1 else load_leader_runner
         runner = load(folder, settings, progress)
-        grammars = None if tokenizer_json is None else _load_grammars(tokenizer_json, runner)
+        grammars = None if tokenizer_json is None else load_grammars(tokenizer_json, runner)
         copies, settings = load_copies(runner, settings)
         return cls(runner, settings, model=model, grammars=grammars, copies=copies)
 
@@ -395,9 +396,7 @@ class BuiltinEngine:
             )
         except Exception:
             _log.exception("A step of %d contexts failed", len(plan.rows))
-            self._fail_step(
-                plan, "the engine failed while computing this context; its log has the details"
-            )
+            self._fail_step(plan, _FAILED)
         else:
             for planned, outcome in zip(plan.rows, outcomes, strict=True):
                 if planned.row.num_drafts == 0:
@@ -425,6 +424,9 @@ class BuiltinEngine:
         if context.in_flight is planned:
             context.in_flight = None
         if context.state == "gone":
+            return
+        if outcome.has_failed:
+            self._store.fail(context, "engine_error", _FAILED, invalidate=True)
             return
         is_next = context.is_at(generate)
         if planned.epoch == context.epoch:
@@ -488,7 +490,7 @@ def _grammar_problem(generate: PendingGenerate | None) -> str:
     return "" if matcher is None else matcher.problem or ""
 
 
-def _load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | None:
+def load_grammars(tokenizer_json: str, runner: Runner) -> GrammarCompiler | None:
     """Grammars for a model; None, with a warning, where its tokenizer does not lend itself."""
     try:
         return GrammarCompiler(

@@ -130,7 +130,7 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
         text = load_text_assets(folder)
     except TextAssetsError as error:
         raise CheckpointError(str(error)) from error
-    return LoadedEngine(_load(options, settings, folder, text), text)
+    return LoadedEngine(_load(options, settings, folder, text.tokenizer_json), text)
 
 
 def load_engine_alone(options: EngineOptions) -> Engine:
@@ -154,17 +154,17 @@ def _load(
     options: EngineOptions,
     settings: BuiltinSettings | None,
     folder: Path,
-    text: TextAssets | None = None,
+    tokenizer_json: str | None = None,
 ) -> Engine:
     name = options.name or served_name(options.model)
     if settings is not None:
         try:
-            return _load_builtin(folder, settings, name, text)
+            return _load_builtin(folder, settings, name, tokenizer_json)
         except UnsupportedModelError as error:
             if options.kind == "builtin" or options.dummy_weights:
                 raise
             _log.warning("%s: %s. Using the huggingface engine.", name, error)
-    return _load_huggingface(folder, options, name)
+    return _load_huggingface(folder, options, name, tokenizer_json)
 
 
 def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
@@ -175,18 +175,22 @@ def _builtin_settings(options: EngineOptions) -> BuiltinSettings:
 
 
 def _load_builtin(
-    folder: Path, settings: BuiltinSettings, name: str, text: TextAssets | None
+    folder: Path, settings: BuiltinSettings, name: str, tokenizer_json: str | None
 ) -> Engine:
     from parrot_engine.engine.builtin_engine import BuiltinEngine
 
-    progress = ProgressLines("loading weights")
-    tokenizer_json = None if text is None else text.tokenizer_json
     return BuiltinEngine.load(
-        folder, settings, model=name, progress=progress, tokenizer_json=tokenizer_json
+        folder,
+        settings,
+        model=name,
+        progress=ProgressLines("loading weights"),
+        tokenizer_json=tokenizer_json,
     )
 
 
-def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine:
+def _load_huggingface(
+    folder: Path, options: EngineOptions, name: str, tokenizer_json: str | None
+) -> Engine:
     try:
         from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
     except ImportError as error:
@@ -194,7 +198,7 @@ def _load_huggingface(folder: Path, options: EngineOptions, name: str) -> Engine
             "kind", f"the huggingface engine needs the transformers package ({error})"
         ) from error
     settings = HuggingFaceSettings(**_chosen(options, fields(HuggingFaceSettings)))
-    return HuggingFaceEngine.load(folder, settings, model=name)
+    return HuggingFaceEngine.load(folder, settings, model=name, tokenizer_json=tokenizer_json)
 
 
 def _chosen(options: EngineOptions, known: tuple[Field[Any], ...]) -> dict[str, Any]:

@@ -12,7 +12,18 @@ from checkpoints import CONFIGS, make_checkpoint
 from harness.engine_checks import ENGINE_CHECKS, greedy, run_until_idle, tokens_of
 from parrot_engine.exceptions import CheckpointError, SettingsError
 from parrot_engine.huggingface import HuggingFaceEngine, HuggingFaceSettings
-from parrot_engine.protocol import Failed, Fill, Filled, FreeContext, Generate, Generated
+from parrot_engine.loading.factory import EngineOptions, load_engine
+from parrot_engine.protocol import (
+    Failed,
+    Fill,
+    Filled,
+    FreeContext,
+    Generate,
+    Generated,
+    Grammar,
+    SamplingParams,
+)
+from parrot_engine.text import Tokenizer
 
 SETTINGS = HuggingFaceSettings(device="cpu", dtype="float32", max_batch_tokens=64)
 
@@ -95,17 +106,37 @@ def test_prompt_logprobs_equal_one_forward_pass(folder: Path) -> None:
     assert all(len(item.top) == 2 for item in found if item is not None)
 
 
-def test_few_caches_change_no_token(folders: dict[str, Path]) -> None:
+def count_computed(engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of tokens of each forward pass."""
+    model, counts = engine._past.model, list[int]()
+    forward = model.forward
+
+    def counted(input_ids: Any, **options: Any) -> Any:
+        counts.append(input_ids.numel())
+        return forward(input_ids=input_ids, **options)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return counts
+
+
+def test_few_caches_change_no_token(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     primitives: list[Any] = [Fill(0, list(range(50)))]
     for number in range(1, 7):
         primitives += [
             Fill(number, [number], parent_context_id=0),
             Generate(number, greedy(6)),
         ]
-    plenty = run_until_idle(load(folders["llama"]), *primitives)
+    engine = load(folders["llama"])
+    once = count_computed(engine, monkeypatch)
+    plenty = run_until_idle(engine, *primitives)
     engine = load(folders["llama"], replace(SETTINGS, max_cached_contexts=1, max_batch_size=2))
+    again = count_computed(engine, monkeypatch)
     few = run_until_idle(engine, *primitives)
-    assert engine.stats().preemptions > 0
+    assert sum(once) == 50 + 6 * 6
+    # Of the forks one takes over what was computed, and five compute it again.
+    assert sum(again) == sum(once) + 5 * 50
     for number in range(1, 7):
         assert tokens_of(few, number) == tokens_of(plenty, number)
 
@@ -113,11 +144,15 @@ def test_few_caches_change_no_token(folders: dict[str, Path]) -> None:
 def test_few_caches_change_no_prompt_logprob(folders: dict[str, Path]) -> None:
     """A Fill whose past key values are dropped between its chunks scores no token twice."""
     primitives = [
-        Fill(number, list(range(number, 150)), prompt_logprobs=0) for number in range(1, 5)
+        Fill(number, list(range(number, 150)), prompt_logprobs=0, priority=1)
+        for number in range(1, 5)
     ]
     plenty = run_until_idle(load(folders["llama"]), *primitives)
     engine = load(folders["llama"], replace(SETTINGS, max_cached_contexts=1))
-    few = run_until_idle(engine, *primitives)
+    engine.submit(primitives)
+    few = engine.step().events
+    # More urgent than the fill whose first chunk has been computed.
+    few += run_until_idle(engine, Fill(9, [5]))
     assert engine.stats().preemptions > 0
     scores = [
         {e.context_id: e.prompt_logprobs for e in events if isinstance(e, Filled)}
@@ -140,11 +175,10 @@ def test_caches_go_with_their_contexts(folders: dict[str, Path]) -> None:
     assert engine.stats().contexts == 2
     run_until_idle(engine, FreeContext(1), FreeContext(2))
     assert engine.stats().contexts == 0
-    assert engine._forward is not None
-    assert engine._forward.num_cached == 0
+    assert engine._past.num_cached == 0
 
 
-def test_a_freed_parent_still_bears_its_forks(folders: dict[str, Path]) -> None:
+def test_a_freed_parent_still_forks(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
     whole = run_until_idle(engine, Fill(9, [1, 2, 3, 4]), Generate(9, greedy(3)))
     events = run_until_idle(
@@ -170,8 +204,7 @@ def test_forks_of_a_failed_context_fail(folders: dict[str, Path]) -> None:
 def test_a_fork_that_is_freed_before_it_happens_keeps_nothing(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
     run_until_idle(engine, Fill(1, [1, 2]), Fill(2, [3], parent_context_id=1), FreeContext(2))
-    assert engine._forward is not None
-    assert engine._forward.num_cached == 1
+    assert engine._past.num_cached == 1
     assert engine.stats().contexts == 1
 
 
@@ -179,7 +212,7 @@ def test_a_failed_fork_that_was_freed_is_not_failed_again(folders: dict[str, Pat
     engine = load(folders["llama"])
     events = run_until_idle(
         engine,
-        Fill(1, [1] * 10_000), Fill(2, [1], parent_context_id=1),
+        Fill(1, [1] * 100), Fill(1, [1] * 10_000), Fill(2, [1], parent_context_id=1),
         Fill(2, [-1]), FreeContext(2), Fill(2, [5]),
     )  # fmt: skip
     failed = [(e.context_id, e.code) for e in events if isinstance(e, Failed)]
@@ -195,9 +228,8 @@ def test_too_many_contexts_are_refused(folders: dict[str, Path]) -> None:
 
 def test_broken_numbers_fail_their_context(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
-    assert engine._forward is not None
     with torch.no_grad():
-        engine._forward.model.get_input_embeddings().weight[9] = float("nan")
+        engine._past.model.get_input_embeddings().weight[9] = float("nan")
     events = run_until_idle(
         engine,
         Fill(1, [9]), Generate(1, greedy(3)),
@@ -213,8 +245,7 @@ def test_a_failing_forward_pass_fails_its_context_only(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(folders["llama"])
-    assert engine._forward is not None
-    model = engine._forward.model
+    model = engine._past.model
 
     forward = model.forward
 
@@ -231,6 +262,19 @@ def test_a_failing_forward_pass_fails_its_context_only(
     assert [(e.context_id, e.code) for e in failed] == [(1, "engine_error")]
     assert "memory" not in failed[0].message
     assert len(tokens_of(events, 2)) == 2
+
+
+def test_outputs_follow_a_grammar() -> None:
+    engine, text = load_engine(EngineOptions("parrot-demo", kind="huggingface"))
+    assert engine.info.kind == "huggingface"
+    assert engine.info.supports_grammars
+    tokenizer = Tokenizer(text)
+    sampling = SamplingParams(20, grammar=Grammar("choice", '["yes", "no"]'), seed=1)
+    events = run_until_idle(
+        engine, Fill(1, tokenizer.encode("Is a cat a dog?")), Generate(1, sampling)
+    )
+    assert tokenizer.decode(tokens_of(events, 1)) in ("yes", "no")
+    engine.close()
 
 
 def test_the_checkpoints_end_of_text_ends(folders: dict[str, Path], tmp_path: Path) -> None:
