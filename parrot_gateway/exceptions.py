@@ -33,8 +33,8 @@
         └── UpstreamTimeoutError       504 upstream_timeout
 
 Each class fixes its status, type and code; instances hold a message and the offending field. The
-message tells what happened, to which name, and what to do next. No cause, path or stack trace of
-the server goes into it.
+message says what happened, to which name, and what to do next. No cause, path or stack trace of
+the server goes into it. The functions at the end make the refusals that many routes share.
 """
 
 from __future__ import annotations
@@ -46,13 +46,33 @@ import msgspec
 
 
 class GatewayError(Exception):
-    """Base of all errors that are answered in OpenAI's shape."""
+    """Base of all errors that are answered in OpenAI's shape.
+
+    Subclasses give what differs from their base as class arguments: `status`, `code`,
+    `should_retry`.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = "server_error"
     #: Sent as `x-should-retry`; None leaves the decision to the client's own rule.
     should_retry: ClassVar[bool | None] = None
+
+    def __init_subclass__(
+        cls,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        if status is not None:
+            cls.status = status
+            cls.type = "server_error" if status >= 500 else "invalid_request_error"
+            cls.default_code = code
+        elif code is not None:
+            cls.default_code = code
+        if should_retry is not None:
+            cls.should_retry = should_retry
 
     def __init__(
         self,
@@ -91,27 +111,19 @@ class GatewayError(Exception):
         return headers
 
 
-class InvalidRequestError(GatewayError):
+class InvalidRequestError(GatewayError, status=400):
     """The request cannot be honoured as written."""
 
-    status = 400
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = None
 
-
-class ContextLengthError(InvalidRequestError):
+class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
     """Prompt and requested output do not fit the model's context."""
 
-    default_code: ClassVar[str | None] = "context_length_exceeded"
 
-
-class UnsupportedError(InvalidRequestError):
+class UnsupportedError(InvalidRequestError, code="unsupported_parameter"):
     """A parameter that this model cannot honour; never ignored in silence."""
 
-    default_code: ClassVar[str | None] = "unsupported_parameter"
 
-
-class TransformSyntaxError(InvalidRequestError):
+class TransformSyntaxError(InvalidRequestError, code="transform_syntax"):
     """A transform that does not follow the grammar.
 
     Args:
@@ -120,8 +132,6 @@ class TransformSyntaxError(InvalidRequestError):
         expected: what should stand there.
     """
 
-    default_code: ClassVar[str | None] = "transform_syntax"
-
     def __init__(self, text: str, position: int, expected: str) -> None:
         rest = text[position : position + 20]
         near = f"near {rest!r}" if rest else "its end"
@@ -129,37 +139,24 @@ class TransformSyntaxError(InvalidRequestError):
             f"Invalid transform at character {position}, {near}: expected {expected}.",
             param="transform",
         )
-        self.text = text
         self.position = position
         self.expected = expected
 
 
-class AuthenticationError(GatewayError):
+class AuthenticationError(GatewayError, status=401, code="invalid_api_key"):
     """No key, or a wrong one."""
 
-    status = 401
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "invalid_api_key"
 
-
-class NotFoundError(GatewayError):
+class NotFoundError(GatewayError, status=404, code="not_found"):
     """A route or an object that does not exist."""
 
-    status = 404
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "not_found"
 
-
-class ModelNotFoundError(NotFoundError):
+class ModelNotFoundError(NotFoundError, code="model_not_found"):
     """A model name that nothing serves."""
 
-    default_code: ClassVar[str | None] = "model_not_found"
 
-
-class ContextNotFoundError(NotFoundError):
+class ContextNotFoundError(NotFoundError, code="context_not_found"):
     """A named context that a session does not have, or that holds nothing yet."""
-
-    default_code: ClassVar[str | None] = "context_not_found"
 
     def __init__(self, context: str, session: str) -> None:
         super().__init__(
@@ -167,23 +164,17 @@ class ContextNotFoundError(NotFoundError):
             "A call on it that succeeds makes it.",
             param="context",
         )
-        self.context = context
 
 
-class SessionNotFoundError(NotFoundError):
-    """A session that does not exist, has expired, or is another tenant's: told alike."""
-
-    default_code: ClassVar[str | None] = "session_not_found"
+class SessionNotFoundError(NotFoundError, code="session_not_found"):
+    """A session that does not exist, has expired, or is another tenant's, without distinction."""
 
     def __init__(self, session: str, *, param: str | None = "session") -> None:
         super().__init__(f"Session '{session}' is unknown or has expired.", param=param)
-        self.session = session
 
 
-class VariableNotFoundError(NotFoundError):
-    """A variable that does not exist, has expired, or is another tenant's: told alike."""
-
-    default_code: ClassVar[str | None] = "variable_not_found"
+class VariableNotFoundError(NotFoundError, code="variable_not_found"):
+    """A variable that does not exist, has expired, or is another tenant's, without distinction."""
 
     def __init__(self, variable: str, *, param: str | None = "variable") -> None:
         super().__init__(
@@ -191,42 +182,29 @@ class VariableNotFoundError(NotFoundError):
             "Nothing was sent to a model; run the call that produces it again.",
             param=param,
         )
-        self.variable = variable
 
 
-class MethodNotAllowedError(GatewayError):
+class MethodNotAllowedError(GatewayError, status=405, code="method_not_allowed"):
     """A known path, but not with this method."""
 
-    status = 405
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "method_not_allowed"
 
-
-class ConflictError(GatewayError):
+# OpenAI's clients repeat a 409 by themselves, which helps nobody here.
+class ConflictError(GatewayError, status=409, code="conflict", should_retry=False):
     """The request contradicts what the session already holds; the same again would fail again."""
 
-    status = 409
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "conflict"
-    #: OpenAI's clients repeat a 409 by themselves, which helps nobody here.
-    should_retry = False
 
-
-class CallCancelledError(ConflictError):
+class CallCancelledError(ConflictError, code="call_cancelled"):
     """A call was cancelled by a request of its owner, or with its session."""
 
-    default_code: ClassVar[str | None] = "call_cancelled"
 
-
-class CycleError(ConflictError):
+class CycleError(ConflictError, code="dependency_cycle"):
     """A call would need its own output.
 
     Args:
         path: names along the cycle, calls and variables in turn; the first is not repeated.
     """
 
-    default_code: ClassVar[str | None] = "dependency_cycle"
-    #: Steps told at each end of a long cycle.
+    #: Steps shown at each end of a long cycle.
     _SHOWN = 8
 
     def __init__(self, path: Sequence[str], *, param: str | None = "inputs") -> None:
@@ -241,10 +219,8 @@ class CycleError(ConflictError):
         self.path = tuple(path)
 
 
-class DoubleProducerError(ConflictError):
+class DoubleProducerError(ConflictError, code="output_taken"):
     """A variable has one producer; this one has it already, or a value."""
-
-    default_code: ClassVar[str | None] = "output_taken"
 
     def __init__(self, variable: str, taken_by: str, *, param: str | None = "output") -> None:
         super().__init__(
@@ -252,13 +228,10 @@ class DoubleProducerError(ConflictError):
             "Give the output of this call another name.",
             param=param,
         )
-        self.variable = variable
 
 
-class SessionFullError(ConflictError):
+class SessionFullError(ConflictError, code="session_full"):
     """A session holds as much as the settings allow, and all of it is still needed."""
-
-    default_code: ClassVar[str | None] = "session_full"
 
     def __init__(self, session: str, held: str, setting: str) -> None:
         super().__init__(
@@ -266,17 +239,14 @@ class SessionFullError(ConflictError):
             "Wait for its calls, delete variables, or begin another session.",
             param="session",
         )
-        self.session = session
 
 
-class VariableStateError(ConflictError):
+class VariableStateError(ConflictError, code="variable_already_written"):
     """A variable was to change in a way that its state does not allow.
 
     Args:
         story: the states it went through, oldest first, with who caused them.
     """
-
-    default_code: ClassVar[str | None] = "variable_already_written"
 
     def __init__(self, variable: str, attempt: str, story: Sequence[str]) -> None:
         super().__init__(
@@ -284,24 +254,15 @@ class VariableStateError(ConflictError):
             "A variable is written once: use another name.",
             param="variable",
         )
-        self.variable = variable
         self.story = tuple(story)
 
 
-class RequestTooLargeError(GatewayError):
+class RequestTooLargeError(GatewayError, status=413, code="request_too_large"):
     """The body is over the limit in the settings."""
 
-    status = 413
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "request_too_large"
 
-
-class ValueTooLargeError(GatewayError):
+class ValueTooLargeError(GatewayError, status=413, code="value_too_large"):
     """The value of a variable is over the limit in the settings."""
-
-    status = 413
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "value_too_large"
 
     def __init__(
         self, variable: str, limit_bytes: int, setting: str = "sessions.max_value_bytes"
@@ -311,16 +272,10 @@ class ValueTooLargeError(GatewayError):
             f"(setting {setting}).",
             param="variable",
         )
-        self.variable = variable
-        self.limit_bytes = limit_bytes
 
 
-class ContextTooLargeError(GatewayError):
+class ContextTooLargeError(GatewayError, status=413, code="context_too_large"):
     """A named context is over the limit in the settings; it stays as it was."""
-
-    status = 413
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "context_too_large"
 
     def __init__(self, context: str, limit_bytes: int) -> None:
         super().__init__(
@@ -328,32 +283,23 @@ class ContextTooLargeError(GatewayError):
             "(setting sessions.max_context_bytes). Begin another one.",
             param="context",
         )
-        self.context = context
-        self.limit_bytes = limit_bytes
 
 
-class TransformError(GatewayError):
-    """A transform could not be applied to the text it was given.
+class TransformError(GatewayError, status=422, code="transform_failed", should_retry=False):
+    """A transform could not be applied to its text; the same again would fail again.
 
     Args:
         step: the step of the pipeline, as written.
         reason: what was wrong with its text.
     """
 
-    status = 422
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "transform_failed"
-    #: The same transform of the same text would fail again.
-    should_retry = False
-
     def __init__(self, step: str, reason: str) -> None:
         super().__init__(f"The transform {step} failed: {reason}.", param="transform")
         self.step = step
-        self.reason = reason
 
 
-class DependencyFailedError(GatewayError):
-    """What a call or a reader waits for will never come: its producer failed or was cancelled.
+class DependencyFailedError(GatewayError, status=424, code="dependency_failed", should_retry=False):
+    """The producer of what a call or a reader waits for failed or was cancelled.
 
     Args:
         variable: name of the variable that was waited for.
@@ -361,25 +307,13 @@ class DependencyFailedError(GatewayError):
         cause: what happened there, fit for the client's eyes.
     """
 
-    status = 424
-    type = "invalid_request_error"
-    default_code: ClassVar[str | None] = "dependency_failed"
-    #: The same call again would meet the same failure.
-    should_retry = False
-
     def __init__(self, *, variable: str, call: str | None, cause: str) -> None:
         producer = f" of call '{call}'" if call is not None else ""
         super().__init__(f"Variable '{variable}'{producer} has no value: {cause}", param="variable")
-        self.variable = variable
-        self.call = call
 
 
-class OverloadedError(GatewayError):
+class OverloadedError(GatewayError, status=503, code="engine_overloaded"):
     """No room now; the client may come back after `retry_after_s`."""
-
-    status = 503
-    type = "server_error"
-    default_code: ClassVar[str | None] = "engine_overloaded"
 
     def __init__(
         self,
@@ -392,66 +326,83 @@ class OverloadedError(GatewayError):
         super().__init__(message, param=param, code=code, retry_after_s=retry_after_s)
 
 
-class DrainingError(OverloadedError):
+class DrainingError(OverloadedError, code="shutting_down"):
     """The gateway is shutting down and takes no new calls."""
 
-    default_code: ClassVar[str | None] = "shutting_down"
 
-
-class ModelLoadingError(OverloadedError):
+class ModelLoadingError(OverloadedError, code="model_loading"):
     """The model is known, but its engine is not ready yet."""
 
-    default_code: ClassVar[str | None] = "model_loading"
 
-
-class EngineLostError(OverloadedError):
+class EngineLostError(OverloadedError, code="engine_lost"):
     """The engine that ran the call went away."""
 
-    default_code: ClassVar[str | None] = "engine_lost"
 
-
-class DeadlineError(GatewayError):
+class DeadlineError(GatewayError, status=504, code="timeout", should_retry=False):
     """A wait came to the end of its time."""
 
-    status = 504
-    type = "server_error"
-    default_code: ClassVar[str | None] = "timeout"
-    should_retry = False
 
-
-class UpstreamError(GatewayError):
+# The gateway has already retried: the client must not do the work three times over.
+class UpstreamError(GatewayError, status=502, code="upstream_error", should_retry=False):
     """An upstream server could not be reached or broke off, after all retries."""
 
-    status = 502
-    type = "server_error"
-    default_code: ClassVar[str | None] = "upstream_error"
-    #: The gateway has already retried: the client must not do the work three times over.
-    should_retry = False
 
-
-class UpstreamTimeoutError(UpstreamError):
+class UpstreamTimeoutError(UpstreamError, status=504, code="upstream_timeout"):
     """An upstream server did not answer in time."""
 
-    status = 504
-    default_code: ClassVar[str | None] = "upstream_timeout"
+
+class AnswerError(UpstreamError, code="answer_unusable"):
+    """A model's answer reports an error, or no text can be read out of it."""
 
 
-class AnswerError(UpstreamError):
-    """A model's answer told an error, or no text can be read out of it.
+def missing_parameter(name: str) -> InvalidRequestError:
+    """A required field is left out."""
+    return InvalidRequestError(
+        f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+    )
 
-    Args:
-        message: what happened, fit for the client's eyes.
-        answer_status: HTTP status of the answer, where it was one of failure.
-    """
 
-    default_code: ClassVar[str | None] = "answer_unusable"
+def wrong_type(name: str, expected: str) -> InvalidRequestError:
+    """A field is of another type than `expected`, which has an article."""
+    return InvalidRequestError(
+        f"Invalid type for '{name}': expected {expected}.", param=name, code="invalid_type"
+    )
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        answer_status: int | None = None,
-    ) -> None:
-        super().__init__(message, code=code)
-        self.answer_status = answer_status
+
+def invalid_value(name: str, reason: str) -> InvalidRequestError:
+    """A field cannot have this value; `reason` is the message behind the colon."""
+    return InvalidRequestError(f"Invalid '{name}': {reason}", param=name, code="invalid_value")
+
+
+def empty_array(name: str) -> InvalidRequestError:
+    """An array has to have an item."""
+    return InvalidRequestError(
+        f"Invalid '{name}': empty array. Expected an array with minimum length 1, but got an empty "
+        "array instead.",
+        param=name,
+        code="empty_array",
+    )
+
+
+def long_array(name: str, limit: int, length: int) -> InvalidRequestError:
+    """An array has `length` items, more than `limit`."""
+    return InvalidRequestError(
+        f"Invalid '{name}': array too long. Expected an array with maximum length {limit}, but got "
+        f"an array with length {length} instead.",
+        param=name,
+        code="array_above_max_length",
+    )
+
+
+def mutually_exclusive(first: str, second: str) -> InvalidRequestError:
+    """Two fields of one request; the error names the second in `param`."""
+    return InvalidRequestError(
+        f"Mutually exclusive parameters: '{first}' and '{second}' cannot be used together.",
+        param=second,
+        code="mutually_exclusive_parameters",
+    )
+
+
+def unsupported_value(name: str, reason: str) -> UnsupportedError:
+    """A value that this model cannot honour; `reason` is the message behind the colon."""
+    return UnsupportedError(f"Unsupported value: {reason}", param=name, code="unsupported_value")

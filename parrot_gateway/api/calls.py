@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
+from parrot_gateway.api.semantic.fields import may_be_semantic
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.exceptions import NotFoundError, UnsupportedError
+from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
 from parrot_gateway.generation.placement import salt_of
 from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
-from parrot_gateway.generation.requests.validation import missing_parameter
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.exchange import Exchange
@@ -146,8 +146,11 @@ class CallRoutes:
 
     async def _call(self, exchange: Exchange, kind: CallKind) -> None:
         request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
-        if not await self._semantic.answer(exchange, request):
-            await self._answer(exchange, request, _ORDINARY)
+        if may_be_semantic(exchange.scope["headers"], request.body) and (
+            await self._semantic.answer(exchange, request)
+        ):
+            return
+        await self._answer(exchange, request, _ORDINARY)
 
     async def _answer(
         self,

@@ -200,16 +200,13 @@ def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
 def _error_of(error: Any, status: int) -> AnswerError:
     """The error that an answer reports."""
     if isinstance(error, str) and error:
-        return AnswerError(error[:_MAX_MESSAGE], answer_status=status)
+        return AnswerError(error[:_MAX_MESSAGE])
     if not isinstance(error, dict):
-        return AnswerError(
-            f"the model's server answered with status {status}", answer_status=status
-        )
+        return AnswerError(f"the model's server answered with status {status}")
     message, code = error.get("message"), error.get("code")
     return AnswerError(
         message[:_MAX_MESSAGE] if isinstance(message, str) and message else f"status {status}",
         code=code[:_MAX_CODE] if isinstance(code, str) else None,
-        answer_status=status,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 from parrot_engine.protocol import EngineInfo, Grammar
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, missing_parameter
 from parrot_gateway.generation.requests.grammars import (
     check_supported,
     grammar_of_text_format,
@@ -26,11 +26,7 @@ from parrot_gateway.generation.requests.types import (
     SamplingFields,
     TopLogprobs,
 )
-from parrot_gateway.generation.requests.validation import (
-    check_choice,
-    missing_parameter,
-    refuse,
-)
+from parrot_gateway.generation.requests.validation import check_choice, refuse
 from parrot_gateway.generation.responses.items import Item, Part, Role, mint_item_id
 
 #: Items of one request; a conversation's requests may hold fewer.

@@ -32,7 +32,7 @@ from parrot_gateway.api.responses.events import (
     output_text,
 )
 from parrot_gateway.api.responses.prompt import History, find_history, prompt_of
-from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.exceptions import GatewayError, missing_parameter
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.placement import Placer
@@ -41,7 +41,6 @@ from parrot_gateway.generation.requests.validation import (
     check_context,
     check_sampling,
     decode,
-    missing_parameter,
     sampling_of,
 )
 from parrot_gateway.generation.responses.items import (

@@ -12,7 +12,7 @@ from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, N
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import TokenizedPrompt
-from parrot_gateway.generation.requests.messages import render_chat_aside
+from parrot_gateway.generation.requests.chat import render_chat_aside
 from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.generation.responses.items import Item, Turn
 from parrot_gateway.generation.responses.store import (

@@ -10,10 +10,10 @@ import msgspec
 
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.upstream.passthrough import model_of
-from parrot_gateway.exceptions import NotFoundError, UnsupportedError
+from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.requests.validation import decode, missing_parameter
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.tenants import tenant_of

@@ -24,13 +24,9 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
-)
-from parrot_gateway.generation.requests.validation import (
-    check_choice,
-    check_range,
-    decode,
     missing_parameter,
 )
+from parrot_gateway.generation.requests.validation import check_choice, check_range, decode
 from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange

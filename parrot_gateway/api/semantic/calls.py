@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from parrot_gateway.api.openai.sse import DONE, EventStream
-from parrot_gateway.api.semantic.fields import Given, SemanticFields, may_be_semantic, read_fields
+from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
 from parrot_gateway.api.semantic.identity import identify
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import GenerationObserver
@@ -82,7 +82,7 @@ class SemanticCalls:
         self._answer_call = answer
 
     async def answer(self, exchange: Exchange, request: CallRequest) -> bool:
-        """Answer a call that may be semantic.
+        """Answer a call of which `may_be_semantic` is true.
 
         Args:
             exchange: its body has been read.
@@ -95,10 +95,7 @@ class SemanticCalls:
             GatewayError: nothing has been sent yet.
             ClientDisconnected: the client went away.
         """
-        headers = exchange.scope["headers"]
-        if not may_be_semantic(headers, request.body):
-            return False
-        fields = read_fields(headers, request.known_fields)
+        fields = read_fields(exchange.scope["headers"], request.known_fields)
         variables: Collection[str] = ()
         if fields.session is None and has_reference(request.body):
             # Also those of other sessions: the first of them may say which session is meant.

@@ -19,8 +19,9 @@ from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
     VariableStateError,
+    missing_parameter,
 )
-from parrot_gateway.generation.requests.validation import decode, missing_parameter
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
 from parrot_gateway.http.tenants import tenant_of

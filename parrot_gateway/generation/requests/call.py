@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.exceptions import InvalidRequestError, missing_parameter
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, StreamOptions
-from parrot_gateway.generation.requests.validation import decode, missing_parameter, read_object
+from parrot_gateway.generation.requests.validation import decode, read_object
 
 CallKind: TypeAlias = Literal["chat", "completions"]
 CallBody: TypeAlias = ChatBody | CompletionBody

@@ -1,4 +1,4 @@
-"""Chat requests for models of own engines: checks, prompt, and what is asked of the engine.
+"""Chat requests for models of own engines: checks, prompt, and the request for the engine.
 
 The model's chat template renders the whole chat, which is tokenized whole. What such a model
 cannot do (audio, images) is refused by name.
@@ -6,20 +6,33 @@ cannot do (audio, images) is refused by name.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from parrot_engine.protocol import Grammar
-from parrot_engine.text import Tokenizer
+import msgspec
+from parrot_engine.protocol import EngineInfo, Grammar
+from parrot_engine.text import ChatTemplateError, Tokenizer
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    UnsupportedError,
+    empty_array,
+    invalid_value,
+    long_array,
+    missing_parameter,
+    unsupported_value,
+    wrong_type,
+)
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import check_supported, requested_grammar
-from parrot_gateway.generation.requests.messages import render_chat_aside
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.tools import requested_tools
-from parrot_gateway.generation.requests.types import ChatBody
+from parrot_gateway.generation.requests.types import ChatBody, Message, TokenizeBody
 from parrot_gateway.generation.requests.validation import (
     check_choice,
     check_context,
@@ -28,25 +41,62 @@ from parrot_gateway.generation.requests.validation import (
     refuse,
     sampling_of,
 )
-from parrot_gateway.generation.tools.definitions import ToolUse, tool_format
+from parrot_gateway.generation.tools.definitions import (
+    Tool,
+    ToolUse,
+    described_in_text,
+    knows_tools,
+    tool_format,
+)
 from parrot_gateway.generation.tools.grammar import calls_grammar, optional_calls_grammar
 from parrot_gateway.generation.tools.parsing import WRITINGS, ToolFormat, ToolParsing
 
+#: Bodies that are rendered in place: about a millisecond.
+INLINE_BYTES = 32 * 1024
+#: Messages of one chat. Templates take some 0.1 ms for each, and nothing ends them.
+MAX_MESSAGES = 16_384
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+#: Templates know neither of these: `developer` is OpenAI's newer word for `system`, `function`
+#: its older one for `tool`.
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_MEDIA_PARTS = ("image_url", "input_image", "input_audio", "audio", "video_url", "file",
+                "input_file")  # fmt: skip
+#: Variables that the gateway itself gives to a template.
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "template", "chat_template", "add_generation_prompt",
+     "continue_final_message", "self"}
+)  # fmt: skip
+
 _REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+_REFUSED = ("audio", "prediction", "web_search_options", "moderation", "store", "documents",
+            "chat_template", "echo")  # fmt: skip
+_RARE = ("top_logprobs", "modalities", "reasoning_effort", "service_tier", "verbosity", *_REFUSED)
+_OUTPUT = ("response_format", "structured_outputs", "guided_choice", "guided_grammar",
+           "guided_json", "guided_regex", "tools", "tool_choice", "functions",
+           "function_call")  # fmt: skip
+#: Fields that most calls leave out, looked at all at once.
+_rare_fields, _no_rare_fields = attrgetter(*_RARE), (None,) * len(_RARE)
+_output_fields, _no_output_fields = attrgetter(*_OUTPUT), (None,) * len(_OUTPUT)
 
 
 class OutputOptions(NamedTuple):
-    """What is asked of the output."""
+    """Constraints on the output."""
 
-    grammar: Grammar | None
+    grammar: Grammar | None = None
     #: The field that asks for it.
-    grammar_param: str | None
-    tools: ToolUse | None
+    grammar_param: str | None = None
+    tools: ToolUse | None = None
     #: How the model writes calls.
-    format: ToolFormat
+    format: ToolFormat = "hermes"
 
 
+_PLAIN_OUTPUT = OutputOptions()
+
+
+@dataclass(eq=False)
 class ChatCall(PreparedCall[ChatBody]):
     """A chat whose fields were checked; see `PreparedCall`.
 
@@ -54,10 +104,20 @@ class ChatCall(PreparedCall[ChatBody]):
         InvalidRequestError: a field is wrong, or this model cannot honour it.
     """
 
-    def __init__(self, request: ChatBody, served: ServedModel, size: int) -> None:
-        super().__init__(request, served, size)
-        self._options = _check(request, served)
-        self._prompt: TokenizedPrompt | None = None
+    _options: OutputOptions = field(init=False, default=_PLAIN_OUTPUT)
+    _prompt: TokenizedPrompt | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        request, served = self.request, self.served
+        check_sampling(request, served.info)
+        if _rare_fields(request) != _no_rare_fields:
+            _check_rare(request)
+        if _output_fields(request) != _no_output_fields:
+            try:
+                self._options = _output_options(request, served)
+            except RecursionError:
+                # A schema that could be decoded, and not be written into a grammar.
+                raise nested_too_deeply("tools") from None
 
     @property
     def uses_tools(self) -> bool:
@@ -69,7 +129,14 @@ class ChatCall(PreparedCall[ChatBody]):
     async def generation_request(self, salt: str) -> GenerationRequest:
         request, served, options = self.request, self.served, self._options
         if self._prompt is None:
-            self._prompt = await self._read_prompt()
+            self._prompt = await chat_prompt(
+                request,
+                served.tokenizer,
+                served.info,
+                self.size,
+                tools=() if options.tools is None else options.tools.tools,
+                add_special_tokens=bool(request.add_special_tokens),
+            )
         limit, length = served.info.max_context_tokens, len(self._prompt.token_ids)
         max_tokens = request.max_completion_tokens
         if max_tokens is None:
@@ -94,65 +161,48 @@ class ChatCall(PreparedCall[ChatBody]):
             n=n,
             best_of=n,
             skip_special_tokens=request.skip_special_tokens is not False
-            and not _has_special_marker(options, served.tokenizer),
+            and (tools is None or not _has_special_marker(options.format, served.tokenizer)),
             salt=salt,
             grammar_param=options.grammar_param,
             tools=parsing,
         )
 
-    async def _read_prompt(self) -> TokenizedPrompt:
-        served, tools = self.served, self._options.tools
-        text = await render_chat_aside(
-            served.tokenizer, self.request, self.size, () if tools is None else tools.tools
-        )
-        prompts = await prompts_of_texts(
-            served.tokenizer,
-            served.info,
-            [text],
-            add_special_tokens=bool(self.request.add_special_tokens),
-            param="messages",
-            noun="messages",
-        )
-        if not prompts[0].token_ids:
-            raise InvalidRequestError(
-                "Invalid 'messages': they make an empty prompt.",
-                param="messages",
-                code="invalid_value",
-            )
-        return prompts[0]
+
+# -- checks -----------------------------------------------------------------------------------
 
 
-def _check(request: ChatBody, served: ServedModel) -> OutputOptions:
-    """Everything that can be said before rendering."""
+def _check_rare(request: ChatBody) -> None:
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError(
             "Invalid value for 'top_logprobs': 'logprobs' must be true if this parameter is used.",
             param="top_logprobs",
             code="invalid_value",
         )
-    check_sampling(request, served.info)
-    _check_modalities(request.modalities)
+    modalities, verbosity = request.modalities, request.verbosity
+    if modalities is not None and modalities != ["text"]:
+        if not isinstance(modalities, list):
+            raise wrong_type("modalities", "an array of strings")
+        raise unsupported_value(
+            "modalities", "'modalities' other than ['text'] are not supported with this model."
+        )
     check_choice("reasoning_effort", request.reasoning_effort, _REASONING_EFFORTS)
     check_choice("service_tier", request.service_tier, _SERVICE_TIERS)
-    _check_verbosity(request.verbosity)
-    refuse(
-        request,
-        ("audio", "prediction", "web_search_options", "moderation", "store", "documents",
-         "chat_template", "echo"),
-        "is not supported with this model",
-    )  # fmt: skip
-    try:
-        return _output_options(request, served)
-    except RecursionError:
-        # A schema that could be decoded, and not be written into a grammar.
-        raise nested_too_deeply("tools") from None
+    if verbosity not in (None, "medium"):
+        if not isinstance(verbosity, str):
+            raise wrong_type("verbosity", "a string")
+        check_choice("verbosity", verbosity, ("low", "medium", "high"))
+        raise unsupported_value(
+            "verbosity",
+            f"'verbosity' does not support '{verbosity}' with this model; only 'medium' is.",
+        )
+    refuse(request, _REFUSED, "is not supported with this model")
 
 
 def _output_options(request: ChatBody, served: ServedModel) -> OutputOptions:
     grammar, param = requested_grammar(request, served.info)
     tools, tokenizer = requested_tools(request), served.tokenizer
     if tools is None:
-        return OutputOptions(grammar, param or None, None, "hermes")
+        return OutputOptions(grammar, param or None)
     format = tool_format(tokenizer)
     callable_ = tools.callable
     if tools.mode == "required":
@@ -172,43 +222,199 @@ def _output_options(request: ChatBody, served: ServedModel) -> OutputOptions:
     return OutputOptions(grammar, "tools", tools, format)
 
 
-def _check_modalities(modalities: Any) -> None:
-    if modalities is None or modalities == ["text"]:
-        return
-    if not isinstance(modalities, list):
-        raise InvalidRequestError(
-            "Invalid type for 'modalities': expected an array of strings.",
-            param="modalities",
-            code="invalid_type",
-        )
-    raise UnsupportedError(
-        "Unsupported value: 'modalities' other than ['text'] are not supported with this model.",
-        param="modalities",
-        code="unsupported_value",
-    )
-
-
-def _check_verbosity(verbosity: Any) -> None:
-    if verbosity in (None, "medium"):
-        return
-    if not isinstance(verbosity, str):
-        raise InvalidRequestError(
-            "Invalid type for 'verbosity': expected a string.",
-            param="verbosity",
-            code="invalid_type",
-        )
-    check_choice("verbosity", verbosity, ("low", "medium", "high"))
-    raise UnsupportedError(
-        f"Unsupported value: 'verbosity' does not support '{verbosity}' with this model; only "
-        "'medium' is.",
-        param="verbosity",
-        code="unsupported_value",
-    )
-
-
-def _has_special_marker(options: OutputOptions, tokenizer: Tokenizer) -> bool:
+def _has_special_marker(format: ToolFormat, tokenizer: Tokenizer) -> bool:
     """Whether calls are announced by a token that texts are usually shown without."""
-    if options.tools is None:
-        return False
-    token_id = tokenizer.token_id(WRITINGS[options.format].opening)
+    token_id = tokenizer.token_id(WRITINGS[format].opening)
     return token_id is not None and tokenizer.is_special(token_id)
+
+
+# -- prompt -----------------------------------------------------------------------------------
+
+
+async def chat_prompt(
+    body: ChatBody,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    num_bytes: int,
+    *,
+    tools: Sequence[Tool] = (),
+    add_special_tokens: bool = False,
+    noun: str = "messages",
+) -> TokenizedPrompt:
+    """The prompt of a chat, rendered and tokenized whole.
+
+    Args:
+        num_bytes: of the request, as a measure of the work.
+        tools: shown to the model.
+        noun: the field of the request that holds the messages.
+
+    Raises:
+        ContextLengthError: it cannot fit the model's context.
+        InvalidRequestError: as `render_chat`, or it is empty.
+    """
+    text = await render_chat_aside(tokenizer, body, num_bytes, tools)
+    prompts = await prompts_of_texts(
+        tokenizer, info, [text], add_special_tokens=add_special_tokens, param=noun, noun=noun
+    )
+    if not prompts[0].token_ids:
+        makes = "it makes" if noun == "input" else "they make"
+        raise invalid_value(noun, f"{makes} an empty prompt.")
+    return prompts[0]
+
+
+async def render_chat_aside(
+    tokenizer: Tokenizer,
+    body: ChatBody | TokenizeBody,
+    num_bytes: int,
+    tools: Sequence[Tool] = (),
+) -> str:
+    """`render_chat`, in a thread when the body it came in is large, so that nobody else waits.
+
+    A cancelled wait leaves the thread to finish; nothing reads the result.
+    """
+    if num_bytes <= INLINE_BYTES:
+        return render_chat(tokenizer, body, tools)
+    return await asyncio.to_thread(render_chat, tokenizer, body, tools)
+
+
+def render_chat(
+    tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool] = ()
+) -> str:
+    """The prompt text of a chat, as the model's template writes it.
+
+    `add_generation_prompt` is true unless the last message is to be continued. `tools` are
+    shown by the template or, where that knows none, in words.
+
+    Raises:
+        InvalidRequestError: a message is not valid, the template refuses the chat, or the model
+            has none.
+        UnsupportedError: a message holds more than text.
+    """
+    messages = template_messages(body.messages)
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
+        if name in _RESERVED or not name.isidentifier():
+            raise invalid_value("chat_template_kwargs", f"'{name[:64]}' cannot be set.")
+    effort = getattr(body, "reasoning_effort", None)
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    continues = bool(body.continue_final_message)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    if continues and opens:
+        raise InvalidRequestError(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    tool_dicts = None
+    try:
+        if tools and knows_tools(tokenizer):
+            tool_dicts = [tool.to_dict() for tool in tools]
+        elif tools:
+            messages = described_in_text(messages, tools)
+        return tokenizer.render_chat(
+            messages,
+            tools=tool_dicts,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+            **variables,
+        )
+    except ChatTemplateError as error:
+        raise InvalidRequestError(str(error)[:1000], param="messages") from None
+    except RecursionError:
+        # NOTE: whatever works on a document in Python stops at fewer levels than its decoder.
+        raise nested_too_deeply() from None
+
+
+def template_messages(messages: list[Message] | None) -> list[dict[str, Any]]:
+    """Messages as templates read them: content as one string, arguments of tool calls as objects.
+
+    Text parts are joined by line breaks.
+
+    Raises:
+        InvalidRequestError: naming the message and field at fault.
+        UnsupportedError: a part that is no text.
+    """
+    if messages is None:
+        raise missing_parameter("messages")
+    if not messages:
+        raise empty_array("messages")
+    if len(messages) > MAX_MESSAGES:
+        raise long_array("messages", MAX_MESSAGES, len(messages))
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: Message, path: str) -> dict[str, Any]:
+    role = message.role
+    check_choice(f"{path}.role", role, ROLES)
+    if message.audio is not None:
+        raise UnsupportedError(
+            "Unsupported parameter: 'audio' in messages is not supported with this model.",
+            param=f"{path}.audio",
+        )
+    if role == "tool" and message.tool_call_id is None:
+        raise missing_parameter(f"{path}.tool_call_id")
+    content = _content(message, path)
+    if content is None and not (
+        role == "assistant" and (message.tool_calls or message.function_call)
+    ):
+        raise InvalidRequestError(
+            "Invalid value for 'content': expected a string, got null.",
+            param=f"{path}.content",
+            code="invalid_type",
+        )
+    shown: dict[str, Any] = {"role": _TEMPLATE_ROLES.get(role, role), "content": content or ""}
+    if message.name is not None:
+        shown["name"] = message.name
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        shown["reasoning_content"] = message.reasoning_content
+    calls = message.tool_calls or []
+    if message.function_call is not None:
+        calls = [{"type": "function", "function": message.function_call}]
+    if calls:
+        shown["tool_calls"] = [_tool_call(call) for call in calls]
+    return shown
+
+
+def _content(message: Message, path: str) -> str | None:
+    if message.content is None:
+        return message.refusal
+    if isinstance(message.content, str):
+        return message.content
+    texts: list[str] = []
+    for number, part in enumerate(message.content):
+        if part.type in _TEXT_PARTS:
+            text = part.text
+        elif part.type == "refusal":
+            text = part.refusal
+        elif part.type in _MEDIA_PARTS:
+            raise unsupported_value(
+                f"{path}.content[{number}].type",
+                f"content of type '{part.type}' is not supported with this model; only text is.",
+            )
+        else:
+            check_choice(f"{path}.content[{number}].type", part.type, ("text", "refusal"))
+            text = None
+        if text is None:
+            field = "refusal" if part.type == "refusal" else "text"
+            raise missing_parameter(f"{path}.content[{number}].{field}")
+        texts.append(text)
+    if not texts:
+        raise empty_array(f"{path}.content")
+    return "\n".join(texts)
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments, JSON in a string, are opened for the template."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"])
+    except (msgspec.DecodeError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

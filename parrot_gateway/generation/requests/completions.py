@@ -1,15 +1,22 @@
-"""Completion requests for models of own engines: checks, prompts, what is asked of the engine.
+"""Completion requests for models of own engines: checks, prompts, the request for the engine.
 
 All four forms of a prompt, batched in order: choice `prompt * n + j` is the j-th of its prompt.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import cast
 
 from parrot_engine.protocol import Grammar
 
-from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    empty_array,
+    invalid_value,
+    long_array,
+    wrong_type,
+)
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts, start_token
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
@@ -31,6 +38,7 @@ MAX_PROMPTS = 2048
 MAX_CANDIDATES = 4096
 
 
+@dataclass(eq=False)
 class CompletionCall(PreparedCall[CompletionBody]):
     """A completion whose fields were checked; see `PreparedCall`.
 
@@ -38,10 +46,12 @@ class CompletionCall(PreparedCall[CompletionBody]):
         InvalidRequestError: a field is wrong, or this model cannot honour it.
     """
 
-    def __init__(self, request: CompletionBody, served: ServedModel, size: int) -> None:
-        super().__init__(request, served, size)
-        self._grammar, self._grammar_param = _check(request, served)
-        self._prompts: list[TokenizedPrompt] | None = None
+    _grammar: Grammar | None = field(init=False)
+    _grammar_param: str = field(init=False)
+    _prompts: list[TokenizedPrompt] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._grammar, self._grammar_param = _check(self.request, self.served)
 
     def forget_prompt(self) -> None:
         self._prompts = None
@@ -110,17 +120,12 @@ def _check(request: CompletionBody, served: ServedModel) -> tuple[Grammar | None
     if request.best_of:
         n = request.n or 1
         if request.best_of < n:
-            raise InvalidRequestError(
-                f"Invalid 'best_of': expected a value >= 'n' ({n}), but got {request.best_of} "
-                "instead.",
-                param="best_of",
-                code="invalid_value",
+            raise invalid_value(
+                "best_of", f"expected a value >= 'n' ({n}), but got {request.best_of} instead."
             )
         if request.stream and request.best_of > n:
-            raise InvalidRequestError(
-                "Invalid 'best_of': results cannot be streamed when 'best_of' is greater than 'n'.",
-                param="best_of",
-                code="invalid_value",
+            raise invalid_value(
+                "best_of", "results cannot be streamed when 'best_of' is greater than 'n'."
             )
     return grammar
 
@@ -160,11 +165,7 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
             check_token_ids("prompt", ids, served.info.vocab_size)
         prompts = [TokenizedPrompt(ids) for ids in lists]
     if any(not item.token_ids for item in prompts):
-        raise InvalidRequestError(
-            "Invalid 'prompt': a prompt without tokens cannot be continued.",
-            param="prompt",
-            code="invalid_value",
-        )
+        raise invalid_value("prompt", "a prompt without tokens cannot be continued.")
     return prompts
 
 
@@ -173,29 +174,18 @@ def _token_lists(prompt: Prompts) -> list[list[int]]:
         return [cast(list[int], prompt)]
     if all(isinstance(item, list) for item in prompt):
         return cast(list[list[int]], prompt)
-    raise InvalidRequestError(
-        "Invalid type for 'prompt': expected a string, an array of strings, an array of token "
-        "ids, or an array of such arrays, but got an array of mixed types instead.",
-        param="prompt",
-        code="invalid_type",
+    raise wrong_type(
+        "prompt",
+        "a string, an array of strings, an array of token ids, or an array of such arrays, but got "
+        "an array of mixed types instead",
     )
 
 
 def _check_count(count: int) -> None:
     if count == 0:
-        raise InvalidRequestError(
-            "Invalid 'prompt': empty array. Expected an array with minimum length 1, but got an "
-            "empty array instead.",
-            param="prompt",
-            code="empty_array",
-        )
+        raise empty_array("prompt")
     if count > MAX_PROMPTS:
-        raise InvalidRequestError(
-            f"Invalid 'prompt': array too long. Expected an array with maximum length "
-            f"{MAX_PROMPTS}, but got an array with length {count} instead.",
-            param="prompt",
-            code="array_above_max_length",
-        )
+        raise long_array("prompt", MAX_PROMPTS, count)
 
 
 def _max_tokens(request: CompletionBody) -> int:

@@ -14,14 +14,23 @@ from typing import Any
 import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    UnsupportedError,
+    invalid_value,
+    missing_parameter,
+    mutually_exclusive,
+    unsupported_value,
+    wrong_type,
+)
 from parrot_gateway.generation.requests.types import SamplingFields
 from parrot_gateway.generation.requests.validation import nested_too_deeply
 
 #: Bytes of a grammar, as in the engine.
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_CHOICES = 4096
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: Of a schema, and of a function.
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FORMATS = ("text", "json_object", "json_schema")
 #: vLLM's fields beside the constraint itself; they say how, and only the usual way is offered.
 _DETAILS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties",
@@ -50,11 +59,7 @@ def requested_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar |
             found[name] = _constraint(kind, value, name)
     if len(found) > 1:
         first, second = list(found)[:2]
-        raise InvalidRequestError(
-            f"Mutually exclusive parameters: '{first}' and '{second}' cannot be used together.",
-            param=second,
-            code="mutually_exclusive_parameters",
-        )
+        raise mutually_exclusive(first, second)
     for name, requested in found.items():
         check_supported(info, name)
         if body.ignore_eos:
@@ -75,11 +80,10 @@ def check_supported(info: EngineInfo, name: str) -> None:
         UnsupportedError: naming the field that asks for it.
     """
     if not info.supports_grammars:
-        raise UnsupportedError(
-            f"Unsupported value: '{name}' asks for structured output, which is not supported with "
-            "this model: its engine follows no grammar.",
-            param=name,
-            code="unsupported_value",
+        raise unsupported_value(
+            name,
+            f"'{name}' asks for structured output, which is not supported with this model: its "
+            "engine follows no grammar.",
         )
 
 
@@ -100,7 +104,8 @@ def grammar_of_format(value: Any, param: str) -> Grammar | None:
     if kind == "json_schema":
         described = value.get("json_schema")
         if not isinstance(described, dict):
-            raise _missing(f"{param}.json_schema", described)
+            name = f"{param}.json_schema"
+            raise missing_parameter(name) if described is None else wrong_type(name, "an object")
         return _named_schema(described, f"{param}.json_schema")
     return None
 
@@ -120,9 +125,7 @@ def schema_grammar(schema: Any, param: str) -> Grammar:
         InvalidRequestError: it is no object, or too long.
     """
     if not isinstance(schema, dict):
-        raise InvalidRequestError(
-            f"Invalid type for '{param}': expected an object.", param=param, code="invalid_type"
-        )
+        raise wrong_type(param, "an object")
     try:
         text = msgspec.json.encode(schema).decode()
     except RecursionError:
@@ -152,37 +155,25 @@ def _format_kind(value: Any, param: str) -> str:
     if kind in _FORMATS:
         return str(kind)
     if kind in ("structural_tag", "grammar"):
-        raise UnsupportedError(
-            f"Unsupported value: '{param}' of type '{kind}' is not supported with this model; see "
+        raise unsupported_value(
+            param,
+            f"'{param}' of type '{kind}' is not supported with this model; see "
             "'structured_outputs'.",
-            param=param,
-            code="unsupported_value",
         )
-    raise InvalidRequestError(
-        f"Invalid '{param}': expected an object whose 'type' is 'text', 'json_object' or "
-        "'json_schema'.",
-        param=param,
-        code="invalid_value",
+    raise invalid_value(
+        param, "expected an object whose 'type' is 'text', 'json_object' or 'json_schema'."
     )
 
 
 def _named_schema(described: Mapping[str, Any], param: str) -> Grammar:
     name = described.get("name")
     if name is None:
-        raise _missing(f"{param}.name", None)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequestError(
-            f"Invalid '{param}.name': expected up to 64 letters, digits, '_' or '-'.",
-            param=f"{param}.name",
-            code="invalid_value",
-        )
+        raise missing_parameter(f"{param}.name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise invalid_value(f"{param}.name", "expected up to 64 letters, digits, '_' or '-'.")
     strict = described.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequestError(
-            f"Invalid type for '{param}.strict': expected a boolean.",
-            param=f"{param}.strict",
-            code="invalid_type",
-        )
+        raise wrong_type(f"{param}.strict", "a boolean")
     schema = described.get("schema")
     if schema is None:
         return Grammar("json_object")
@@ -193,9 +184,7 @@ def _structured(value: Any) -> Grammar:
     """vLLM's `structured_outputs`: an object with one constraint."""
     param = "structured_outputs"
     if not isinstance(value, dict):
-        raise InvalidRequestError(
-            f"Invalid type for '{param}': expected an object.", param=param, code="invalid_type"
-        )
+        raise wrong_type(param, "an object")
     given = {key: item for key, item in value.items() if item is not None and item is not False}
     for key in given:
         if key in _DETAILS:
@@ -210,11 +199,10 @@ def _structured(value: Any) -> Grammar:
                 code="unknown_parameter",
             )
     if len(given) != 1:
-        raise InvalidRequestError(
-            f"Invalid '{param}': expected one of 'json', 'json_object', 'regex', 'choice' and "
-            f"'grammar', but got {len(given)}.",
-            param=param,
-            code="invalid_value",
+        raise invalid_value(
+            param,
+            "expected one of 'json', 'json_object', 'regex', 'choice' and 'grammar', but got "
+            f"{len(given)}.",
         )
     ((kind, item),) = given.items()
     return _constraint(kind, item, f"{param}.{kind}")
@@ -223,20 +211,14 @@ def _structured(value: Any) -> Grammar:
 def _constraint(kind: str, value: Any, param: str) -> Grammar:
     if kind == "json_object":
         if value is not True:
-            raise InvalidRequestError(
-                f"Invalid type for '{param}': expected a boolean.", param=param, code="invalid_type"
-            )
+            raise wrong_type(param, "a boolean")
         return Grammar("json_object")
     if kind == "json":
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.DecodeError, RecursionError):
-                raise InvalidRequestError(
-                    f"Invalid '{param}': the string is not valid JSON.",
-                    param=param,
-                    code="invalid_value",
-                ) from None
+                raise invalid_value(param, "the string is not valid JSON.") from None
         return schema_grammar(value, param)
     if kind == "choice":
         return Grammar("choice", msgspec.json.encode(_choices(value, param)).decode())
@@ -256,21 +238,8 @@ def _choices(value: Any, param: str) -> list[str]:
         or not 0 < len(value) <= MAX_CHOICES
         or not all(isinstance(item, str) and item for item in value)
     ):
-        raise InvalidRequestError(
-            f"Invalid '{param}': expected an array of 1 to {MAX_CHOICES} strings, none of them "
-            "empty.",
-            param=param,
-            code="invalid_value",
+        raise invalid_value(
+            param, f"expected an array of 1 to {MAX_CHOICES} strings, none of them empty."
         )
     check_size("".join(value), param)
     return value
-
-
-def _missing(name: str, value: Any) -> InvalidRequestError:
-    if value is None:
-        return InvalidRequestError(
-            f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
-        )
-    return InvalidRequestError(
-        f"Invalid type for '{name}': expected an object.", param=name, code="invalid_type"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from parrot_gateway.generation.placement import ServedModel
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 _BodyT = TypeVar("_BodyT", bound=ChatBody | CompletionBody)
 
 
+@dataclass(eq=False)
 class PreparedCall(Generic[_BodyT]):
     """A request whose fields were checked against a model; base of one class for each kind.
 
@@ -23,10 +25,9 @@ class PreparedCall(Generic[_BodyT]):
         size: bytes of the request's body, as a measure.
     """
 
-    def __init__(self, request: _BodyT, served: ServedModel, size: int) -> None:
-        self.request = request
-        self.served = served
-        self.size = size
+    request: _BodyT
+    served: ServedModel
+    size: int
 
     @property
     def uses_tools(self) -> bool:
@@ -50,7 +51,7 @@ class PreparedCall(Generic[_BodyT]):
         raise NotImplementedError
 
     async def generation_request(self, salt: str) -> GenerationRequest:
-        """What is asked of an engine, the prompt tokenized whole.
+        """The request for an engine, the prompt tokenized whole.
 
         Args:
             salt: prefixes are shared only under the same one.
@@ -65,8 +66,8 @@ class PreparedCall(Generic[_BodyT]):
         """Check the length of a prompt that is final; raises as `generation_request`."""
         limit = self.served.info.max_context_tokens
         # No token is shorter than a byte, so most requests can be seen to fit.
-        asked = max(
+        requested = max(
             self.request.max_tokens or 0, getattr(self.request, "max_completion_tokens", None) or 0
         )
-        if self.size + asked > limit:
+        if self.size + requested > limit:
             await self.generation_request("")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
-from parrot_gateway.generation.requests.grammars import check_size, schema_grammar
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    invalid_value,
+    long_array,
+    missing_parameter,
+    unsupported_value,
+    wrong_type,
+)
+from parrot_gateway.generation.requests.grammars import NAME, schema_grammar
 from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.generation.requests.validation import check_length, missing_parameter, refuse
+from parrot_gateway.generation.requests.validation import refuse
 from parrot_gateway.generation.tools.definitions import Tool, ToolMode, ToolUse
 
 MAX_TOOLS = 128
 #: Parameters of all tools: they are read, checked and written into grammars in one go.
 MAX_SCHEMA_BYTES = 1024 * 1024
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WHY = "is not supported with this model"
 
 
@@ -55,8 +60,9 @@ def _tools(value: Any) -> list[Tool]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise _wrong_type("tools", "an array")
-    check_length("tools", value, MAX_TOOLS)
+        raise wrong_type("tools", "an array")
+    if len(value) > MAX_TOOLS:
+        raise long_array("tools", MAX_TOOLS, len(value))
     tools: list[Tool] = []
     left = MAX_SCHEMA_BYTES
     for number, item in enumerate(value):
@@ -84,34 +90,28 @@ def _tools(value: Any) -> list[Tool]:
 def _tool(value: Any, path: str) -> tuple[Tool, int]:
     """A tool, and the bytes of its parameters."""
     if not isinstance(value, dict):
-        raise _wrong_type(path, "an object")
+        raise wrong_type(path, "an object")
     kind = value.get("type")
     if kind is None:
         raise missing_parameter(f"{path}.type")
     if kind != "function":
-        raise UnsupportedError(
-            f"Unsupported value: '{path}.type' other than 'function' {_WHY}.",
-            param=f"{path}.type",
-            code="unsupported_value",
-        )
+        raise unsupported_value(f"{path}.type", f"'{path}.type' other than 'function' {_WHY}.")
     function = value.get("function")
     if function is None:
         raise missing_parameter(f"{path}.function")
     if not isinstance(function, dict):
-        raise _wrong_type(f"{path}.function", "an object")
+        raise wrong_type(f"{path}.function", "an object")
     name = _name(function.get("name"), f"{path}.function.name")
     description = function.get("description")
     if description is not None and not isinstance(description, str):
-        raise _wrong_type(f"{path}.function.description", "a string")
+        raise wrong_type(f"{path}.function.description", "a string")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise _wrong_type(f"{path}.function.strict", "a boolean")
+        raise wrong_type(f"{path}.function.strict", "a boolean")
     parameters, size = function.get("parameters"), 0
     if parameters is not None:
         param = f"{path}.function.parameters"
-        text = schema_grammar(parameters, param).text
-        check_size(text, param)
-        size = len(text)
+        size = len(schema_grammar(parameters, param).text)
         if parameters.get("type", "object") != "object":
             raise InvalidRequestError(
                 f"Invalid '{param}': its 'type' has to be 'object'.",
@@ -125,13 +125,9 @@ def _name(value: Any, path: str) -> str:
     if value is None:
         raise missing_parameter(path)
     if not isinstance(value, str):
-        raise _wrong_type(path, "a string")
-    if not _NAME.fullmatch(value):
-        raise InvalidRequestError(
-            f"Invalid '{path}': expected up to 64 letters, digits, '_' or '-'.",
-            param=path,
-            code="invalid_value",
-        )
+        raise wrong_type(path, "a string")
+    if not NAME.fullmatch(value):
+        raise invalid_value(path, "expected up to 64 letters, digits, '_' or '-'.")
     return value
 
 
@@ -153,7 +149,7 @@ def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
             code="invalid_value",
         )
     if not isinstance(choice, dict):
-        raise _wrong_type("tool_choice", "a string or an object")
+        raise wrong_type("tool_choice", "a string or an object")
     kind = choice.get("type")
     if kind == "function":
         return "required", [_chosen(choice, "tool_choice")]
@@ -164,23 +160,15 @@ def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
             raise missing_parameter(f"{path}.tools")
         mode = allowed.get("mode")
         if mode not in ("auto", "required") or not allowed["tools"]:
-            raise InvalidRequestError(
-                f"Invalid '{path}': expected a 'mode' of 'auto' or 'required', and 'tools'.",
-                param=path,
-                code="invalid_value",
-            )
+            raise invalid_value(path, "expected a 'mode' of 'auto' or 'required', and 'tools'.")
         names = [_chosen(item, f"{path}.tools[{n}]") for n, item in enumerate(allowed["tools"])]
         return ("auto" if mode == "auto" else "required"), names
-    raise UnsupportedError(
-        f"Unsupported value: 'tool_choice' of this type {_WHY}.",
-        param="tool_choice",
-        code="unsupported_value",
-    )
+    raise unsupported_value("tool_choice", f"'tool_choice' of this type {_WHY}.")
 
 
 def _chosen(value: Any, path: str) -> str:
     if not isinstance(value, dict):
-        raise _wrong_type(path, "an object")
+        raise wrong_type(path, "an object")
     function = value.get("function")
     if not isinstance(function, dict):
         raise missing_parameter(f"{path}.function")
@@ -195,10 +183,4 @@ def _named(tools: list[Tool], name: str) -> Tool:
         f"Invalid value for 'tool_choice': there is no function '{name}' in 'tools'.",
         param="tool_choice",
         code="invalid_value",
-    )
-
-
-def _wrong_type(name: str, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"Invalid type for '{name}': expected {wanted}.", param=name, code="invalid_type"
     )

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
 
-from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import (
+    ContextLengthError,
+    InvalidRequestError,
+    UnsupportedError,
+    invalid_value,
+    long_array,
+    missing_parameter,
+    wrong_type,
+)
 from parrot_gateway.generation.requests.types import SamplingFields
 
 MIN_TOP_P = 1e-9
@@ -132,22 +140,18 @@ def _explain(message: str, body: bytes) -> InvalidRequestError:
         )
     mismatch, missing = _TYPE_ERROR.fullmatch(text), _MISSING.fullmatch(text)
     if missing is not None:
-        name = f"{field}.{missing['field']}" if field else missing["field"]
-        return missing_parameter(name)
+        return missing_parameter(f"{field}.{missing['field']}" if field else missing["field"])
     if field is None:
         return InvalidRequestError("The JSON body of your request has to be an object.")
     if mismatch is not None:
         wanted = [part for part in mismatch["wanted"].split(" | ") if part != "null"]
-        return InvalidRequestError(
-            f"Invalid type for '{field}': expected {_one_of(wanted)}, but got "
-            f"{_TYPE_NAMES.get(mismatch['got'], mismatch['got'])} instead.",
-            param=field,
-            code="invalid_type",
-        )
+        got = _TYPE_NAMES.get(mismatch["got"], mismatch["got"])
+        kinds = " or ".join(_TYPE_NAMES.get(kind, kind) for kind in wanted)
+        return wrong_type(field, f"{kinds}, but got {got} instead")
     limit = _LIMIT.fullmatch(text)
     if limit is not None:
         return _out_of_range(field, limit, _values_at(body, path))
-    return InvalidRequestError(f"Invalid '{field}': {text}.", param=field, code="invalid_value")
+    return invalid_value(field, f"{text}.")
 
 
 def _values_at(body: bytes, path: str) -> list[Any]:
@@ -178,13 +182,13 @@ def _out_of_range(field: str, limit: re.Match[str], values: list[Any]) -> Invali
             param=field,
             code="object_above_max_properties",
         )
-    noun = "array" if kind == "array" else "string"
-    article = "an array" if kind == "array" else "a string"
+    if kind == "array":
+        return long_array(field, int(number), value)
     return InvalidRequestError(
-        f"Invalid '{field}': {noun} too long. Expected {article} with maximum length {number}, but "
-        f"got {article} with length {value} instead.",
+        f"Invalid '{field}': string too long. Expected a string with maximum length {number}, but "
+        f"got a string with length {value} instead.",
         param=field,
-        code=f"{noun}_above_max_length",
+        code="string_above_max_length",
     )
 
 
@@ -197,17 +201,6 @@ def _outside(field: str, value: float, bound: str, limit: float) -> InvalidReque
         f"got {_shown(value)} instead.",
         param=field,
         code=f"{kind}_{side}_{extreme[:3]}_value",
-    )
-
-
-def _one_of(kinds: list[str]) -> str:
-    return " or ".join(_TYPE_NAMES.get(kind, kind) for kind in kinds)
-
-
-def missing_parameter(name: str) -> InvalidRequestError:
-    """The error for a required field that is not there."""
-    return InvalidRequestError(
-        f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
     )
 
 
@@ -287,21 +280,6 @@ def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
         )
 
 
-def check_length(name: str, items: Sequence[Any] | None, limit: int) -> None:
-    """Refuse an array of more than `limit` items; None is the field left out.
-
-    Raises:
-        InvalidRequestError: it is longer.
-    """
-    if items is not None and len(items) > limit:
-        raise InvalidRequestError(
-            f"Invalid '{name}': array too long. Expected an array with maximum length {limit}, "
-            f"but got an array with length {len(items)} instead.",
-            param=name,
-            code="array_above_max_length",
-        )
-
-
 def check_token_ids(name: str, token_ids: Sequence[int] | None, vocab_size: int) -> None:
     """Refuse ids outside the vocabulary.
 
@@ -312,11 +290,10 @@ def check_token_ids(name: str, token_ids: Sequence[int] | None, vocab_size: int)
         return
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"Invalid '{name}': {_shown(token_id)} is not a token id of this model, whose "
-                f"vocabulary has {vocab_size} tokens.",
-                param=name,
-                code="invalid_value",
+            raise invalid_value(
+                name,
+                f"{_shown(token_id)} is not a token id of this model, whose vocabulary has "
+                f"{vocab_size} tokens.",
             )
 
 
@@ -359,11 +336,9 @@ def sampling_of(
         InvalidRequestError: `logit_bias`, or `min_tokens` above `max_tokens`.
     """
     if body.min_tokens is not None and body.min_tokens > max_tokens:
-        raise InvalidRequestError(
-            f"Invalid 'min_tokens': {body.min_tokens} is more than the {max_tokens} tokens that "
-            "may be generated.",
-            param="min_tokens",
-            code="invalid_value",
+        raise invalid_value(
+            "min_tokens",
+            f"{body.min_tokens} is more than the {max_tokens} tokens that may be generated.",
         )
     recommended = info.default_sampling
 

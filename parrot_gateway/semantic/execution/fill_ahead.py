@@ -254,7 +254,7 @@ async def read_prompt_prefix(job: Job, engine: GenerationEngine, min_tokens: int
     # Imported here because they load the tokenizer's library, which a gateway that only passes
     # calls on does not need.
     from parrot_gateway.generation.prompts import prompts_of_texts
-    from parrot_gateway.generation.requests.messages import render_chat_aside
+    from parrot_gateway.generation.requests.chat import render_chat_aside
 
     if isinstance(typed, ChatBody):
         if msgspec.json.encode(typed.messages).find(marker.encode()) < least:

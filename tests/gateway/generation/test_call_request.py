@@ -119,18 +119,18 @@ async def test_a_deferred_chat_is_decoded_and_checked_once(
     engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any]
 ) -> None:
     checks, decodes = [], []
-    check, decode = chat._check, validation.decode
+    check, decode = chat.check_sampling, validation.decode
 
-    def noted_check(request: ChatBody, served: Any) -> Any:
+    def noted_check(request: ChatBody, info: Any) -> Any:
         checks.append(request)
-        return check(request, served)
+        return check(request, info)
 
     def noted_decode(body: bytes, decoder: Any) -> Any:
         found = decode(body, decoder)
         decodes.append(type(found))
         return found
 
-    monkeypatch.setattr(chat, "_check", noted_check)
+    monkeypatch.setattr(chat, "check_sampling", noted_check)
     monkeypatch.setattr("parrot_gateway.generation.requests.call.decode", noted_decode)
     async with http_of(engine) as http:
         parrot = {"session": "s", "defer": True, "inputs": inputs}

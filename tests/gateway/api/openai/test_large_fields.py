@@ -11,7 +11,7 @@ from semantic_tools import CHAT, COMPLETIONS, body_of, http_of
 from serving import Service
 
 from parrot_gateway.api.openai.tokenize import MAX_CHARACTERS
-from parrot_gateway.generation.requests.messages import MAX_MESSAGES
+from parrot_gateway.generation.requests.chat import MAX_MESSAGES
 from parrot_gateway.generation.requests.types import MAX_STOP_CHARACTERS
 from parrot_gateway.generation.tools.parsing import ArgumentsPiece, ToolCallReader, ToolFormat
 
