@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Policies by name (see the `POLICIES` of each folder), their knobs, and every bound.
+    """Policies by name (see the `POLICIES` of each kind), their knobs, and every bound.
 
     Times are seconds on the clock of whoever calls `Scheduler.step`.
     """

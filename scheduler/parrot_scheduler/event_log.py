@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from parrot_scheduler import events as event_module
 from parrot_scheduler.actions import Action
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import (
@@ -34,24 +33,19 @@ _DECISIONS = '{"actions":'
 
 
 class LoggedStep(NamedTuple):
-    """One step of a log."""
-
     now: float
     events: tuple[Event, ...]
 
 
 def write_config(config: SchedulerConfig) -> str:
-    """A log's first line."""
     return _dump({"config": asdict(config)})
 
 
 def write_step(now: float, events: Iterable[Event]) -> str:
-    """The line of one step."""
-    return _dump({"now": now, "events": [event_to_json(event) for event in events]})
+    return _dump({"now": now, "events": [_with_kind(event) for event in events]})
 
 
 def write_actions(actions: Iterable[Action]) -> str:
-    """The line of what one step decided."""
     return _dump({"actions": [_with_kind(action) for action in actions]})
 
 
@@ -102,11 +96,6 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
         yield write_actions(scheduler.step(step.now, step.events))
 
 
-def event_to_json(event: Event) -> Json:
-    """An event as plain data; its kind is under `kind`."""
-    return _with_kind(event)
-
-
 def event_from_json(data: Json) -> Event:
     """The event again.
 
@@ -133,11 +122,7 @@ def _dump(data: Json) -> str:
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
 
 
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in vars(event_module).values()
-    if isinstance(kind, type) and kind.__module__ == event_module.__name__
-}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def _objective(data: Any) -> Objective | None:

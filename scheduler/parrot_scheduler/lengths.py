@@ -61,7 +61,6 @@ class LengthPredictor:
         self._ratio_weight = 0.0
 
     def __len__(self) -> int:
-        """Templates that are remembered."""
         return len(self._templates)
 
     def observe(self, tenant: str, template: str, generated: float, max_tokens: int) -> None:

@@ -23,7 +23,6 @@ from parrot_scheduler.actions import (
     RejectCode,
     Release,
 )
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import TaskUpdated
@@ -34,7 +33,7 @@ from parrot_scheduler.queue.application_registry import ApplicationRegistry
 from parrot_scheduler.queue.blocked_tasks import BlockedTasks
 from parrot_scheduler.queue.waiting_tasks import WaitingTasks
 from parrot_scheduler.task import ApplicationId, EngineDescription, EngineId, TaskId
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Seconds between two checks of the KV retained for paused applications.
 _RETENTION_CHECK_S = 1.0
@@ -116,7 +115,6 @@ class ModelScheduler:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no engine and no task."""
         return not (len(self.pool.table) or self.waiting)
 
     def search_all(self) -> None:
@@ -126,7 +124,6 @@ class ModelScheduler:
     # Tasks come, change and end
 
     def submit(self, state: TaskState, now: float) -> None:
-        """A new task: into the admission queue, or into the queue."""
         self._now = now
         task = state.task
         self.waiting.add(state)
@@ -169,7 +166,6 @@ class ModelScheduler:
             self._first_new = state.sequence
 
     def update(self, state: TaskState, event: TaskUpdated, now: float) -> None:
-        """What is known of a task has changed."""
         self._now = now
         if event.groups is not None:
             if state.status == "queued":
@@ -203,7 +199,6 @@ class ModelScheduler:
             self._freed_rows |= 1 << row
 
     def finish(self, state: TaskState, now: float, *, succeeded: bool) -> None:
-        """A placed task ended on its engine."""
         self._now = now
         task = state.task
         if succeeded:
@@ -225,7 +220,6 @@ class ModelScheduler:
         self._end(state, application)
 
     def cancel(self, state: TaskState, now: float) -> None:
-        """Nobody wants the task any more."""
         self._now = now
         if state.status == "placed":
             self.finish(state, now, succeeded=False)

@@ -1,7 +1,7 @@
 """The four questions of scheduling as base classes, and the types of their answers.
 
 A policy is one small class: it inherits from one of these, overrides what it decides by, and is
-registered by name in its folder's `POLICIES`, a dict from names to factories
+registered by name in the `POLICIES` of its kind, a dict from names to factories
 `(SchedulerConfig, random.Random) -> policy`. `ModelScheduler` asks the policies in the order in
 which they stand here and does all bookkeeping; each model has an instance of each. A policy reads
 no clock and draws no random numbers of its own: `now` (seconds) is an argument, and the factory
@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from parrot_scheduler.actions import Retention
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.task import TenantId
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 
 class AdmissionCandidate(NamedTuple):

@@ -88,18 +88,8 @@ class Scheduler:
         self._wake_at = -math.inf
         self._actions: list[Action] = []
 
-    @classmethod
-    def from_config(cls, config: SchedulerConfig) -> Scheduler:
-        """A scheduler with the policies that `config` names.
-
-        Raises:
-            ValueError: There is no policy of such a name.
-        """
-        return cls(config)
-
     @property
     def now(self) -> float:
-        """The time of the last step."""
         return self._now
 
     @property
@@ -145,22 +135,8 @@ class Scheduler:
         match event:
             case TaskSubmitted():
                 self._submit(event.task)
-            case TaskProgress():
-                self._progress(event)
-            case TaskFinished():
-                self._finish(event)
-            case TaskCancelled():
-                found = self._tasks.get(event.task_id)
-                if found is None:
-                    self._ignore("TaskCancelled")
-                else:
-                    found[0].cancel(found[1], self._now)
-            case TaskUpdated():
-                found = self._tasks.get(event.task_id)
-                if found is None:
-                    self._ignore("TaskUpdated")
-                else:
-                    found[0].update(found[1], event, self._now)
+            case TaskProgress() | TaskFinished() | TaskCancelled() | TaskUpdated():
+                self._apply_to_task(event)
             case ApplicationFinished():
                 known = [
                     model.finish_application(event.application, self._now)
@@ -175,6 +151,27 @@ class Scheduler:
                     model.search_all()
             case _:
                 self._apply_to_engine(event)
+
+    def _apply_to_task(
+        self, event: TaskProgress | TaskFinished | TaskCancelled | TaskUpdated
+    ) -> None:
+        found = self._tasks.get(event.task_id)
+        needs_placement = isinstance(event, TaskProgress | TaskFinished)
+        if found is None or (needs_placement and found[1].status != "placed"):
+            self._ignore(type(event).__name__)
+            return
+        model, state = found
+        match event:
+            case TaskProgress():
+                self._progress(model, state, event)
+            case TaskFinished():
+                state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
+                state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
+                model.finish(state, self._now, succeeded=event.succeeded)
+            case TaskCancelled():
+                model.cancel(state, self._now)
+            case TaskUpdated():
+                model.update(state, event, self._now)
 
     def _apply_to_engine(
         self,
@@ -243,12 +240,7 @@ class Scheduler:
         self._tasks[task.id] = (model, state)
         model.submit(state, self._now)
 
-    def _progress(self, event: TaskProgress) -> None:
-        found = self._tasks.get(event.task_id)
-        if found is None or found[1].status != "placed":
-            self._ignore("TaskProgress")
-            return
-        model, state = found
+    def _progress(self, model: ModelScheduler, state: TaskState, event: TaskProgress) -> None:
         prompt = state.task.prompt_tokens
         filled = max(state.filled_tokens, min(event.filled_tokens, prompt))
         cached = max(state.cached_tokens, min(event.cached_tokens, prompt))
@@ -260,16 +252,6 @@ class Scheduler:
         ):
             self._ignore("TaskProgress")
         model.progress(state, filled, cached, generated, self._now)
-
-    def _finish(self, event: TaskFinished) -> None:
-        found = self._tasks.get(event.task_id)
-        if found is None or found[1].status != "placed":
-            self._ignore("TaskFinished")
-            return
-        model, state = found
-        state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
-        state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
-        model.finish(state, self._now, succeeded=event.succeeded)
 
     # Bookkeeping
 

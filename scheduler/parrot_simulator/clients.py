@@ -150,7 +150,6 @@ class MeasureRecorder:
             measures.add_call(times)
 
     def add_application(self, run: RunningApplication) -> None:
-        """An application has ended, with success or without."""
         if not run.counted:
             return
         tpot = run.tpot_total_s / run.tpot_count if run.tpot_count else 0.0
@@ -173,8 +172,6 @@ class MeasureRecorder:
 
 
 class Server(Protocol):
-    """Where calls are sent."""
-
     def submit(self, call: RunningCall) -> None: ...
 
     def forget_application(self, application: str) -> None:
@@ -248,7 +245,6 @@ class Clients:
         self._next_arrival()
 
     def _next_arrival(self) -> None:
-        """Look at the next application of the open loop."""
         if self._may_expect():
             plan = next(self._arrivals, None)
             if plan is not None:
@@ -283,7 +279,6 @@ class Clients:
         return self._mode == "graph" and not call.pause_s
 
     def _send(self, call: RunningCall) -> None:
-        """The client sends a call, once its pause is over."""
         call.run.live += 1
         call.start_s = call.inputs_at + call.plan.pause_s
         self._clock.at(call.start_s + call.round_trip_s / 2, self.reach_server, call)

@@ -115,7 +115,6 @@ class Sketch:
         }
 
     def _fold(self) -> None:
-        """Put the latest values into buckets."""
         latest, self._latest = self._latest, []
         if not latest:
             return
@@ -249,8 +248,6 @@ def jain(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """What one engine did."""
-
     id: str
     busy_s: float
     steps: int

@@ -30,7 +30,6 @@ class TaskMaker:
         self._beginnings: dict[Segment, str] = {}
 
     def make(self, task_id: TaskId, call: RunningCall) -> tuple[Task, EngineSequence]:
-        """The scheduler's task of a call, and the engine's sequence."""
         application, plan = call.run.plan, call.plan
         salt = "" if self._share_tenants else application.tenant
         prompt = self._prompts.make(salt, plan.prompt)

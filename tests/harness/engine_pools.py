@@ -6,13 +6,12 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.placement import POLICIES
 from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy
 from parrot_scheduler.task import THROUGHPUT, EngineDescription, GroupRef, Objective, Task
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 BLOCK = 16
 CONFIG = SchedulerConfig()

@@ -452,7 +452,7 @@ def test_an_application_that_has_returned_is_not_forgotten_with_the_paused_ones(
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_places_a_task(preset: str) -> None:
-    scheduler = Scheduler.from_config(PRESETS[preset])
+    scheduler = Scheduler(PRESETS[preset])
     only = task()
     actions = scheduler.step(0.0, [EngineJoined(engine()), TaskSubmitted(only)])
     assert placed(actions) == [only.id]

@@ -82,7 +82,6 @@ class EnginePool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no task is placed anywhere."""
         return self.num_idle == len(self.placed)
 
     # Engines come and go
@@ -240,7 +239,6 @@ class EnginePool:
         return max(0, min(blocks * block, state.task.prompt_tokens - 1))
 
     def place(self, state: TaskState, row: int, expected_cached: int, now: float) -> None:
-        """Add a task to a row."""
         table, task = self.table, state.task
         scalars = table.scalars
         block = int(scalars.block_tokens[row])
@@ -312,7 +310,6 @@ class EnginePool:
             self._use(row, grown)
 
     def set_objective(self, state: TaskState, objective: Objective) -> None:
-        """The objective of a placed task has changed."""
         load, row = state.load, state.engine_row
         assert load is not None, f"task {state.task.id} is not placed"
         latency = state.task.num_sequences if objective.is_latency else 0

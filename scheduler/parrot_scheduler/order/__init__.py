@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from parrot_scheduler.order.arrival import ApplicationFifo, Fcfs
+from parrot_scheduler.order.baselines import ApplicationFifo, Atlas, Fcfs, Plas
 from parrot_scheduler.order.fair import Fair
-from parrot_scheduler.order.plas import Atlas, Plas
 from parrot_scheduler.policy import OrderFactory
 
 POLICIES: dict[str, OrderFactory] = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from parrot_scheduler.application import Application
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Ended applications of a kind before a prediction is made.
 _ENOUGH = 3
@@ -31,7 +30,6 @@ class DemandPredictor:
         self._token_s = _FIRST_TOKEN_S
 
     def ended(self, application: Application, work: float) -> None:
-        """An application has ended, having done this work."""
         key = _kind(application)
         if key is None or work <= 0:
             return

@@ -28,14 +28,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import LazyHeap
-from parrot_scheduler.order.aging import Aging
 from parrot_scheduler.order.demand import DemandPredictor, work_of
+from parrot_scheduler.order.ranked import Aging
 from parrot_scheduler.policy import AdmissionRank, OrderPolicy
 from parrot_scheduler.task import TenantId
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Charge of an output token, in uncached prompt tokens.
 OUTPUT_WEIGHT = 2.0
@@ -107,7 +106,6 @@ class _Tenant:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything of it is queued or held."""
         return self.num_queued + self.num_held > 0
 
 
@@ -185,7 +183,6 @@ class Fair(OrderPolicy):
         return AdmissionRank(tenant.id, (_priority_of(state), finish, application.sequence))
 
     def admitted(self, application: Application) -> None:
-        """One application of its tenant fewer is held."""
         self._known[application.tenant].num_held -= 1
 
     def service_of(self, tenant: TenantId) -> float:
@@ -196,7 +193,6 @@ class Fair(OrderPolicy):
     # Queue
 
     def push(self, state: TaskState, application: Application, now: float) -> None:
-        """Queue a task with its tenant."""
         record = self._records.get(application)
         path_s = self._demand.path_s(state)
         if record is None:
@@ -272,7 +268,6 @@ class Fair(OrderPolicy):
             self._tenants.remove(tenant)
 
     def remove(self, state: TaskState) -> None:
-        """A task leaves the queue unplaced; unknown ones do nothing."""
         position = self._leave(state)
         if position is not None:
             self._unfinished(position.application, self._records[position.application].paused_at)
@@ -293,27 +288,23 @@ class Fair(OrderPolicy):
         return position
 
     def update(self, state: TaskState, application: Application, now: float) -> None:
-        """Queue a task where it belongs now."""
         position = self._positions.get(state)
         if position is not None and not position.is_blocked:
             self._take_out(state)
             self._insert(state, position.tenant, application)
 
     def block(self, state: TaskState) -> None:
-        """Pass a task over until `unblock`."""
         self._take_out(state)
         self._positions[state].is_blocked = True
         self._blocked[state] = None
 
     def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
-        """These blocked tasks are passed over no more; None: all."""
         for state in list(self._blocked) if states is None else states:
             del self._blocked[state]
             position = self._positions[state]
             self._insert(state, position.tenant, position.application)
 
     def first(self, now: float) -> TaskState | None:
-        """The task to place next."""
         due = self._aging.due(now)
         if due is not None:
             return due

@@ -1,15 +1,54 @@
-"""Base classes of orders by a key: of tasks, or of applications and then of their tasks."""
+"""Base classes of orders by a key: of tasks, or of applications and then of their tasks; aging."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.lazy_heap import LazyHeap
-from parrot_scheduler.order.aging import Aging
 from parrot_scheduler.policy import AdmissionRank, OrderPolicy
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
+
+#: One placement in so many goes to the oldest of the tasks that waited too long.
+AGING_SHARE = 4
+
+
+class Aging:
+    """Which task is due because it waited longer than `starvation_s` seconds.
+
+    A queued task older than `starvation_s` with k older ones in the queue is placed after at most
+    `AGING_SHARE * (k + 1)` further placements, as long as there is room for it.
+    """
+
+    def __init__(self, starvation_s: float) -> None:
+        self._starvation_s = starvation_s
+        self._queue: LazyHeap[TaskState] = LazyHeap()
+        # Placements since the last turn by age.
+        self._since = 0
+
+    def add(self, state: TaskState) -> None:
+        """A task waits from now on, or again."""
+        self._queue.push(state, state.sequence)
+
+    def remove(self, state: TaskState) -> None:
+        """A task waits no more, or is blocked."""
+        self._queue.remove(state)
+
+    def due(self, now: float) -> TaskState | None:
+        """The oldest starving task, if this is a turn by age; None otherwise."""
+        if self._since < AGING_SHARE - 1:
+            return None
+        oldest = self._queue.first()
+        if oldest is None or now - oldest.submitted_at < self._starvation_s:
+            return None
+        return oldest
+
+    def placed(self, state: TaskState, now: float) -> None:
+        if now - state.submitted_at >= self._starvation_s and self.due(now) is state:
+            self._since = 0
+        else:
+            self._since += 1
+        self._queue.remove(state)
 
 
 class RankedOrder(OrderPolicy):
@@ -33,7 +72,6 @@ class RankedOrder(OrderPolicy):
         """The task of the lowest rank."""
 
     def push(self, state: TaskState, application: Application, now: float) -> None:
-        """A task enters the queue."""
         self._application_of[state] = application
         self._offer(state, application)
 
@@ -43,7 +81,6 @@ class RankedOrder(OrderPolicy):
             self._aging.add(state)
 
     def remove(self, state: TaskState) -> None:
-        """A task leaves the queue unplaced; unknown ones do nothing."""
         self._leave(state)
 
     def _leave(self, state: TaskState) -> None:
@@ -56,12 +93,10 @@ class RankedOrder(OrderPolicy):
             self._aging.remove(state)
 
     def update(self, state: TaskState, application: Application, now: float) -> None:
-        """Rank a task anew."""
         if state in self._application_of and state not in self._blocked:
             self._offer(state, application)
 
     def first(self, now: float) -> TaskState | None:
-        """The task of the lowest rank, or one whose turn it is by age."""
         if self._aging is not None:
             due = self._aging.due(now)
             if due is not None:
@@ -69,20 +104,17 @@ class RankedOrder(OrderPolicy):
         return self._lowest()
 
     def block(self, state: TaskState) -> None:
-        """Pass a task over until `unblock`."""
         self._take_out(state, self._application_of[state])
         if self._aging is not None:
             self._aging.remove(state)
         self._blocked[state] = None
 
     def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
-        """These blocked tasks are passed over no more; None: all."""
         for state in list(self._blocked) if states is None else states:
             del self._blocked[state]
             self._offer(state, self._application_of[state])
 
     def pop(self, state: TaskState, application: Application, now: float) -> None:
-        """A task has been placed; counts for turns by age."""
         if self._aging is not None:
             self._aging.placed(state, now)
         self._leave(state)
@@ -105,7 +137,6 @@ class TaskOrder(RankedOrder):
     def admission_rank(
         self, state: TaskState, application: Application, now: float
     ) -> AdmissionRank:
-        """By the rank of its first task; tenants are not told apart."""
         return AdmissionRank("", self.rank(state))
 
     def _insert(self, state: TaskState, application: Application) -> None:
@@ -137,16 +168,13 @@ class ApplicationOrder(RankedOrder):
     def admission_rank(
         self, state: TaskState, application: Application, now: float
     ) -> AdmissionRank:
-        """By its rank now; tenants are not told apart."""
         return AdmissionRank("", self.rank(application))
 
     def finished(self, state: TaskState, application: Application, now: float) -> None:
-        """The application of a task that has ended may rank differently now."""
         if application in self._tasks:
             self._applications.push(application, self.rank(application))
 
     def application_finished(self, application: Application, now: float) -> None:
-        """Without queued tasks there is nothing to forget."""
         assert application not in self._tasks, f"{application.id} has queued tasks"
 
     def _insert(self, state: TaskState, application: Application) -> None:

@@ -5,22 +5,68 @@ None of these waits for room: a task goes to an engine's own queue at once.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import NamedTuple
+
 import numpy as np
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.engines.pool import EnginePool
+from parrot_scheduler.engines.table import Column
 from parrot_scheduler.placement.common import (
     Mask,
     any_of,
+    argmin,
+    cached_on,
     cached_tokens,
-    choice,
     eligible_rows,
 )
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 
-class RoundRobin(PlacementPolicy):
+class Request(NamedTuple):
+    """A task to place, and the rows that could hold it: at least one."""
+
+    state: TaskState
+    application: Application
+    pool: EnginePool
+    mask: Mask
+
+    def choice(self, row: int, decided_by: str, cost: float) -> EngineChoice:
+        """A choice made without a look at caches, with what is cached there."""
+        cached = cached_on(self.state, self.application, self.pool, row)
+        return EngineChoice(row, decided_by, cached, int(np.count_nonzero(self.mask)), cost)
+
+    def choice_by_cache(
+        self, row: int, cached: Column, cost: Column, details: dict[str, Column]
+    ) -> EngineChoice:
+        """A choice by `cost`; `cached` and `details` are columns too."""
+        return EngineChoice(
+            row=row,
+            decided_by="prefix" if cached[row] else "load",
+            expected_cached_tokens=int(cached[row]),
+            candidates=int(np.count_nonzero(self.mask)),
+            cost=float(cost[row]),
+            details={name: float(column[row]) for name, column in details.items()},
+        )
+
+
+class Baseline(PlacementPolicy):
+    """Chooses among the engines that could hold the task, busy or not."""
+
+    def place(
+        self, state: TaskState, application: Application, pool: EnginePool, now: float
+    ) -> EngineChoice | None:
+        """None without engines."""
+        mask = eligible_rows(state, pool)
+        return self.choose(Request(state, application, pool, mask)) if any_of(mask) else None
+
+    @abstractmethod
+    def choose(self, request: Request) -> EngineChoice:
+        """One of the eligible rows."""
+
+
+class RoundRobin(Baseline):
     """The next engine that takes work, whatever it holds or does."""
 
     name = "round-robin"
@@ -28,76 +74,43 @@ class RoundRobin(PlacementPolicy):
     def __init__(self) -> None:
         self._last = -1
 
-    def place(
-        self, state: TaskState, application: Application, pool: EnginePool, now: float
-    ) -> EngineChoice | None:
-        """The next one after the last placement; None without engines."""
-        mask = eligible_rows(state, pool)
-        rows = np.flatnonzero(mask)
-        if not len(rows):
-            return None
+    def choose(self, request: Request) -> EngineChoice:
+        rows = np.flatnonzero(request.mask)
         after = int(np.searchsorted(rows, self._last, side="right"))
-        row = int(rows[after % len(rows)])
-        return choice(state, application, pool, row, "turn", candidates=mask, cost=0.0)
+        return request.choice(int(rows[after % len(rows)]), "turn", 0.0)
 
     def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
-        """The turn goes on from there."""
         self._last = choice.row
 
 
-def least_loaded_row(mask: Mask, pool: EnginePool) -> int:
-    """Fewest sequences, then fewest prompt tokens to prefill, then the first; -1 without any."""
-    if not any_of(mask):
-        return -1
-    batch = np.where(mask, pool.table.batch, np.inf)
-    tied = batch == batch.min()
-    return int(np.argmin(np.where(tied, pool.table.pending_prefill, np.inf)))
-
-
-class LeastLoaded(PlacementPolicy):
+class LeastLoaded(Baseline):
     """Fewest sequences placed there, then fewest prompt tokens that wait to be prefilled."""
 
     name = "least-loaded"
 
-    def place(
-        self, state: TaskState, application: Application, pool: EnginePool, now: float
-    ) -> EngineChoice | None:
-        """The least loaded engine; None without engines."""
-        mask = eligible_rows(state, pool)
-        row = least_loaded_row(mask, pool)
-        if row < 0:
-            return None
-        load = float(pool.table.batch[row])
-        return choice(state, application, pool, row, "load", candidates=mask, cost=load)
+    def choose(self, request: Request) -> EngineChoice:
+        table = request.pool.table
+        row = argmin(np.where(request.mask, table.batch, np.inf), table.pending_prefill)
+        return request.choice(row, "load", float(table.batch[row]))
 
 
-class SessionAffinity(PlacementPolicy):
+class SessionAffinity(LeastLoaded):
     """The engine of the application's last task, however loaded; else the least loaded one."""
 
     name = "session-affinity"
 
-    def place(
-        self, state: TaskState, application: Application, pool: EnginePool, now: float
-    ) -> EngineChoice | None:
-        """Its last engine while that takes work; None without engines."""
-        mask = eligible_rows(state, pool)
-        row, decided_by = pool.row_of(application.last_engine), "session"
-        if row < 0 or not mask[row]:
-            row, decided_by = least_loaded_row(mask, pool), "load"
-        if row < 0:
-            return None
-        load = float(pool.table.batch[row])
-        return choice(state, application, pool, row, decided_by, candidates=mask, cost=load)
-
-    def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
-        """The application itself remembers its engine."""
+    def choose(self, request: Request) -> EngineChoice:
+        row = request.pool.row_of(request.application.last_engine)
+        if row < 0 or not request.mask[row]:
+            return super().choose(request)
+        return request.choice(row, "session", float(request.pool.table.batch[row]))
 
 
-class PrefixLinear(PlacementPolicy):
+class PrefixLinear(Baseline):
     """`argmin weight x (tokens to prefill, queued ones included) + tokens that decodes will read`.
 
-    Dynamo counts both in blocks of one size, which makes no difference. A weight of 1 is its
-    default.
+    Ties go to the first row. Dynamo counts both in blocks of one size, which makes no difference.
+    A weight of 1 is its default.
     """
 
     name = "prefix-linear"
@@ -105,58 +118,31 @@ class PrefixLinear(PlacementPolicy):
     def __init__(self, weight: float = 1.0) -> None:
         self._weight = weight
 
-    def place(
-        self, state: TaskState, application: Application, pool: EnginePool, now: float
-    ) -> EngineChoice | None:
-        """The engine with the smallest sum, ties to the first; None without engines."""
-        mask = eligible_rows(state, pool)
-        if not any_of(mask):
-            return None
+    def choose(self, request: Request) -> EngineChoice:
+        state, application, pool, mask = request
         table, prompt = pool.table, state.task.prompt_tokens
         cached = cached_tokens(state, application, pool)
         prefill = table.pending_prefill + prompt - cached
         cost = np.where(mask, self._weight * prefill + table.working_set + prompt, np.inf)
-        row = int(np.argmin(cost))
-        return EngineChoice(
-            row=row,
-            decided_by="prefix" if cached[row] else "load",
-            expected_cached_tokens=int(cached[row]),
-            candidates=int(np.count_nonzero(mask)),
-            cost=float(cost[row]),
-            details={
-                "prefill_tokens": float(prefill[row]),
-                "working_set": float(table.working_set[row]),
-            },
-        )
+        details = {"prefill_tokens": prefill, "working_set": table.working_set}
+        return request.choice_by_cache(int(cost.argmin()), cached, cost, details)
 
 
-class LMetric(PlacementPolicy):
+class LMetric(Baseline):
     """`argmin P_new x (B + 1)`: tokens to prefill, queued ones included, times sequences.
 
-    A product needs no weight between its two parts. Its known weakness is kept: where nearly all is
-    cached and nothing queued, it nearly vanishes, however many sequences run there.
+    Ties go to the fewest sequences. A product needs no weight between its two parts. Its known
+    weakness is kept: where nearly all is cached and nothing queued, it nearly vanishes, however
+    many sequences run there.
     """
 
     name = "lmetric"
 
-    def place(
-        self, state: TaskState, application: Application, pool: EnginePool, now: float
-    ) -> EngineChoice | None:
-        """The engine with the smallest product, ties to the fewest sequences."""
-        mask = eligible_rows(state, pool)
-        if not any_of(mask):
-            return None
+    def choose(self, request: Request) -> EngineChoice:
+        state, application, pool, mask = request
         table = pool.table
         cached = cached_tokens(state, application, pool)
         prefill = table.pending_prefill + state.task.prompt_tokens - cached
         cost = np.where(mask, prefill * (table.batch + 1), np.inf)
-        tied = cost == cost.min()
-        row = int(np.argmin(np.where(tied, table.batch, np.inf)))
-        return EngineChoice(
-            row=row,
-            decided_by="prefix" if cached[row] else "load",
-            expected_cached_tokens=int(cached[row]),
-            candidates=int(np.count_nonzero(mask)),
-            cost=float(cost[row]),
-            details={"prefill_tokens": float(prefill[row]), "batch": float(table.batch[row])},
-        )
+        details = {"prefill_tokens": prefill, "batch": table.batch}
+        return request.choice_by_cache(argmin(cost, table.batch), cached, cost, details)

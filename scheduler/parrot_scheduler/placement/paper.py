@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.placement.common import Mask, cached_tokens, eligible_rows
-from parrot_scheduler.placement.group_placements import GroupPlacements, group_size
+from parrot_scheduler.placement.common import (
+    GroupPlacements,
+    Mask,
+    argmin,
+    cached_tokens,
+    eligible_rows,
+    group_size,
+)
 from parrot_scheduler.policy import EngineChoice, PlacementPolicy
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Tokens that an engine may hold while a latency task runs there: 40 ms a token for a 13B model
 #: on an A100 (figure 10 of the paper).
@@ -40,7 +45,6 @@ class Paper(PlacementPolicy):
     def place(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
     ) -> EngineChoice | None:
-        """The first of group, holders and all that has room; None where it has to wait."""
         table, task = pool.table, state.task
         size = group_size(state) if self._group_tasks else 1
         # What counts of a group is its last member: it is batched as large as it gets.
@@ -77,8 +81,7 @@ class Paper(PlacementPolicy):
             return None
         lost = now_capacity - capacity
         harm = np.where(some, lost, np.inf)
-        tied = harm == harm.min()
-        row = int(np.argmin(np.where(tied, table.working_set, np.inf)))
+        row = argmin(harm, table.working_set)
         return EngineChoice(
             row=row,
             decided_by=decided_by,
@@ -89,12 +92,8 @@ class Paper(PlacementPolicy):
         )
 
     def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
-        """The group's home is there."""
         if self._group_tasks and group_size(state) > 1:
             self._group_placements.add(state, choice.row, pool)
-
-    def ended(self, state: TaskState, pool: EnginePool, now: float) -> None:
-        """Homes stay: more members may come."""
 
 
 def _only(mask: Mask, rows: list[int]) -> Mask:

@@ -30,16 +30,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import FEW_ROWS, EnginePool
 from parrot_scheduler.placement.candidates import HOLDER_SHARE, EngineCandidates, Limit
-from parrot_scheduler.placement.group_placements import GroupPlacements, group_size
+from parrot_scheduler.placement.common import GroupPlacements, group_size
 from parrot_scheduler.placement.scalar_candidates import ScalarCandidates
 from parrot_scheduler.placement.vector_candidates import VectorCandidates
 from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy
 from parrot_scheduler.prefix_index.holders import rows_of
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: A member of a task group may take so many times as long with the others of its group as where it
 #: ends soonest. In the simulator more made every workload with groups slower (mixed, map-reduce,
@@ -96,7 +95,6 @@ class Parrot(PlacementPolicy):
     def place(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
     ) -> EngineChoice | EngineWait | None:
-        """The best engine that has room, or holders to wait for; None: no engine has room."""
         candidates = self._candidates(state, application, pool)
         if candidates is None:
             return None
@@ -136,14 +134,12 @@ class Parrot(PlacementPolicy):
         )
 
     def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
-        """Remember where its groups are."""
         self._holder_waits.pop(state.task.id, None)
         # NOTE: a group of one as well: more members may come.
         if self._group_tasks and state.groups:
             self._group_placements.add(state, choice.row, pool)
 
     def ended(self, state: TaskState, pool: EnginePool, now: float) -> None:
-        """Where its groups are stays known: more members may come."""
         self._holder_waits.pop(state.task.id, None)
 
     def _candidates(

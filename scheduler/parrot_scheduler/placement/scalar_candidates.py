@@ -76,26 +76,21 @@ class ScalarCandidates(EngineCandidates):
 
     @property
     def num_rows(self) -> int:
-        """Engines that are left."""
         return len(self.rows)
 
     def has(self, row: int) -> bool:
-        """Whether this engine is left."""
         return row in self.rows
 
     def cached_tokens(self, row: int) -> float:
-        """Prompt tokens that an engine caches or is about to cache."""
         return self._tokens(depth_of(self._prefix_holders, row))
 
     def new_tokens(self, row: int) -> float:
-        """Prompt tokens that would have to be computed there, at least one block."""
         new = self._new.get(row)
         if new is None:
             new = self._new[row] = super().new_tokens(row)
         return new
 
     def filter_by_step_limits(self) -> bool:
-        """See `EngineCandidates`."""
         scalars = self.pool.table.scalars
         added = float(self.state.task.prompt_tokens + self.state.expected_output)
         keeping: list[int] = []
@@ -108,13 +103,11 @@ class ScalarCandidates(EngineCandidates):
         return bool(keeping)
 
     def filter_by_objective(self, limit: Limit) -> None:
-        """See `EngineCandidates`."""
         field, seconds = limit
         meeting = [row for row in self.rows if getattr(self.predict(row), field) <= seconds]
         self.rows = meeting or self.rows
 
     def filter_by_finish(self, slack: float) -> None:
-        """See `EngineCandidates`."""
         if len(self.rows) > 1:
             finish_s = [self.predict(row).finish_s for row in self.rows]
             latest_s = min(finish_s) * slack
@@ -123,11 +116,9 @@ class ScalarCandidates(EngineCandidates):
             ]
 
     def is_holder(self, row: int) -> bool:
-        """See `EngineCandidates`."""
         return bool(self._holders >> row & 1)
 
     def cheapest(self) -> CheapestRows:
-        """By cost, ties to the first row."""
         holder = other = -1
         least_held = least = math.inf
         for row in self.rows:
@@ -140,14 +131,12 @@ class ScalarCandidates(EngineCandidates):
         return CheapestRows(holder, other)
 
     def holders_without_room(self) -> int:
-        """See `EngineCandidates`."""
         full = self._holders
         for row in self.rows:
             full &= ~(1 << row)
         return full
 
     def best_for_group(self, members: int, default: int) -> int:
-        """See `EngineCandidates`."""
         if len(self.rows) == 1:
             return default
         state, scalars = self.state, self.pool.table.scalars

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.engines.table import Column
 from parrot_scheduler.placement.candidates import (
@@ -17,7 +16,7 @@ from parrot_scheduler.placement.candidates import (
 from parrot_scheduler.placement.common import Mask, any_of, cached_tokens, eligible_rows
 from parrot_scheduler.placement.prediction import further_steps, predict_all
 from parrot_scheduler.prefix_index.holders import as_column, pack
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 
 class VectorCandidates(EngineCandidates):
@@ -60,19 +59,15 @@ class VectorCandidates(EngineCandidates):
 
     @property
     def num_rows(self) -> int:
-        """Engines that are left."""
         return int(np.count_nonzero(self._mask))
 
     def has(self, row: int) -> bool:
-        """Whether this engine is left."""
         return bool(self._mask.item(row))
 
     def cached_tokens(self, row: int) -> float:
-        """Prompt tokens that an engine caches or is about to cache."""
         return float(self._cached.item(row))
 
     def filter_by_step_limits(self) -> bool:
-        """See `EngineCandidates`."""
         table = self.pool.table
         fixed_s = table.weights_s + table.overhead_s
         added = float(self.state.task.prompt_tokens + self.state.expected_output)
@@ -86,7 +81,6 @@ class VectorCandidates(EngineCandidates):
         return True
 
     def filter_by_objective(self, limit: Limit) -> None:
-        """See `EngineCandidates`."""
         field, seconds = limit
         predicted: Column = getattr(predict_all(self.state, self._new, self.pool.table), field)
         meeting: Mask = self._mask & (predicted <= seconds)
@@ -94,17 +88,14 @@ class VectorCandidates(EngineCandidates):
             self._mask = meeting
 
     def filter_by_finish(self, slack: float) -> None:
-        """See `EngineCandidates`."""
         predicted = predict_all(self.state, self._new, self.pool.table)
         finish_s = np.where(self._mask, predicted.finish_s, np.inf)
         self._mask = self._mask & (finish_s <= finish_s.min() * slack)
 
     def is_holder(self, row: int) -> bool:
-        """See `EngineCandidates`."""
         return bool(self._holders.item(row))
 
     def cheapest(self) -> CheapestRows:
-        """By cost, ties to the first row."""
         cost = self._costs()
         np.putmask(cost, ~self._mask, np.inf)
         first = int(cost.argmin())
@@ -125,11 +116,9 @@ class VectorCandidates(EngineCandidates):
         return predicted.finish_s + table.latency_batch * (predicted.fill_s + slower_s)
 
     def holders_without_room(self) -> int:
-        """See `EngineCandidates`."""
         return pack(self._holders & ~self._mask) & self.pool.accepting
 
     def best_for_group(self, members: int, default: int) -> int:
-        """See `EngineCandidates`."""
         table, state = self.pool.table, self.state
         fitting = np.minimum(
             (table.max_batch - table.batch) // max(state.task.num_sequences, 1),

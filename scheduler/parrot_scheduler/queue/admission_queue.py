@@ -7,11 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.policy import AdmissionCandidate, OrderPolicy
 from parrot_scheduler.task import ApplicationId, TaskId, TenantId
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Tenants of each kind that an admission policy chooses from, and their applications in all.
 _MAX_CANDIDATES = 16
@@ -34,7 +33,6 @@ class HeldApplication:
     tasks: dict[TaskId, TaskState] = field(default_factory=dict)
 
     def withdraw(self, state: TaskState) -> None:
-        """One of its tasks waits no more."""
         del self.tasks[state.task.id]
         if state is self.candidate.first and self.tasks:
             first = next(iter(self.tasks.values()))
@@ -55,7 +53,6 @@ class _TenantQueues:
         self._candidates: list[HeldApplication] | None = []
 
     def add(self, held: HeldApplication, rank: tuple[float, ...]) -> None:
-        """Queue an application with its tenant."""
         self._candidates = None
         self._ranks[held] = rank
         tenant = held.tenant
@@ -68,7 +65,6 @@ class _TenantQueues:
         queue.push(held, rank)
 
     def remove(self, held: HeldApplication) -> None:
-        """Take an application out."""
         self._candidates = None
         del self._ranks[held]
         queue = self._by_tenant[held.tenant]
@@ -121,7 +117,6 @@ class _TenantQueues:
         return has_moved
 
     def _first_of(self, tenant: TenantId, count: int) -> list[HeldApplication]:
-        """The first applications of a tenant."""
         queue = self._by_tenant[tenant]
         first: list[HeldApplication] = []
         while len(first) < count and (held := queue.first()) is not None:
@@ -157,21 +152,17 @@ class AdmissionQueue:
         self._others = _TenantQueues(order)
 
     def __len__(self) -> int:
-        """Held applications."""
         return len(self.held)
 
     def get(self, application: ApplicationId) -> HeldApplication | None:
-        """The entry of an application; None: it is not held."""
         return self.held.get(application)
 
     def oldest(self) -> HeldApplication | None:
-        """The application that has been held for longest."""
         return next(iter(self.held.values()), None)
 
     def hold(
         self, application: Application, first: TaskState, reason: str, now: float
     ) -> HeldApplication:
-        """Hold an application from now on; `first` is its first task."""
         candidate = AdmissionCandidate(application, first, now)
         held = HeldApplication(application, now, reason, application.retained_tokens > 0, candidate)
         held.tenant, rank = self._order.admission_rank(first, application, now)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.task import ApplicationId, EngineId, Task
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Templates remembered of one application.
 _MAX_TEMPLATES = 8
@@ -38,11 +37,9 @@ class ApplicationRegistry:
         self._count = 0
 
     def __len__(self) -> int:
-        """Applications that are remembered."""
         return len(self._all)
 
     def get(self, application: ApplicationId) -> Application | None:
-        """An application that is remembered."""
         return self._all.get(application)
 
     def register(self, task: Task, now: float) -> Application:
@@ -67,7 +64,6 @@ class ApplicationRegistry:
 
     @property
     def num_retained(self) -> int:
-        """How many have KV retained on an engine."""
         return len(self._retained)
 
     def add_service(self, state: TaskState, application: Application) -> None:

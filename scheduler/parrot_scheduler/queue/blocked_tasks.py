@@ -54,7 +54,6 @@ class BlockedTasks:
             self._without_room.pop(state, None)
 
     def clear(self) -> None:
-        """Nothing is blocked any more."""
         self._waiting.clear()
         self._without_room.clear()
 

@@ -27,14 +27,12 @@ class WaitingTasks:
         return len(self._groups)
 
     def add(self, state: TaskState) -> None:
-        """A task has been submitted."""
         task = state.task
         self._tasks[task.id] = state
         if task.bound_to is not None:
             self._bound.setdefault(task.bound_to, {})[task.id] = state
 
     def remove(self, state: TaskState) -> None:
-        """A task has been placed, or has ended."""
         task = state.task
         del self._tasks[task.id]
         if task.bound_to is not None:
@@ -44,7 +42,6 @@ class WaitingTasks:
                 del self._bound[task.bound_to]
 
     def oldest(self) -> TaskState | None:
-        """The task that was submitted first."""
         return next(iter(self._tasks.values()), None)
 
     def all(self) -> list[TaskState]:

@@ -146,7 +146,6 @@ class MacroStep:
     growth_s: float = 0.0
 
     def time_of(self, steps: int) -> float:
-        """Seconds of the first `steps` steps."""
         return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
 
     def steps_until(self, elapsed: float) -> int:

@@ -99,7 +99,6 @@ class Cache:
         return self.capacity_tokens - self.pinned_tokens - self.private_tokens
 
     def match(self, parts: Sequence[Part]) -> CacheMatch:
-        """The longest cached run of a prompt's blocks."""
         nodes: list[CacheNode] = []
         device = host = 0
         for part in parts:
@@ -122,12 +121,10 @@ class Cache:
         self.private_tokens += tokens
 
     def take_changes(self) -> list[tuple[bool, tuple[BlockHash, ...]]]:
-        """The recorded changes since the last time."""
         changes, self._changes = self._changes, []
         return changes
 
     def pin(self, node: CacheNode, owner: str) -> None:
-        """A sequence uses a node from now on."""
         if node.pins == 0:
             self.pinned_tokens += node.resident * self.block_tokens
         node.pins += 1

@@ -125,7 +125,6 @@ class SimulatedEngine:
 
     @property
     def used_tokens(self) -> int:
-        """KV of running sequences."""
         return self.cache.pinned_tokens + self.cache.private_tokens
 
     def check(self) -> None:
@@ -165,7 +164,6 @@ class SimulatedEngine:
             self._plan(now)
 
     def forget(self, application: str) -> None:
-        """What only this application left here goes first from now on."""
         self.cache.forget(application)
 
     def stop(self, now: float) -> list[EngineSequence]:
@@ -189,7 +187,6 @@ class SimulatedEngine:
         self._plan(now)
 
     def finish_loading(self, now: float, sequence: EngineSequence) -> None:
-        """A sequence's KV came back from the host."""
         if sequence.state == "loading":
             del self._loading[sequence]
             self._filling[sequence] = None
@@ -344,7 +341,6 @@ class SimulatedEngine:
         return profile.chunked_prefill or not self._chunks or sequence.target <= budget
 
     def _admit(self, sequence: EngineSequence, now: float) -> bool:
-        """Take a sequence in, if its whole prompt finds room."""
         match = self._allocations.take(sequence, len(self._decodes), alone=not self.running)
         if match is None:
             return False
@@ -365,7 +361,6 @@ class SimulatedEngine:
         return True
 
     def _take_chunk(self, sequence: EngineSequence, budget: StepBudget) -> None:
-        """Let a sequence fill some of its prompt in the next step."""
         tokens = sequence.target - sequence.computed
         if self.profile.chunked_prefill:
             tokens = min(tokens, budget.left_for(sequence))

@@ -85,7 +85,6 @@ class EngineProfile:
         )
 
     def description(self, engine_id: EngineId) -> EngineDescription:
-        """What such an engine tells the scheduler of itself."""
         return EngineDescription(
             id=engine_id,
             model=self.model,

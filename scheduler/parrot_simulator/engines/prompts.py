@@ -61,8 +61,6 @@ class Part:
 
 
 class HashedPrompt:
-    """A prompt as caches see it."""
-
     __slots__ = ("last_key", "parts", "tokens")
 
     def __init__(self, parts: Sequence[Part], tokens: int, last_key: int) -> None:

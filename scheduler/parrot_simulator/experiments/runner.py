@@ -127,7 +127,6 @@ def run(
     seeds: int = DEFAULT_SEEDS,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[ArmResult]:
-    """All points and arms of an experiment, one outcome after the other."""
     for point in experiment.points:
         for arm in experiment.arms:
             progress(f"figure {experiment.figure}, {point.label}: {arm.name}")
@@ -236,7 +235,6 @@ class Comparison(Plain):
 
 
 def compare(experiment: Experiment, outcomes: Sequence[ArmResult]) -> list[Comparison]:
-    """Every other arm against the base."""
     by_place = {(o.point, o.arm): o for o in outcomes}
     found = []
     for point in experiment.points:

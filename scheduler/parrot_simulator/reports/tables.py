@@ -144,8 +144,6 @@ def losses(comparisons: Sequence[Comparison]) -> str:
 
 
 def goodput_table(case: GoodputCase, found: Sequence[GoodputResult]) -> str:
-    """The goodput of each arm on one workload."""
-
     def given(value: float | None) -> float:
         return math.nan if value is None else value
 

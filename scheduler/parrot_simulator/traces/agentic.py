@@ -87,7 +87,6 @@ class _Reader:
         self.num_rows = 0
 
     def add(self, line: Line, row: dict[str, Any]) -> None:
-        """Take one row to the application that it belongs to, joining several if it must."""
         request = row.get("request_id")
         if not isinstance(request, str) or not request:
             raise line.error("request_id must be a text")

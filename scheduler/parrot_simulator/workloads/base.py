@@ -44,7 +44,6 @@ class Generator:
                 )
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """Open loop: plans in order of arrival."""
         raise NotImplementedError
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
@@ -83,7 +82,6 @@ class Changed:
         self._change = change
 
     def arrivals(self) -> Iterator[ApplicationPlan]:
-        """Open loop: plans in order of arrival."""
         return map(self._change, self._workload.arrivals())
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:

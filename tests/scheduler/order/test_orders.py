@@ -8,15 +8,14 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order import POLICIES
-from parrot_scheduler.order.aging import SHARE
 from parrot_scheduler.order.fair import BATCH_SHARE, Fair, charge_of
+from parrot_scheduler.order.ranked import AGING_SHARE
 from parrot_scheduler.policy import OrderPolicy
 from parrot_scheduler.task import GroupRef, Objective, Task
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 CONFIG = SchedulerConfig(starvation_s=60.0, max_tenants=4)
 WHAT = ["push", "push", "push", "pop", "remove", "block", "unblock", "update", "end"]
@@ -355,7 +354,7 @@ def test_a_group_goes_by_its_slowest_member_and_stays_together() -> None:
 
 @pytest.mark.parametrize("name", ["fair", "plas", "atlas"])
 def test_nobody_starves(name: str) -> None:
-    """A task that waited too long is placed within `SHARE` placements, whatever else comes."""
+    """A task that waited too long is placed within `AGING_SHARE` placements, whatever comes."""
     queue = Queue(name)
     queue.finish(_placed(queue, queue.push("greedy", "g", prompt=10**6, output=10**5)))
     victim = queue.push("greedy", "g", priority=100)
@@ -370,7 +369,7 @@ def test_nobody_starves(name: str) -> None:
         queue.push(f"b{placements}", "g", objective=LATENCY, priority=-5)
         if queue.pop() is victim:
             break
-    assert placements <= SHARE
+    assert placements <= AGING_SHARE
 
 
 def test_tenants_are_forgotten_only_when_nothing_of_them_waits() -> None:

@@ -8,7 +8,6 @@ import pytest
 from harness.engine_pools import BLOCK, CONFIG, Engines, chain
 from hypothesis import given
 from hypothesis import strategies as st
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import EngineJoined, TaskFinished, TaskProgress, TaskSubmitted
@@ -18,7 +17,7 @@ from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy, P
 from parrot_scheduler.queue.blocked_tasks import BlockedTasks
 from parrot_scheduler.scheduler import Scheduler, policies_of
 from parrot_scheduler.task import EngineDescription, StepModel, Task
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 LONG = 400
 

@@ -9,17 +9,17 @@ import pytest
 from harness.engine_pools import CONFIG, Engines
 from hypothesis import given
 from hypothesis import strategies as st
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import PRESETS
-from parrot_scheduler.retention import POLICIES
-from parrot_scheduler.retention.hazard import (
+from parrot_scheduler.retention import (
     HAZARD,
     LEASE_S,
     MAX_LEASE_S,
+    POLICIES,
     HazardRetention,
     chance_of_return,
 )
 from parrot_scheduler.task import DEFAULT_STEP_MODEL
+from parrot_scheduler.task_state import Application
 
 PREFILL_S = DEFAULT_STEP_MODEL.prefill_token_s
 TARGET = CONFIG.working_set_target

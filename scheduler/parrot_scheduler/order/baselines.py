@@ -1,12 +1,32 @@
-"""Least attained service: applications that had little so far go first (Agentix, 2502.13965)."""
+"""Orders to compare with: by arrival, and by least attained service (Agentix, arXiv 2502.13965)."""
 
 from __future__ import annotations
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.order.aging import Aging
-from parrot_scheduler.order.ranked import ApplicationOrder
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.order.ranked import Aging, ApplicationOrder, TaskOrder
+from parrot_scheduler.task_state import Application, TaskState
+
+
+class Fcfs(TaskOrder):
+    """First come, first served: knows neither tenants, applications nor priorities."""
+
+    name = "fcfs"
+
+    def rank(self, state: TaskState) -> tuple[float, ...]:
+        return (state.sequence,)
+
+
+class ApplicationFifo(ApplicationOrder):
+    """The Parrot paper's order: all ready tasks of the application that came first go first.
+
+    Within an application tasks go in order of submission, which is topological, as published
+    (arXiv 2405.19888, sections 5.2 and 5.4).
+    """
+
+    name = "application-fifo"
+
+    def rank(self, application: Application) -> tuple[float, ...]:
+        return (application.arrived_at, application.sequence)
 
 
 class Plas(ApplicationOrder):
@@ -23,7 +43,6 @@ class Plas(ApplicationOrder):
         super().__init__(Aging(config.starvation_s))
 
     def rank(self, application: Application) -> tuple[float, ...]:
-        """By attained service, ties by arrival."""
         return (application.served_tokens, application.sequence)
 
 
@@ -47,22 +66,18 @@ class Atlas(Plas):
         return (self._longest.get(application, 0.0), application.sequence)
 
     def push(self, state: TaskState, application: Application, now: float) -> None:
-        """Queue a task, which starts from where its application stands."""
         self._start[state] = self._longest.get(application, 0.0)
         super().push(state, application, now)
 
     def remove(self, state: TaskState) -> None:
-        """A task leaves the queue unplaced: it adds nothing to the chain."""
         self._start.pop(state, None)
         super().remove(state)
 
     def finished(self, state: TaskState, application: Application, now: float) -> None:
-        """The chain of a task that has ended is longer now."""
         uncached = max(0, state.task.prompt_tokens - state.cached_tokens)
         end = self._start.pop(state, 0.0) + uncached + state.generated_tokens
         self._longest[application] = max(self._longest.get(application, 0.0), end)
         super().finished(state, application, now)
 
     def application_finished(self, application: Application, now: float) -> None:
-        """Forget its chain."""
         self._longest.pop(application, None)

@@ -1,4 +1,4 @@
-"""Admits no more applications than engines can hold the contexts of.
+"""Admission: no more applications run than engines can hold the contexts of.
 
 Once the contexts of running applications outgrow the engines' memory, each turn finds that the
 others have pushed its context out, and nearly all work is done again: hit rates fall from 0.7 to
@@ -14,12 +14,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
-from parrot_scheduler.policy import AdmissionCandidate, AdmissionPolicy
+from parrot_scheduler.policy import AdmissionCandidate, AdmissionFactory, AdmissionPolicy
 from parrot_scheduler.task import ApplicationId, TaskId
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Applications that return to retained KV may fill this share of the engines' tokens of KV.
 _RETURNING_TARGET = 1.0
@@ -47,7 +46,6 @@ class DistinctBlocks:
 
     @property
     def blocks(self) -> int:
-        """Distinct blocks."""
         return self._blocks
 
     def new_blocks(self, prefix: Sequence[Hashable]) -> int:
@@ -57,7 +55,6 @@ class DistinctBlocks:
         return len(prefix) - (anchors[known - 1][0] + 1 if known else 0)
 
     def add(self, prefix: Sequence[Hashable]) -> None:
-        """Add a prompt."""
         anchors, counts = _anchors(len(prefix)), self._counts
         known = self._known(prefix, anchors)
         if known:
@@ -68,7 +65,6 @@ class DistinctBlocks:
             self._blocks += width
 
     def remove(self, prefix: Sequence[Hashable]) -> None:
-        """Remove a prompt that was added."""
         counts = self._counts
         for end, width in reversed(_anchors(len(prefix))):
             key = (prefix[end], width)
@@ -248,3 +244,20 @@ class WorkingSet(AdmissionPolicy):
         """Its full blocks; none where engines' blocks have no known size."""
         block, task = self._block_tokens, state.task
         return task.prefix[: task.prompt_tokens // block] if block else ()
+
+
+class Open(AdmissionPolicy):
+    """No application is ever held."""
+
+    name = "open"
+
+    def may_enter(
+        self, application: Application, first: TaskState, pool: EnginePool, now: float
+    ) -> bool:
+        return True
+
+
+POLICIES: dict[str, AdmissionFactory] = {
+    "open": lambda config, rng: Open(),
+    "working-set": lambda config, rng: WorkingSet(config),
+}

@@ -1,4 +1,4 @@
-"""Retains the KV of paused applications while their chance of return is worth the memory.
+"""Retention: the KV of paused applications stays while their chance of return is worth the memory.
 
 Of two pauses the shorter one so far is the likelier to end soon: the chance that an application
 returns within the next ten seconds falls from one half to a fourteenth as it stays away (710 traces
@@ -20,13 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from parrot_scheduler.actions import Retention
-from parrot_scheduler.application import Application
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.engines.table import Column
-from parrot_scheduler.policy import RetentionPolicy
+from parrot_scheduler.policy import RetentionFactory, RetentionPolicy
 from parrot_scheduler.task import DEFAULT_STEP_MODEL
-from parrot_scheduler.task_state import TaskState
+from parrot_scheduler.task_state import Application, TaskState
 
 #: Seconds of a pause so far, and the chance of a return within the ten seconds after.
 HAZARD: tuple[tuple[float, float], ...] = (
@@ -124,3 +123,15 @@ class HazardRetention(RetentionPolicy):
         table = pool.table
         fill = used[rows] / np.maximum(table.capacity[rows], 1.0)
         return self.lease_s(fill, table.prefill_token_s[rows])
+
+
+class NoRetention(RetentionPolicy):
+    """Every context is treated as any other, and nothing is dropped early."""
+
+    name = "none"
+
+
+POLICIES: dict[str, RetentionFactory] = {
+    "hazard": lambda config, rng: HazardRetention(config),
+    "none": lambda config, rng: NoRetention(),
+}

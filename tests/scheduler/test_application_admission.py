@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_scheduler.actions import Action, Hold, Place, Release
-from parrot_scheduler.admission.working_set import DistinctBlocks
+from parrot_scheduler.admission import DistinctBlocks
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import (
     ApplicationFinished,
