@@ -1,1 +1,1 @@
-"""The parts of transforms: grammar, functions on text, and their bounds."""
+"""Transforms: grammar, functions on text, and their bounds."""

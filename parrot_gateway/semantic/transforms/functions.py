@@ -1,32 +1,56 @@
-"""The functions of transforms: their names, arguments, and what they are for.
+"""The functions of transforms: their arguments, and what they do to a text or a list of texts.
 
-A table. What they do is in `operations`; how they are written is in `grammar`.
+The signature of a function below `@_function` is the one that pipelines call; it checks arguments
+and returns the operation. Every operation is linear in its text and bounded in its result. How
+pipelines are written is in `grammar`.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import re2
 
 from parrot_gateway.exceptions import TransformSyntaxError
+from parrot_gateway.generation.requests.validation import mend_surrogates
 from parrot_gateway.semantic.templates.text_template import Placeholder, parse_placeholders
-from parrot_gateway.semantic.transforms import operations
 from parrot_gateway.semantic.transforms.grammar import Argument, FunctionCall
-from parrot_gateway.semantic.transforms.operations import Operation, each
+
+#: What flows through a pipeline. A list ends as its texts in lines.
+Value: TypeAlias = str | list[str]
+
+#: Texts in a list.
+MAX_ITEMS = 100_000
+#: Instructions of a compiled pattern, and instructions times bytes of text. RE2 takes a step per
+#: instruction and byte when it is at its worst.
+MAX_PATTERN_SIZE = 10_000
+MAX_PATTERN_WORK = 200_000_000
+#: Levels of a JSON pointer.
+MAX_POINTER = 64
 
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
-#: Levels that a JSON pointer may go down.
-MAX_POINTER = 64
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*(.*)")
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+class StepError(Exception):
+    """Why an operation could not be applied; becomes a `TransformError` that names the step."""
 
 
 class BadArgumentError(Exception):
     """An argument has the right kind and a wrong value.
 
     Args:
-        parameter: which one.
+        parameter: its name.
         expected: what it should be.
     """
 
@@ -36,39 +60,40 @@ class BadArgumentError(Exception):
         self.expected = expected
 
 
-class Parameter(NamedTuple):
-    """A parameter of a function."""
+class Limits(NamedTuple):
+    """What an operation may use."""
 
-    name: str
-    #: `int` or `str`.
-    kind: type
-    is_required: bool = False
-    #: Shown in the signature; None shows only the name, as optional.
-    default: str | None = None
-    needs_keyword: bool = False
+    #: Characters of any result.
+    max_characters: int
+    #: Gives the longest beginning of a text of at most so many tokens.
+    cut_tokens: Callable[[str, int], str] | None = None
 
-    @property
-    def signature(self) -> str:
-        """How it is shown."""
-        if self.is_required:
-            return self.name
-        return f"{self.name}=…" if self.default is None else f"{self.name}={self.default}"
+    def check(self, characters: int) -> None:
+        """Refuse a result of so many characters, if possible before it is made."""
+        if characters > self.max_characters:
+            raise StepError(f"its result is longer than {self.max_characters} characters")
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+#: Takes a value and gives the next one; raises `StepError`.
+Operation: TypeAlias = Callable[[Value, Limits], Value]
+
+
+class Function(NamedTuple):
     """A function that a pipeline may name."""
 
     name: str
-    parameters: tuple[Parameter, ...]
     #: Makes the operation from the arguments that were given; may raise `BadArgumentError`.
     make: Callable[..., Operation]
+    parameters: Mapping[str, inspect.Parameter]
 
     @property
     def signature(self) -> str:
         """Name and parameters, as in the documentation."""
-        inside = ", ".join(parameter.signature for parameter in self.parameters)
-        return f"{self.name}({inside})" if inside else self.name
+        shown = [
+            name if each.default is each.empty else f"{name}={_shown_default(each.default)}"
+            for name, each in self.parameters.items()
+        ]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
 
     def bind(self, call: FunctionCall, text: str) -> Operation:
         """The operation of a step.
@@ -81,20 +106,22 @@ class Function:
         """
         given: dict[str, Argument] = {}
         for number, argument in enumerate(call.arguments):
-            parameter = self._parameter(argument, number, text)
-            if parameter.name in given:
+            name = self._parameter_of(argument, number, text)
+            if name in given:
                 raise TransformSyntaxError(
-                    text, argument.position, f"{parameter.name} only once in {self.signature}"
+                    text, argument.position, f"{name} only once in {self.signature}"
                 )
-            given[parameter.name] = argument
-        values: dict[str, Any] = {}
-        for parameter in self.parameters:
-            if parameter.name in given:
-                values[parameter.name] = _convert(given[parameter.name], parameter, text)
-            elif parameter.is_required:
+            given[name] = argument
+        for name, parameter in self.parameters.items():
+            if name not in given and parameter.default is parameter.empty:
                 raise TransformSyntaxError(
-                    text, call.position, f"{self.signature} with an argument {parameter.name}"
+                    text, call.position, f"{self.signature} with an argument {name}"
                 )
+        values = {
+            name: _convert(given[name], parameter, text)
+            for name, parameter in self.parameters.items()
+            if name in given
+        }
         try:
             return self.make(**values)
         except BadArgumentError as error:
@@ -102,26 +129,37 @@ class Function:
             position = call.position if at is None else at.position
             raise TransformSyntaxError(text, position, error.expected) from None
 
-    def _parameter(self, argument: Argument, number: int, text: str) -> Parameter:
-        if argument.keyword is not None:
-            for parameter in self.parameters:
-                if parameter.name == argument.keyword:
-                    return parameter
-        else:
-            positional = [p for p in self.parameters if not p.needs_keyword]
-            if number < len(positional):
-                return positional[number]
+    def _parameter_of(self, argument: Argument, number: int, text: str) -> str:
+        if argument.keyword is not None and argument.keyword in self.parameters:
+            return argument.keyword
+        positional = [p for p in self.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        if argument.keyword is None and number < len(positional):
+            return positional[number].name
         raise TransformSyntaxError(text, argument.position, f"the arguments of {self.signature}")
 
 
-def _convert(argument: Argument, parameter: Parameter, text: str) -> Any:
-    if parameter.kind is str:
+def _shown_default(default: object) -> object:
+    return "…" if default in (None, "") else default
+
+
+def _convert(argument: Argument, parameter: inspect.Parameter, text: str) -> int | str:
+    if parameter.annotation not in (int, int | None):
         return argument.value
     if argument.is_quoted or _INTEGER.fullmatch(argument.value) is None:
         raise TransformSyntaxError(
             text, argument.position, f"a whole number for {parameter.name}, of at most 9 digits"
         )
     return int(argument.value)
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+def _function(make: Callable[..., Operation]) -> Callable[..., Operation]:
+    """Enter a function, whose name is that of `make` without underscores."""
+    name = make.__name__.strip("_")
+    FUNCTIONS[name] = Function(name, make, inspect.signature(make, eval_str=True).parameters)
+    return make
 
 
 def _at_least(name: str, number: int, least: int) -> int:
@@ -144,19 +182,98 @@ def _not_empty(name: str, text: str) -> str:
     return text
 
 
-def _strip(chars: str | None = None) -> Operation:
-    return each(lambda text, _: text.strip(chars))
+def _each(function: Callable[[str, Limits], str]) -> Operation:
+    """A function of one text as an operation: of a list it takes every text."""
+
+    def apply(value: Value, limits: Limits) -> Value:
+        if isinstance(value, str):
+            return function(value, limits)
+        results: list[str] = []
+        characters = 0
+        for text in value:
+            results.append(function(text, limits))
+            characters += len(results[-1])
+            limits.check(characters)
+        return results
+
+    return apply
 
 
-def _lower() -> Operation:
-    return each(lambda text, _: text.lower())
+def _cut(text: str, separator: str) -> list[str]:
+    parts = text.split(separator, MAX_ITEMS)
+    if len(parts) > MAX_ITEMS:
+        raise StepError(f"there are more than {MAX_ITEMS} parts")
+    return parts
 
 
-def _upper() -> Operation:
-    return each(lambda text, _: text.upper())
+def _as_list(value: Value) -> list[str]:
+    """A list as it is, a text as its lines: ended by LF, CRLF or CR, also the last one."""
+    if not isinstance(value, str):
+        return value
+    lines = _cut(value.replace("\r\n", "\n").replace("\r", "\n"), "\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
 
 
+def _sliced(part: slice) -> Operation:
+    """Some of the texts of a list, or of the lines of a text."""
+    return lambda value, _: _as_list(value)[part]
+
+
+@_function
+def _code_block(lang: str = "") -> Operation:
+    """The inside of the first fenced block of Markdown, of a language if one is given."""
+
+    def apply(text: str, _: Limits) -> str:
+        position = 0
+        inside: int | None = None
+        fence = ""
+        while position < len(text):
+            end = text.find("\n", position)
+            following = len(text) if end < 0 else end + 1
+            match = _FENCE.fullmatch(text[position:following].rstrip("\r\n"))
+            if match is not None and not fence and "`" not in match[2]:
+                fence = match[1]
+                tag = match[2].split(maxsplit=1)
+                if not lang or (tag and tag[0].lower() == lang.lower()):
+                    inside = following
+            elif (
+                match is not None and fence and not match[2].strip() and match[1].startswith(fence)
+            ):
+                if inside is not None:
+                    return _without_line_end(text[inside:position])
+                fence = ""
+            position = following
+        if inside is None:
+            raise StepError(f"there is no code block of {lang}" if lang else "no code block")
+        return _without_line_end(text[inside:])
+
+    return _each(apply)
+
+
+def _without_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+@_function
+def _first(n: int = 1) -> Operation:
+    return _sliced(slice(0, _at_least("n", n, 0)))
+
+
+@_function
+def _join(sep: str) -> Operation:
+    def apply(value: Value, limits: Limits) -> Value:
+        texts = _as_list(value)
+        limits.check(sum(map(len, texts)) + len(sep) * max(0, len(texts) - 1))
+        return sep.join(texts)
+
+    return apply
+
+
+@_function
 def _json(pointer: str = "") -> Operation:
+    """What a JSON pointer finds: a string as its characters, all else as it is written."""
     if _POINTER.fullmatch(pointer) is None or pointer.count("/") > MAX_POINTER:
         raise BadArgumentError(
             "pointer",
@@ -164,12 +281,58 @@ def _json(pointer: str = "") -> Operation:
             "(~0 for ~, ~1 for / in a name)",
         )
     keys = [key.replace("~1", "/").replace("~0", "~") for key in pointer.split("/")[1:]]
-    return operations.json_value(keys)
+
+    def apply(text: str, _: Limits) -> str:
+        try:
+            raw = bytes(_VALUE.decode(mend_surrogates(text.encode())))
+            for key in keys:
+                raw = bytes(_below(raw, key))
+        except (msgspec.DecodeError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise StepError(f"the text is not JSON ({reason})") from None
+        return str(json.loads(raw)) if raw.startswith(b'"') else raw.decode()
+
+    return _each(apply)
 
 
+def _below(raw: bytes, key: str) -> msgspec.Raw:
+    if raw.startswith(b"{"):
+        fields = _OBJECT.decode(raw)
+        if key not in fields:
+            there = ", ".join(sorted(fields)[:8]) or "none"
+            raise StepError(f"there is no field {key!r} (fields: {there})"[:300])
+        return fields[key]
+    if raw.startswith(b"["):
+        items = _ARRAY.decode(raw)
+        if _INDEX.fullmatch(key) is None or int(key) >= len(items):
+            raise StepError(f"there is no item {key!r} in an array of {len(items)}")
+        return items[int(key)]
+    raise StepError(f"there is nothing below {key!r}: the value is neither object nor array")
+
+
+@_function
+def _last(n: int = 1) -> Operation:
+    return _sliced(slice(-n, None) if _at_least("n", n, 0) else slice(0, 0))
+
+
+@_function
+def _lines(start: int = 1, end: int = -1) -> Operation:
+    """From position `start` to position `end`, both included; negative ones from the end."""
+    first = _position("start", start) - (start > 0)
+    last = None if end == -1 else _position("end", end) + (end < 0)
+    return _sliced(slice(first, last))
+
+
+@_function
+def _lower() -> Operation:
+    return _each(lambda text, _: text.lower())
+
+
+@_function
 def _regex(pattern: str, group: str = "0") -> Operation:
+    """A group of the first match of a pattern in RE2's syntax."""
     try:
-        compiled = operations.compile_pattern(pattern)
+        compiled = compile_pattern(pattern)
     except ValueError as error:
         raise BadArgumentError("pattern", f"a pattern in RE2's syntax ({error})") from None
     number: int | str = int(group) if group.isascii() and group.isdigit() else group
@@ -177,85 +340,122 @@ def _regex(pattern: str, group: str = "0") -> Operation:
     if number not in known and not (isinstance(number, int) and number <= compiled.groups):
         names = "".join(f", {name}" for name in known)
         raise BadArgumentError("group", f"a group of the pattern: 0 to {compiled.groups}{names}")
-    return operations.regex(compiled, known.get(number, number))
+    number = known.get(number, number)
+
+    def apply(text: str, _: Limits) -> str:
+        size = len(text) if text.isascii() else len(text.encode())
+        if compiled.programsize * size > MAX_PATTERN_WORK:
+            raise StepError(f"a text of {len(text)} characters is too long for this pattern")
+        match = compiled.search(text)
+        if match is None:
+            raise StepError("the pattern does not match")
+        start, end = match.span(number)
+        if start < 0:
+            raise StepError(f"group {number} took no part in the match")
+        return text[start:end]
+
+    return _each(apply)
 
 
-def _code_block(lang: str = "") -> Operation:
-    return operations.code_block(lang)
+def compile_pattern(pattern: str) -> Any:
+    """A pattern for `regex`.
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else ""
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(text) from None
+    if compiled.programsize > MAX_PATTERN_SIZE:
+        raise ValueError(f"it compiles to more than {MAX_PATTERN_SIZE} instructions")
+    return compiled
 
 
-def _join(sep: str) -> Operation:
-    return operations.join(sep)
+@_function
+def _replace(old: str, new: str) -> Operation:
+    _not_empty("old", old)
+
+    def apply(text: str, limits: Limits) -> str:
+        if len(new) > len(old):
+            limits.check(len(text) + text.count(old) * (len(new) - len(old)))
+        return text.replace(old, new)
+
+    return _each(apply)
 
 
-def _lines(start: int = 1, end: int = -1) -> Operation:
-    return operations.sliced(operations.slice_of(_position("start", start), _position("end", end)))
-
-
+@_function
 def _split(sep: str, n: int | None = None) -> Operation:
-    return operations.split(_not_empty("sep", sep), None if n is None else _position("n", n))
+    """The parts between separators, of a list those of all its texts; or the n-th part of each."""
+    _not_empty("sep", sep)
+    if n is not None:
+        position = _position("n", n)
+        return _each(lambda text, _: _pick(_cut(text, sep), position))
+
+    def apply(value: Value, limits: Limits) -> Value:
+        parts: list[str] = []
+        for text in [value] if isinstance(value, str) else value:
+            parts += _cut(text, sep)
+            if len(parts) > MAX_ITEMS:
+                raise StepError(f"there are more than {MAX_ITEMS} parts")
+        return parts
+
+    return apply
 
 
-def _first(n: int = 1) -> Operation:
-    return operations.sliced(slice(0, _at_least("n", n, 0)))
+def _pick(parts: Sequence[str], position: int) -> str:
+    if abs(position) > len(parts):
+        raise StepError(f"there is no part {position}, only {len(parts)}")
+    return parts[position - 1 if position > 0 else position]
 
 
-def _last(n: int = 1) -> Operation:
-    return operations.sliced(slice(-n, None) if _at_least("n", n, 0) else slice(0, 0))
+@_function
+def _strip(chars: str | None = None) -> Operation:
+    return _each(lambda text, _: text.strip(chars))
 
 
-def _truncate(chars: int | None = None, tokens: int | None = None) -> Operation:
+@_function
+def _take(n: int) -> Operation:
+    return _first(n)
+
+
+@_function
+def _template(text: str) -> Operation:
+    """The text with the value in every placeholder."""
+    pieces = parse_placeholders(text, ("value",))
+    constant = sum(len(piece) for piece in pieces if isinstance(piece, str))
+    places = pieces.count(Placeholder("value"))
+    if not places:
+        raise BadArgumentError("text", "a text with {{value}} in it")
+
+    def apply(value: str, limits: Limits) -> str:
+        limits.check(constant + places * len(value))
+        return "".join(piece if isinstance(piece, str) else value for piece in pieces)
+
+    return _each(apply)
+
+
+@_function
+def _truncate(*, chars: int | None = None, tokens: int | None = None) -> Operation:
     if (chars is None) == (tokens is None):
         raise BadArgumentError("", "either truncate(chars=…) or truncate(tokens=…)")
-    if chars is None:
-        return operations.truncate_tokens(_at_least("tokens", tokens or 0, 0))
-    limit = _at_least("chars", chars, 0)
-    return each(lambda text, _: text[:limit])
+    if chars is not None:
+        limit = _at_least("chars", chars, 0)
+        return _each(lambda text, _: text[:limit])
+    number = _at_least("tokens", tokens or 0, 0)
+
+    def cut(text: str, limits: Limits) -> str:
+        if limits.cut_tokens is None:
+            raise StepError("the tokenizer of this model is not at hand; use truncate(chars=…)")
+        return limits.cut_tokens(text, number)
+
+    return _each(cut)
 
 
-def _replace(old: str, new: str) -> Operation:
-    return operations.replace(_not_empty("old", old), new)
-
-
-def _template(text: str) -> Operation:
-    pieces = parse_placeholders(text, ("value",))
-    if Placeholder("value") not in pieces:
-        raise BadArgumentError("text", "a text with {{value}} in it")
-    return operations.template(pieces)
-
-
-_N = Parameter("n", int, default="1")
-
-FUNCTIONS: Mapping[str, Function] = {
-    function.name: function
-    for function in (
-        Function("code_block", (Parameter("lang", str),), _code_block),
-        Function("first", (_N,), _first),
-        Function("join", (Parameter("sep", str, True),), _join),
-        Function("json", (Parameter("pointer", str),), _json),
-        Function("last", (_N,), _last),
-        Function(
-            "lines",
-            (Parameter("start", int, default="1"), Parameter("end", int, default="-1")),
-            _lines,
-        ),
-        Function("lower", (), _lower),
-        Function(
-            "regex", (Parameter("pattern", str, True), Parameter("group", str, default="0")), _regex
-        ),
-        Function("replace", (Parameter("old", str, True), Parameter("new", str, True)), _replace),
-        Function("split", (Parameter("sep", str, True), Parameter("n", int)), _split),
-        Function("strip", (Parameter("chars", str),), _strip),
-        Function("take", (Parameter("n", int, True),), _first),
-        Function("template", (Parameter("text", str, True),), _template),
-        Function(
-            "truncate",
-            (
-                Parameter("chars", int, needs_keyword=True),
-                Parameter("tokens", int, needs_keyword=True),
-            ),
-            _truncate,
-        ),
-        Function("upper", (), _upper),
-    )
-}
+@_function
+def _upper() -> Operation:
+    return _each(lambda text, _: text.upper())

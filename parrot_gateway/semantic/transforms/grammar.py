@@ -1,4 +1,4 @@
-r"""The grammar of transforms; which functions there are is not its business.
+r"""The grammar of transforms; the functions themselves are in `functions`.
 
     pipeline = step { "|" step }
     step     = name [ "(" [ argument { "," argument } ] ")" ]
@@ -7,7 +7,7 @@ r"""The grammar of transforms; which functions there are is not its business.
     string   = "'" … "'" | '"' … '"', with the escapes \\ \' \" \n \r \t \xHH \uHHHH \UHHHHHHHH
     word     = anything but blanks, quotes, backslashes, ( ) [ ] { } , | =
 
-Blanks between these parts do not count. Inside a string every other backslash stays, so that
+Blanks between these parts are ignored. Inside a string every other backslash stays, so that
 `'\d+'` is the pattern `\d+`.
 """
 
@@ -26,6 +26,8 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYWORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[ \t\r\n]*=")
 _WORD = re.compile(r"""[^\s'"\\()\[\]{},|=]+""")
+_STRING = re.compile(r"'(?:[^'\\]|\\.)*+'|" r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_ESCAPE = re.compile(r"\\(x.{0,2}|u.{0,4}|U.{0,8}|.)", re.DOTALL)
 _ESCAPES = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9a-fA-F]+")
@@ -73,7 +75,7 @@ def parse_pipeline(text: str) -> list[FunctionCall]:
 
 
 class _Reader:
-    """Reads a pipeline from left to right; between parts it stands on no blank."""
+    """Reads a pipeline from left to right; between parts `position` is never at a blank."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -90,7 +92,7 @@ class _Reader:
         self.position = match.end()
 
     def take(self, character: str) -> bool:
-        """Go over the character if it is the next."""
+        """Skip the character if it is the next."""
         if not self._text.startswith(character, self.position):
             return False
         self.position += 1
@@ -105,8 +107,7 @@ class _Reader:
         self.position = end = match.end()
         self._skip_blanks()
         arguments: list[Argument] = []
-        if self._text.startswith("(", self.position):
-            self.take("(")
+        if self.take("("):
             if not self._text.startswith(")", self.position):
                 arguments.append(self._argument())
                 while self.take(","):
@@ -124,48 +125,39 @@ class _Reader:
             self.position = keyword.end()
             self._skip_blanks()
         name = None if keyword is None else keyword[1]
-        if self._text[self.position : self.position + 1] in ("'", '"'):
+        is_quoted = self._text.startswith(("'", '"'), self.position)
+        if is_quoted:
             value = self._string()
-            is_quoted = True
         else:
             word = _WORD.match(self._text, self.position)
             if word is None:
                 raise self.error("an argument: a word, a number, or a text in quotes")
             self.position = word.end()
             value = word[0]
-            is_quoted = False
         self._skip_blanks()
         return Argument(start, name, value, is_quoted)
 
     def _string(self) -> str:
-        text, start = self._text, self.position
-        quote = text[start]
-        pieces: list[str] = []
-        position = start + 1
-        while position < len(text) and text[position] != quote:
-            if text[position] == "\\" and position + 1 < len(text):
-                piece, position = self._escape(position)
-                pieces.append(piece)
-            else:
-                pieces.append(text[position])
-                position += 1
-        if position >= len(text):
-            raise self.error(f"a closing {quote} for the text that begins here", start)
-        self.position = position + 1
-        return "".join(pieces)
+        match = _STRING.match(self._text, self.position)
+        if match is None:
+            quote = self._text[self.position]
+            raise self.error(f"a closing {quote} for the text that begins here")
+        inside, start = match[0][1:-1], self.position + 1
+        self.position = match.end()
+        return _ESCAPE.sub(
+            lambda escape: self._character(escape[1], start + escape.start()), inside
+        )
 
-    def _escape(self, position: int) -> tuple[str, int]:
-        """What the backslash at `position` stands for, and where it ends."""
-        kind = self._text[position + 1]
+    def _character(self, escape: str, position: int) -> str:
+        """The character of an escape, of which `escape` is what follows the backslash."""
+        kind, digits = escape[0], escape[1:]
         if kind in _ESCAPES:
-            return _ESCAPES[kind], position + 2
+            return _ESCAPES[kind]
         if kind not in _DIGITS:
-            return "\\" + kind, position + 2
-        end = position + 2 + _DIGITS[kind]
-        digits = self._text[position + 2 : end]
+            return "\\" + kind
         if len(digits) < _DIGITS[kind] or _HEX.fullmatch(digits) is None:
             raise self.error(f"{_DIGITS[kind]} hexadecimal digits behind \\{kind}", position)
         code = int(digits, 16)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
             raise self.error("the number of a Unicode character", position)
-        return chr(code), end
+        return chr(code)

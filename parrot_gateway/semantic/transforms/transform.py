@@ -13,19 +13,18 @@ from typing import Protocol
 
 from parrot_gateway.exceptions import TransformError, TransformSyntaxError
 from parrot_gateway.semantic.templates.json_text import well_formed
-from parrot_gateway.semantic.transforms.functions import FUNCTIONS
-from parrot_gateway.semantic.transforms.grammar import FunctionCall, parse_pipeline
-from parrot_gateway.semantic.transforms.operations import Limits, Operation, StepError, Value
+from parrot_gateway.semantic.transforms.functions import (
+    FUNCTIONS,
+    Limits,
+    Operation,
+    StepError,
+    Value,
+)
+from parrot_gateway.semantic.transforms.grammar import parse_pipeline
 
 #: Characters of the result of any step, unless the caller says otherwise.
 MAX_RESULT_CHARACTERS = 4 * 1024 * 1024
 _MAX_SHOWN = 80
-
-
-@dataclass(frozen=True, slots=True)
-class _PipelineStep:
-    source: str
-    operation: Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,8 @@ class Transform:
 
     #: As it was written.
     text: str
-    steps: tuple[_PipelineStep, ...]
+    #: Steps as they were written, and their operations.
+    steps: tuple[tuple[str, Operation], ...]
     #: Whether `apply` needs `cut_tokens`.
     needs_tokens: bool
 
@@ -56,24 +56,20 @@ class Transform:
         """
         limits = Limits(max_characters, cut_tokens)
         current: Value = well_formed(value)
-        for step in self.steps:
-            try:
-                current = step.operation(current, limits)
+        try:
+            for step, operation in self.steps:
+                source = step
+                current = operation(current, limits)
                 if isinstance(current, str):
                     limits.check(len(current))
-            except StepError as error:
-                raise TransformError(_shortened(step.source), str(error)) from None
-        if isinstance(current, str):
-            return current
-        length = sum(map(len, current)) + max(0, len(current) - 1)
-        if length > max_characters:
-            reason = f"its result is longer than {max_characters} characters"
-            raise TransformError(_shortened(self.text), reason)
-        return "\n".join(current)
-
-
-def _shortened(source: str) -> str:
-    return source if len(source) <= _MAX_SHOWN else source[: _MAX_SHOWN - 1] + "…"
+            source = self.text
+            if not isinstance(current, str):
+                limits.check(sum(map(len, current)) + max(0, len(current) - 1))
+                current = "\n".join(current)
+        except StepError as error:
+            shown = source if len(source) <= _MAX_SHOWN else source[: _MAX_SHOWN - 1] + "…"
+            raise TransformError(shown, str(error)) from None
+        return current
 
 
 def parse_transform(text: str) -> Transform:
@@ -83,39 +79,31 @@ def parse_transform(text: str) -> Transform:
         TransformSyntaxError: it breaks the grammar, or names an unknown function or argument; says
             where, and what was expected.
     """
-    steps: list[_PipelineStep] = []
+    steps: list[tuple[str, Operation]] = []
     needs_tokens = False
     for call in parse_pipeline(text):
-        steps.append(_PipelineStep(call.source, _operation(call, text)))
+        function = FUNCTIONS.get(call.name)
+        if function is None:
+            raise TransformSyntaxError(
+                text, call.position, f"one of the functions {', '.join(FUNCTIONS)}"
+            )
+        steps.append((call.source, function.bind(call, text)))
         needs_tokens |= any(argument.keyword == "tokens" for argument in call.arguments)
     return Transform(text, tuple(steps), needs_tokens)
 
 
-def _operation(call: FunctionCall, text: str) -> Operation:
-    function = FUNCTIONS.get(call.name)
-    if function is None:
-        raise TransformSyntaxError(
-            text, call.position, f"one of the functions {', '.join(FUNCTIONS)}"
-        )
-    return function.bind(call, text)
-
-
 class TokenCounter(Protocol):
-    """What it takes of a tokenizer."""
+    """The part of a tokenizer that `token_cutter` uses."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
-        ...
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 def token_cutter(tokenizer: TokenCounter) -> Callable[[str, int], str]:
     """Gives a function that returns a beginning of a text of at most so many tokens.
 
-    The longest one, but for texts whose tokens do not spell them exactly.
+    The longest one, except for texts whose tokens do not spell them exactly.
     """
 
     def cut(text: str, limit: int) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parrot_gateway.exceptions import TransformError, TransformSyntaxError
-from parrot_gateway.semantic.transforms import grammar, operations
+from parrot_gateway.semantic.transforms import functions, grammar
 from parrot_gateway.semantic.transforms.functions import FUNCTIONS
 from parrot_gateway.semantic.transforms.grammar import parse_pipeline
 from parrot_gateway.semantic.transforms.transform import parse_transform
@@ -43,9 +43,9 @@ def test_the_documentation_lists_exactly_the_functions() -> None:
 def test_the_documented_bounds_are_the_real_ones() -> None:
     for bound in (
         f"{grammar.MAX_CHARACTERS:,} characters and {grammar.MAX_STEPS} steps",
-        f"{operations.MAX_ITEMS:,} texts",
-        f"{operations.MAX_PATTERN_SIZE:,} instructions",
-        f"{operations.MAX_PATTERN_WORK // 10**6} million",
+        f"{functions.MAX_ITEMS:,} texts",
+        f"{functions.MAX_PATTERN_SIZE:,} instructions",
+        f"{functions.MAX_PATTERN_WORK // 10**6} million",
     ):
         assert bound in DOCUMENT
 
@@ -387,7 +387,7 @@ def test_results_that_are_too_long_are_not_made(transform: str) -> None:
 
 
 def test_lists_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_ITEMS", 5)
+    monkeypatch.setattr(functions, "MAX_ITEMS", 5)
     assert run("split(',') | join('')", "," * 4) == ""
     for transform in ("split(',')", "lines | split(',')"):
         with pytest.raises(TransformError, match="more than 5"):
@@ -399,13 +399,13 @@ def test_lists_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_patterns_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransformSyntaxError, match="instructions"):
         parse_transform(r"regex('(\pL\pN){20}')")
-    monkeypatch.setattr(operations, "MAX_PATTERN_WORK", 1000)
+    monkeypatch.setattr(functions, "MAX_PATTERN_WORK", 1000)
     assert run("regex(a)", "xa") == "a"
     with pytest.raises(TransformError, match="too long for this pattern"):
         run("regex(a)", "x" * 1000)
     # What counts is the work, and that goes by bytes: four for each of these.
-    size = operations.compile_pattern("a").programsize
-    monkeypatch.setattr(operations, "MAX_PATTERN_WORK", size * 400)
+    size = functions.compile_pattern("a").programsize
+    monkeypatch.setattr(functions, "MAX_PATTERN_WORK", size * 400)
     assert run("regex(a)", "😀" * 99 + "a") == "a"
     with pytest.raises(TransformError, match="a text of 101 characters is too long"):
         run("regex(a)", "😀" * 100 + "a")
