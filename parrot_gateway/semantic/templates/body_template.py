@@ -1,9 +1,8 @@
-"""A request body as a template: JSON in, JSON out, with values where its texts want them.
+"""A request body as a template: JSON in, JSON out, with values in the places of its texts.
 
-Which texts those are is in `prompt_locations`; how one text takes values is in `text_template`,
-whose public names can be had from here too. Only the arrays and objects around such a text are
-written anew, without optional blanks; every other value keeps its bytes. A body without any place
-for a value is given back as it came.
+`PROMPT_LOCATIONS` lists the texts of each kind of request; model, tools, stop strings, images and
+unknown fields are never searched. Only the arrays and objects around a text with places are written
+anew, without optional blanks; every other value keeps its bytes.
 """
 
 from __future__ import annotations
@@ -44,25 +43,23 @@ _STRING = msgspec.json.Decoder(str)
 
 @dataclass(frozen=True, slots=True)
 class PromptLocation:
-    """What a JSON value may hold."""
+    """Where texts stand in a JSON value."""
 
-    #: A string here is such a text.
+    #: A string is a text that may hold references and placeholders.
     is_text: bool = False
     #: The string is itself a JSON document.
     is_json: bool = False
-    #: Of an array: what each item may hold.
+    #: Of an array: its items.
     items: PromptLocation | None = None
-    #: Of an object: what its fields may hold.
+    #: Of an object: its fields.
     fields: Mapping[str, PromptLocation] = field(default_factory=dict)
     #: Every string below, at any depth.
     is_anything: bool = False
 
     def item(self) -> PromptLocation | None:
-        """What the items of an array here may hold."""
         return self if self.is_anything else self.items
 
     def field_of(self, name: str) -> PromptLocation | None:
-        """What a field of an object here may hold."""
         return self if self.is_anything else self.fields.get(name)
 
 
@@ -119,10 +116,7 @@ PROMPT_LOCATIONS: Mapping[str, PromptLocation] = {
 
 
 class BodyTemplate:
-    """Where the values of variables go in one request body.
-
-    Made with `of` or `everywhere`.
-    """
+    """One request body with places for values. Made with `of`, `of_call` or `everywhere`."""
 
     __slots__ = ("_body", "_root", "_texts", "undeclared", "unused", "variables")
 
@@ -139,7 +133,7 @@ class BodyTemplate:
         ).keys()
         #: `{{name}}` that `inputs` does not declare; empty when it declares nothing.
         self.undeclared = frozenset(names.undeclared)
-        #: Names that `inputs` declares and that stand nowhere.
+        #: Names that `inputs` declares and that do not occur.
         self.unused: frozenset[str] = frozenset()
 
     @classmethod
@@ -149,6 +143,7 @@ class BodyTemplate:
         kind: str,
         inputs: Mapping[str, Binding] | None = None,
         *,
+        fields: dict[str, msgspec.Raw] | None = None,
         without: Collection[str] = (),
         verbatim: bool = False,
     ) -> BodyTemplate:
@@ -157,46 +152,17 @@ class BodyTemplate:
         Args:
             kind: a key of `PROMPT_LOCATIONS`; any other has no texts.
             inputs: the declared placeholders.
+            fields: of the body, where it was read before.
             without: fields of the body to leave out.
-            verbatim: values are put in as they are, also where they land in the strings of a JSON
-                document: what was generated right after such a place continues that very text.
+            verbatim: values are inserted without escapes, also in the strings of a JSON document:
+                text that was generated right after such a place continues the value itself.
 
         Raises:
             InvalidRequestError: the body is not a JSON object, or not valid UTF-8.
         """
-        body, fields = read_object(body)
-        return cls._of(body, fields, kind, inputs or {}, without=without, verbatim=verbatim)
-
-    @classmethod
-    def of_call(
-        cls,
-        request: CallRequest,
-        inputs: Mapping[str, Binding] | None = None,
-        *,
-        verbatim: bool = False,
-    ) -> BodyTemplate:
-        """Read a call, whose field `parrot` is left out; others as in `of`."""
-        fields = request.fields
-        return cls._of(
-            request.body,
-            fields,
-            request.kind,
-            inputs or {},
-            without=("parrot",),
-            verbatim=verbatim,
-        )
-
-    @classmethod
-    def _of(
-        cls,
-        body: bytes,
-        fields: dict[str, msgspec.Raw],
-        kind: str,
-        inputs: Mapping[str, Binding],
-        *,
-        without: Collection[str],
-        verbatim: bool,
-    ) -> BodyTemplate:
+        if fields is None:
+            body, fields = read_object(body)
+        inputs = inputs or {}
         compiler = _Compiler(inputs, verbatim=verbatim)
         root = compiler.compile_fields(fields, PROMPT_LOCATIONS.get(kind, PromptLocation()))
         if not fields.keys().isdisjoint(without):
@@ -207,12 +173,27 @@ class BodyTemplate:
         return template
 
     @classmethod
+    def of_call(
+        cls,
+        request: CallRequest,
+        inputs: Mapping[str, Binding] | None = None,
+        *,
+        verbatim: bool = False,
+    ) -> BodyTemplate:
+        """Read a call, whose field `parrot` is left out; others as in `of`."""
+        # NOTE: the fields first, because reading them mends the body.
+        fields, without = request.fields, ("parrot",)
+        return cls.of(
+            request.body, request.kind, inputs, fields=fields, without=without, verbatim=verbatim
+        )
+
+    @classmethod
     def everywhere(cls, body: bytes) -> BodyTemplate:
-        """Read any JSON value; references count in all its strings, but not in names of fields.
+        """Read any JSON value; all its strings are texts, names of fields are not.
 
         Raises:
-            InvalidRequestError: it is not JSON or not valid UTF-8, or a reference stands under
-                more than `MAX_DEPTH` arrays and objects.
+            InvalidRequestError: it is not JSON or not valid UTF-8, or a reference is nested in more
+                than `MAX_DEPTH` arrays and objects.
         """
         body, raw = read_value(body)
         compiler = _Compiler({})
@@ -220,33 +201,17 @@ class BodyTemplate:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it has no place for a value."""
         return not self._texts
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the body stays as it came."""
         return self._root is None
 
-    def bind(
-        self,
-        typed: _T,
-        values: Mapping[str, str],
-        *,
-        max_characters: int = MAX_INSERTED_CHARACTERS,
-    ) -> _T:
-        """The body, decoded into a type, with the values of all `variables` in place.
-
-        Args:
-            typed: what the body was decoded into; is left as it is.
-
-        Raises:
-            KeyError, RequestTooLargeError: as `render`.
-        """
+    def bind(self, typed: _T, values: Mapping[str, str]) -> _T:
+        """A copy of `typed`, into which the body was decoded, with values as by `render`."""
         if not self._texts:
             return typed
-        filling = Filling({key: values[key] for key in self.variables}, max_characters)
-        bound: _T = _bind(self._root, typed, filling)
+        bound: _T = _bind(self._root, typed, Filling(values, self.variables))
         return bound
 
     def render(
@@ -260,14 +225,14 @@ class BodyTemplate:
         """
         if self._root is None:
             return self._body
-        filling = Filling({key: values[key] for key in self.variables}, max_characters)
+        filling = Filling(values, self.variables, max_characters)
         return msgspec.json.encode(_fill(self._root, filling))
 
 
 async def read_aside(read: Callable[[], _T], num_bytes: int) -> _T:
-    """What `read` makes of a body, in a thread when that is large, so that nobody else waits.
+    """Call `read`, which reads a body of that size, in a thread if the body is large.
 
-    A cancelled wait leaves the thread to finish; nothing reads the result.
+    A cancelled wait leaves the thread to finish.
     """
     return read() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(read)
 
@@ -283,7 +248,7 @@ def _fill(child: _Child, filling: Filling) -> Any:
 
 
 def _bind(child: _Child | None, value: Any, filling: Filling) -> Any:
-    """`value`, the decoded form of what `child` stands for, with texts filled."""
+    """`value`, the decoded form of `child`, with texts filled."""
     if isinstance(child, TextTemplate):
         return child.fill(filling)
     if isinstance(child, dict):
@@ -301,7 +266,7 @@ def _bind(child: _Child | None, value: Any, filling: Filling) -> Any:
 
 
 class _Compiler:
-    """Walks down the locations of one body and finds its texts."""
+    """Finds the texts of one body."""
 
     def __init__(self, inputs: Mapping[str, Binding], *, verbatim: bool = False) -> None:
         self._inputs = inputs
@@ -316,7 +281,7 @@ class _Compiler:
         return has_reference(data)
 
     def compile(self, raw: msgspec.Raw, location: PromptLocation, depth: int = 0) -> _Node | None:
-        """The value as a template; None when nothing in it is to be replaced."""
+        """The value as a template; None if it has no places."""
         data = bytes(raw)
         if not self._may_hold(data):
             return None

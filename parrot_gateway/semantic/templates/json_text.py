@@ -1,8 +1,6 @@
-"""JSON that stands inside a text: where it is, and how a value is written into it.
+"""JSON documents inside a text, such as tool arguments: finds them and their string literals.
 
-A text may hold JSON documents: tool arguments are one, a prompt may embed what `json.dumps` gave.
-A place in a string literal of such a document takes a value only in escaped form, else the
-document breaks. A document is an object or array that parses; what does not parse is prose.
+A document is an object or array that parses; everything else is prose.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ import msgspec
 
 #: Longest document looked for in a text, in characters.
 MAX_DOCUMENT = 1 << 20
-#: No attempt begins after so many characters parsed per character of text: the rest is prose.
+#: Characters parsed per character of text, failed attempts included; the rest is prose.
 WORK_FACTOR = 8
 _WORK_FLOOR = 4096
-#: What an attempt costs besides the characters it parsed, in characters.
+#: Fixed cost of an attempt, in characters.
 _ATTEMPT = 256
 _STRIDE = 1 << 14
 
@@ -39,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """What `find_documents` saw."""
+    """The result of `find_documents`."""
 
     spans: list[Span]
     #: Characters parsed, failed attempts included.
@@ -80,7 +78,7 @@ def find_documents(text: str, until: int | None = None) -> Documents:
 def find_literals(text: str, document: Span, marks: Sequence[int]) -> Iterator[Span]:
     """The insides of the document's string literals, keys included, that hold a mark; linear.
 
-    The document need not be valid: its strings are told apart from its beginning on.
+    The document need not be valid.
 
     Args:
         marks: positions in the document, in order.
@@ -97,7 +95,7 @@ def find_literals(text: str, document: Span, marks: Sequence[int]) -> Iterator[S
 
 
 def decode_literal(text: str, literal: Span) -> str | None:
-    """The characters that a literal stands for; None when it is not valid."""
+    """The value of a literal; None if it is not valid."""
     try:
         decoded: Any = json.loads(f'"{text[literal.start : literal.end]}"')
     except ValueError:
@@ -106,7 +104,7 @@ def decode_literal(text: str, literal: Span) -> str | None:
 
 
 def well_formed(text: str) -> str:
-    """The text with every lone surrogate, which no encoding can carry, replaced by U+FFFD."""
+    """The text with every lone surrogate replaced by U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -117,7 +115,7 @@ def well_formed(text: str) -> str:
 
 
 def escape_json(text: str, times: int = 1) -> str:
-    """A well-formed text as it is written inside a JSON string, `times` levels deep."""
+    """The inside of the JSON string for a well-formed text, `times` levels deep."""
     for _ in range(times):
         text = msgspec.json.encode(text)[1:-1].decode()
     return text

@@ -1,7 +1,7 @@
 """References: the opaque strings `[[parrot:<id><checksum>]]` that stand for variables in text.
 
-Mints ids, writes references, finds and replaces them. Whether a variable exists, and whose it is,
-is not decided here. What lacks the exact form or the right checksum is ordinary text.
+Mints ids, writes and finds references; knows no variables. Text without the exact form or the right
+checksum is ordinary text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 OPENING = "[[parrot:"
@@ -26,8 +25,8 @@ _BRACKETS_CLOSE = re.compile(r"(?:\]|\\u005[dD]){2}")
 #: Two opening brackets, both written as JSON escapes.
 _LONGEST_OPENING = 12
 _WORD = "parrot:"
-# NOTE: the word first, because an expression that begins with a literal is searched for seven times
-# faster; with the lock on the interpreter held, so that no thread helps with large bodies.
+# NOTE: begins with a literal, because such an expression is searched for seven times faster; the
+# search holds the interpreter's lock, so that a thread would not help with large bodies.
 _MAY_BE = r"parrot:(?:(?<=\[parrot:)|(?<=u005[bB]parrot:))"
 _IN_TEXT = re.compile(_MAY_BE)
 _IN_BYTES = re.compile(_MAY_BE.encode())
@@ -47,7 +46,6 @@ def mint_variable_id() -> str:
 
 
 def is_variable_id(text: str) -> bool:
-    """Whether it has the form of an id."""
     return _VARIABLE_ID.fullmatch(text) is not None
 
 
@@ -57,10 +55,10 @@ def _checksum(variable_id: str) -> str:
 
 
 def reference_of(variable_id: str) -> str:
-    """What a deferred call answers in place of its text.
+    """The reference to a variable.
 
     Raises:
-        ValueError: it has not the form of `mint_variable_id`.
+        ValueError: it is not of the form of `mint_variable_id`.
     """
     if not is_variable_id(variable_id):
         raise ValueError(f"{variable_id!r} is not a variable id")
@@ -68,13 +66,12 @@ def reference_of(variable_id: str) -> str:
 
 
 def has_reference(data: bytes | str) -> bool:
-    """Whether it may hold a reference: one pass in C, no false negatives.
+    """Whether it may hold a reference, also with brackets that a JSON encoder escaped.
 
-    Looks at a body as it came: brackets that a JSON encoder escaped count too.
+    One pass in C, no false negatives.
     """
-    if isinstance(data, str):
-        return _IN_TEXT.search(data) is not None
-    return _IN_BYTES.search(data) is not None
+    found = _IN_TEXT.search(data) if isinstance(data, str) else _IN_BYTES.search(data)
+    return found is not None
 
 
 def _checked(text: str, position: int) -> str | None:
@@ -85,23 +82,19 @@ def _checked(text: str, position: int) -> str | None:
     return match[1]
 
 
-def _iterate(text: str) -> Iterator[Found]:
-    position = text.find(OPENING)
-    while position >= 0:
-        id_end = position + len(OPENING) + ID_LENGTH + CHECKSUM_LENGTH
-        variable_id = None
-        if text.startswith(CLOSING, id_end):
-            variable_id = _checked(text, position + len(OPENING))
-        end = position + len(OPENING)
-        if variable_id is not None:
-            end = id_end + len(CLOSING)
-            yield Found(position, end, variable_id)
-        position = text.find(OPENING, end)
-
-
 def find_references(text: str) -> list[Found]:
     """All well-formed references with a good checksum, in order; linear in the text."""
-    return list(_iterate(text))
+    found: list[Found] = []
+    position = text.find(OPENING)
+    while position >= 0:
+        end = position + len(OPENING)
+        closing = end + ID_LENGTH + CHECKSUM_LENGTH
+        variable_id = _checked(text, end) if text.startswith(CLOSING, closing) else None
+        if variable_id is not None:
+            end = closing + len(CLOSING)
+            found.append(Found(position, end, variable_id))
+        position = text.find(OPENING, end)
+    return found
 
 
 def find_escaped_references(text: str, start: int, end: int) -> list[Found]:
@@ -132,19 +125,3 @@ def _is_escaped(text: str, position: int, floor: int) -> bool:
     while before > floor and text[before - 1] == "\\":
         before -= 1
     return (position - before) % 2 == 1
-
-
-def replace_references(text: str, values: Mapping[str, str]) -> str:
-    """The text with the values, by variable id, in place of their references.
-
-    References to variables without a value stay. Values are not scanned.
-    """
-    pieces: list[str] = []
-    position = 0
-    for start, end, variable_id in _iterate(text):
-        value = values.get(variable_id)
-        if value is not None:
-            pieces += (text[position:start], value)
-            position = end
-    pieces.append(text[position:])
-    return "".join(pieces)

@@ -1,16 +1,15 @@
-"""A text as a template: where it has places for values, and what it is with them.
+"""A text as a template, with places for values.
 
-A place is a declared placeholder `{{name}}` or a reference `[[parrot:…]]`. All else, braces and
-brackets included, is ordinary text. Values are put in once and never scanned. Where a value lands
-in a string of a JSON document it is escaped, so that the document stays valid; elsewhere it is put
-in as it is. Request bodies are in `template`; nothing here waits for a value.
+A place is a declared placeholder `{{name}}` or a reference `[[parrot:…]]`; other braces and
+brackets are ordinary text. Inserted values are not scanned. A value in a string of a JSON document
+is escaped, so that the document stays valid.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -25,9 +24,9 @@ from parrot_gateway.semantic.templates.json_text import (
 )
 from parrot_gateway.semantic.templates.reference import find_escaped_references, find_references
 
-#: Characters that the values may come to in one text or body.
+#: Characters of all values in one text or body.
 MAX_INSERTED_CHARACTERS = 32 * 1024 * 1024
-#: JSON documents inside strings of JSON documents that are followed down.
+#: Levels of JSON documents inside strings of JSON documents.
 MAX_NESTED_DOCUMENTS = 3
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
@@ -47,7 +46,7 @@ Piece: TypeAlias = str | Placeholder
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a placeholder stands for: a variable, or a text given with the request.
+    """A variable, or a text given with the request, in the place of a placeholder.
 
     References in such a text are replaced too; placeholders in it are not.
 
@@ -87,7 +86,7 @@ def parse_placeholders(text: str, names: Collection[str]) -> list[Piece]:
 
 
 def undeclared_placeholders(text: str, names: Collection[str]) -> set[str]:
-    """Names of what looks like a placeholder and is not one of `names`; linear in the text."""
+    """Names of placeholders in a text that are not among `names`; linear in the text."""
     return {match[1] for match in _PLACEHOLDER.finditer(text)}.difference(names)
 
 
@@ -96,7 +95,7 @@ class _Spot(NamedTuple):
 
     start: int
     end: int
-    #: Of a variable id the id; of a placeholder its name.
+    #: The id of a variable, or a placeholder.
     what: str | Placeholder
     depth: int
 
@@ -122,8 +121,9 @@ def _find_spots(
     spots = _references_and_placeholders(text, names)
     if not is_json and '"' not in text:
         return spots
-    # Escaped references are no spots yet, but their word can be seen.
-    marks = sorted({spot.start for spot in spots}.union(_positions(text, "parrot:")))
+    # Escaped references are not among the spots yet, but contain the word.
+    words = (match.start() for match in re.finditer("parrot:", text))
+    marks = sorted({spot.start for spot in spots}.union(words))
     if not marks:
         return spots
     documents = [Span(0, len(text))] if is_json else find_documents(text, marks[-1]).spans
@@ -136,17 +136,10 @@ def _find_spots(
     return [by_start[start] for start in sorted(by_start)]
 
 
-def _positions(text: str, word: str) -> Iterator[int]:
-    position = text.find(word)
-    while position >= 0:
-        yield position
-        position = text.find(word, position + 1)
-
-
 def _spots_of_literal(
     text: str, literal: Span, names: Collection[str], nesting: int
 ) -> list[_Spot]:
-    """Places in a JSON string, and in the JSON documents that this string may hold in turn."""
+    """Places in a JSON string, and in the JSON documents inside it."""
     spots = [
         _Spot(start, end, id_, 1) for start, end, id_ in find_escaped_references(text, *literal)
     ]
@@ -183,29 +176,31 @@ class Names:
 
 
 class Filling:
-    """Values on their way into a template, with a bound on what they come to.
+    """The values of a template, with a bound on the characters inserted.
 
     Args:
-        values: by variable id; one that is missing is a KeyError when it is wanted.
+        values: by variable id.
+        names: ids of the variables that the template needs; one without a value is a KeyError.
         max_characters: of all insertions together.
     """
 
-    __slots__ = ("_left", "_max_characters", "_values")
+    __slots__ = ("_left", "_max_characters", "values")
 
-    def __init__(self, values: Mapping[str, str], max_characters: int) -> None:
-        self._values = {key: well_formed(value) for key, value in values.items()}
+    def __init__(
+        self,
+        values: Mapping[str, str],
+        names: Iterable[str],
+        max_characters: int = MAX_INSERTED_CHARACTERS,
+    ) -> None:
+        self.values = {name: well_formed(values[name]) for name in names}
         self._max_characters = max_characters
         self._left = max_characters
 
-    def value(self, variable_id: str) -> str:
-        """The value of a variable."""
-        return self._values[variable_id]
-
     def count(self, characters: int) -> None:
-        """Take note of characters to be inserted.
+        """Count characters to be inserted.
 
         Raises:
-            RequestTooLargeError: they come to more than the bound.
+            RequestTooLargeError: they exceed the bound.
         """
         self._left -= characters
         if self._left < 0:
@@ -236,8 +231,8 @@ class TextTemplate:
         Args:
             inputs: the declared placeholders.
             is_json: the text is known to be a JSON document, valid or not.
-            verbatim: values are put in as they are everywhere, in strings of JSON documents too.
-            names: takes note of the placeholders seen.
+            verbatim: values are inserted without escapes, in strings of JSON documents too.
+            names: collects the placeholders seen.
         """
         declared = inputs or {}
         if names is not None and declared:
@@ -271,7 +266,6 @@ class TextTemplate:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it has no place for a value."""
         return all(isinstance(piece, str) for piece in self.pieces)
 
     @property
@@ -290,24 +284,20 @@ class TextTemplate:
         """The text with the values, by variable id, in place.
 
         Raises:
+            KeyError: a value is missing.
             RequestTooLargeError: the values come to more than `max_characters`.
         """
-        return self.fill(Filling({key: values[key] for key in self.variables}, max_characters))
+        return self.fill(Filling(values, self.variables, max_characters))
 
     def fill(self, filling: Filling) -> str:
-        """The text with values in place, counted against the filling's bound."""
-        texts: list[str] = []
-        for piece in self.pieces:
-            if isinstance(piece, str):
-                texts.append(piece)
-            else:
-                texts.append(_insert(piece, filling))
-        return "".join(texts)
+        return "".join(
+            piece if isinstance(piece, str) else _insert(piece, filling) for piece in self.pieces
+        )
 
 
 def _insert(slot: _Slot, filling: Filling) -> str:
     source = slot.source
-    text = filling.value(source) if isinstance(source, str) else source.fill(filling)
+    text = filling.values[source] if isinstance(source, str) else source.fill(filling)
     filling.count(len(text))
     for _ in range(slot.depth):
         size = len(text)

@@ -33,7 +33,6 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         monkeypatch.setattr(BodyTemplate, name, read)
 
     watched("of")
-    watched("of_call")
     watched("everywhere")
     return seen
 
