@@ -224,11 +224,7 @@ def _fewer(scenario: Scenario, plan: LoadPlan) -> LoadPlan:
 
 def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
     def row(
-        name: str,
-        unit: str,
-        scenario: str,
-        pick: Callable[[LoadResult], float],
-        **aim: Any,
+        name: str, unit: str, scenario: str, pick: Callable[[LoadResult], float], **aim: Any
     ) -> Row:
         figures = {who: each.figure(scenario, pick) for who, each in measured.items()}
         return Row(

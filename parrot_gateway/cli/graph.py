@@ -225,10 +225,7 @@ def graph_command(
     session: Annotated[str, typer.Argument(help="Name or id of the session.")],
     base_url: Annotated[
         str | None,
-        typer.Option(
-            help="The gateway.",
-            show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}",
-        ),
+        typer.Option(help="The gateway.", show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}"),
     ] = None,
     api_key: Annotated[
         str | None,
@@ -236,7 +233,6 @@ def graph_command(
             metavar="env:NAME",
             help="Environment variable with the key; PARROT_API_KEY is read without this, and "
             "OPENAI_API_KEY where OPENAI_BASE_URL is set.",
-            show_default=False,
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.TEXT,

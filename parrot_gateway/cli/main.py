@@ -77,8 +77,7 @@ def _root(
 @app.command()
 def serve(
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="Folder or hub id of a model to run; repeatable.", show_default=False),
+        list[str] | None, typer.Option(help="Folder or hub id of a model to run; repeatable.")
     ] = None,
     upstream: Annotated[
         list[str] | None,
@@ -86,7 +85,6 @@ def serve(
             metavar="NAME=URL",
             help="OpenAI-compatible server to pass calls to; repeatable. Its key is read from "
             "the environment variable NAME_API_KEY.",
-            show_default=False,
         ),
     ] = None,
     alias: Annotated[
@@ -95,12 +93,9 @@ def serve(
             metavar="ALIAS=MODEL",
             help="Serve MODEL under another name too, e.g. gpt-4o=parrot-demo; * matches any "
             "name; repeatable.",
-            show_default=False,
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file with settings.", show_default=False)
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")
     ] = None,
@@ -113,7 +108,6 @@ def serve(
             metavar="env:NAME",
             help="Environment variable with the key that clients must send; PARROT_API_KEY is "
             "read without this. Needed for any address but loopback.",
-            show_default=False,
         ),
     ] = None,
     policy: Annotated[

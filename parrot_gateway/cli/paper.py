@@ -12,9 +12,7 @@ import typer
 if TYPE_CHECKING:
     from parrot_simulator.experiments.definitions import Experiment
 
-Json = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
-]
+Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results.")]
 
 
 def paper_command(
@@ -31,13 +29,11 @@ def paper_command(
         typer.Option("--quick", help="First and last point of each, one seed; goodput coarsely."),
     ] = False,
     seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Repetitions.", show_default="3; of goodput 1"),
+        int | None, typer.Option(min=1, help="Repetitions.", show_default="3; of goodput 1")
     ] = None,
     json: Json = None,
     plots: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Draw a picture of each.", show_default=False),
+        Path | None, typer.Option(metavar="FOLDER", help="Draw a picture of each.")
     ] = None,
 ) -> None:
     """Run the experiments of the Parrot paper, and a fleet of today's engines."""
@@ -64,8 +60,7 @@ def paper_command(
 
 def ablation_command(
     workload: Annotated[
-        list[str] | None,
-        typer.Option(help="One of the cases; repeatable.", show_default="all"),
+        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
     json: Json = None,

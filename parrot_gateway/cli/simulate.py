@@ -52,8 +52,7 @@ def workload_command(
     workload: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a workload, or a trace file (agentic_mooncake, Mooncake, Azure).",
-            show_default=False,
+            help="Name of a workload, or a trace file (agentic_mooncake, Mooncake, Azure)."
         ),
     ] = None,
     parameter: Annotated[
@@ -62,7 +61,6 @@ def workload_command(
             "--set",
             metavar="NAME=VALUE",
             help="Parameter of the workload, e.g. rate=8; repeatable.",
-            show_default=False,
         ),
     ] = None,
     sweep: Annotated[
@@ -70,7 +68,6 @@ def workload_command(
         typer.Option(
             metavar="NAME=V1,V2,…",
             help="Run once for each value of a parameter of the workload, e.g. rate=1,2,4.",
-            show_default=False,
         ),
     ] = None,
     engines: Annotated[int, typer.Option(min=0, help="Engines to simulate.")] = 4,
@@ -86,26 +83,18 @@ def workload_command(
         ),
     ] = None,
     admission: Annotated[
-        str | None, typer.Option(help="Replace the set-up's admission policy.", show_default=False)
+        str | None, typer.Option(help="Replace the set-up's admission policy.")
     ] = None,
-    order: Annotated[
-        str | None, typer.Option(help="Replace its order policy.", show_default=False)
-    ] = None,
-    place: Annotated[
-        str | None, typer.Option(help="Replace its placement policy.", show_default=False)
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option(help="Replace its retention policy.", show_default=False)
-    ] = None,
+    order: Annotated[str | None, typer.Option(help="Replace its order policy.")] = None,
+    place: Annotated[str | None, typer.Option(help="Replace its placement policy.")] = None,
+    keep: Annotated[str | None, typer.Option(help="Replace its retention policy.")] = None,
     mode: Annotated[
         str, typer.Option(help="What the server knows of applications: plain, session or graph.")
     ] = "graph",
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Applications to run at most.", show_default=False)
+        int | None, typer.Option(min=1, help="Applications to run at most.")
     ] = None,
-    scale: Annotated[
-        float | None, typer.Option(help="Factor on all lengths.", show_default=False)
-    ] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor on all lengths.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload and the network.")] = 0,
     network_ms: Annotated[
         str, typer.Option(metavar="MS[-MS]", help="Round trip of clients: one time, or a range.")
@@ -125,29 +114,22 @@ def workload_command(
         ),
     ] = None,
     host_tokens: Annotated[
-        int | None,
-        typer.Option(min=0, help="Tokens of KV in an engine's host memory.", show_default=False),
+        int | None, typer.Option(min=0, help="Tokens of KV in an engine's host memory.")
     ] = None,
     stale_ms: Annotated[
         float, typer.Option(min=0, help="How late the scheduler hears of caches and progress.")
     ] = 0.0,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all results.", show_default=False)
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Draw pictures.", show_default=False)
-    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results.")] = None,
+    plots: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw pictures.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Pictures as PNG, not SVG.")] = False,
     log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Record the scheduler's events.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Record the scheduler's events.")
     ] = None,
     replay: Annotated[
         Path | None,
         typer.Option(
             metavar="LOG",
             help="Replay an event log, of a gateway or of --log, and compare the decisions.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -232,11 +214,7 @@ def _run(
         if log is not None:
             recorder = LogFile(stack.enter_context(log.open("w", encoding="utf-8")), config)
         results = simulate(
-            workload,
-            config=config,
-            log=recorder,
-            progress=_progress(name, started),
-            **options,
+            workload, config=config, log=recorder, progress=_progress(name, started), **options
         )
     seconds = time.perf_counter() - started
     typer.echo(

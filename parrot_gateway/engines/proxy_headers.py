@@ -101,9 +101,7 @@ def can_be_passed_on(status: int, headers: Iterable[tuple[bytes, bytes]]) -> boo
     return 200 <= status <= 599 and not any(_CONTROL.search(value) for _, value in headers)
 
 
-def response_headers(
-    raw: Iterable[tuple[bytes, bytes]],
-) -> list[tuple[bytes, bytes]]:
+def response_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers of an upstream's answer that go on to the client, names in lower case."""
     result: list[tuple[bytes, bytes]] = []
     named: frozenset[bytes] = frozenset()

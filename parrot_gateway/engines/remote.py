@@ -133,12 +133,7 @@ class RemoteEngine:
         return self._lost is not None
 
     def open(
-        self,
-        count: int,
-        *,
-        salt: str = "",
-        retention: Retention = "normal",
-        application: str = "",
+        self, count: int, *, salt: str = "", retention: Retention = "normal", application: str = ""
     ) -> EngineChannel:
         """A channel with `count` fresh contexts, to be used in a `with` block.
 
@@ -316,11 +311,7 @@ class RemoteEngine:
         return messages
 
     def _free(
-        self,
-        context_ids: list[int],
-        submitted: set[int],
-        retention: Retention,
-        application: str,
+        self, context_ids: list[int], submitted: set[int], retention: Retention, application: str
     ) -> None:
         for context_id in context_ids:
             self._channels.pop(context_id, None)

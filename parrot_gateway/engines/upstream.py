@@ -61,11 +61,7 @@ class Upstream:
     """
 
     def __init__(
-        self,
-        settings: UpstreamSettings,
-        secret: str | None = None,
-        *,
-        gateway_has_key: bool = True,
+        self, settings: UpstreamSettings, secret: str | None = None, *, gateway_has_key: bool = True
     ) -> None:
         reference = settings.key_reference()
         if secret is None and reference is not None:

@@ -54,7 +54,6 @@ def explain(settings: UpstreamSettings, cause: BaseException, otherwise: str) ->
         )
     if isinstance(cause, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
         return Broken(
-            UpstreamError(f"{upstream} did not answer in HTTP that can be understood."),
-            retry=False,
+            UpstreamError(f"{upstream} did not answer in HTTP that can be understood."), retry=False
         )
     return Broken(UpstreamError(f"{upstream} {otherwise}."), retry=True, at_once=True)

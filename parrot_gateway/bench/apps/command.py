@@ -204,19 +204,12 @@ def apps_command(
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(
-            help="A gateway that runs already, ending in /v1; else one is started.",
-            show_default=False,
-        ),
+        typer.Option(help="A gateway that runs already, ending in /v1; else one is started."),
     ] = None,
     model: Annotated[str, typer.Option(help="Model to call.")] = DEMO_MODEL,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="env:NAME",
-            help="Environment variable with the key of --base-url.",
-            show_default=False,
-        ),
+        typer.Option(metavar="env:NAME", help="Environment variable with the key of --base-url."),
     ] = None,
 ) -> None:
     """Run the paper's applications call by call and with semantic variables, and compare.

@@ -24,12 +24,7 @@ import msgspec
 
 from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.measure import characters_per_token, p99, salt, seconds_by_kind
-from parrot_gateway.bench.apps.runner import (
-    GatewayClient,
-    RunResult,
-    run_workload,
-    session_of,
-)
+from parrot_gateway.bench.apps.runner import GatewayClient, RunResult, run_workload, session_of
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size, Workload
 from parrot_gateway.bench.servers import BenchmarkError, Server
 
