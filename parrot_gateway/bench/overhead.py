@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from parrot_gateway.bench.load import LoadPlan, LoadResult, run_load
-from parrot_gateway.bench.report import Row, show, write_json
+from parrot_gateway.bench.report import JsonFile, Row, run_with_progress, show, write_json
 from parrot_gateway.bench.servers import (
     BenchmarkError,
     Server,
@@ -125,6 +125,11 @@ class Outcome(NamedTuple):
     notes: list[str]
     details: dict[str, Any]
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain types."""
+        rows = [row.to_dict() for row in self.rows]
+        return {"rows": rows, "notes": self.notes, **self.details}
+
 
 def run(options: Options, progress: Callable[[str], None] = lambda _: None) -> Outcome:
     """Run the benchmark.
@@ -144,7 +149,7 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
     try:
         fake = await start_fake_upstream(MODELS)
         servers.append(fake)
-        gateway = await start_gateway(fake.url)
+        gateway = await start_gateway("--upstream", f"fake={fake.url}")
         servers.append(gateway)
         measured_servers = {"direct": fake, "gateway": gateway}
         for name in options.peers:
@@ -336,9 +341,7 @@ def overhead_command(
     soak: Annotated[
         int, typer.Option(min=0, metavar="CALLS", help="Also watch memory over so many calls.")
     ] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
-    ] = None,
+    json_file: JsonFile = None,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -353,9 +356,6 @@ def overhead_command(
     ] = None,
 ) -> None:
     """Measure what the gateway adds to an upstream that answers at once."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
     peers = tuple(dict.fromkeys(peer or ()))
     for name in peers:
         if name not in get_args(Peer):
@@ -373,16 +373,7 @@ def overhead_command(
         peers=cast("tuple[Peer, ...]", peers),
         peer_python=peer_python,
     )
-    try:
-        with console.status("starting") as status:
-            outcome = run(options, status.update)
-    except BenchmarkError as error:
-        console.print(str(error), style="red", highlight=False)
-        raise typer.Exit(1) from None
+    outcome = run_with_progress(lambda progress: run(options, progress))
     show("Overhead of the gateway", outcome.rows, outcome.notes)
     if json_file is not None:
-        write_json(json_file, "overhead", outcome.rows, outcome.notes, outcome.details)
-
-
-if __name__ == "__main__":
-    typer.run(overhead_command)
+        write_json(json_file, "overhead", outcome.to_dict())

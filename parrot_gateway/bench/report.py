@@ -6,17 +6,27 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
+import typer
 
 from parrot_gateway import __version__
+from parrot_gateway.bench.servers import BenchmarkError
+from parrot_gateway.settings.config_file import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+T = TypeVar("T")
+
+#: The option of every benchmark that names the file for `write_json`.
+JsonFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
+]
 
 #: Packages whose versions move the figures.
 PACKAGES = ("aiohttp", "fastapi", "httptools", "msgspec", "starlette", "uvicorn", "uvloop")
@@ -56,16 +66,13 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, differences and ratios included."""
-        ratio = None
-        if self.direct:
-            ratio = self.gateway / self.direct
         return {
             "name": self.name,
             "unit": self.unit,
             "direct": self.direct,
             "gateway": self.gateway,
             "added": self.added,
-            "ratio": ratio,
+            "ratio": self.gateway / self.direct if self.direct else None,
             "peers": {
                 name: None if math.isnan(value) else value for name, value in self.peers.items()
             },
@@ -141,19 +148,32 @@ def print_table(table: Table, notes: Sequence[str] = ()) -> None:
         console.print(note, style="dim", highlight=False)
 
 
-def write_json(
-    path: Path, name: str, rows: Sequence[Row], notes: Sequence[str], details: dict[str, Any]
-) -> None:
-    """Write everything that was measured, and where."""
-    content = {
-        "benchmark": name,
-        "machine": machine(),
-        "rows": [row.to_dict() for row in rows],
-        "notes": list(notes),
-        **details,
-    }
+def write_json(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
+    """Write what was measured, and where."""
+    data = msgspec.json.encode({"benchmark": benchmark, "machine": machine(), **content})
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    path.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+
+
+def run_with_progress(run: Callable[[Callable[[str], None]], T]) -> T:
+    """Run a benchmark, which reports what it measures, and end the command if it cannot be run."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    try:
+        with console.status("starting") as status:
+            return run(status.update)
+    except (BenchmarkError, ConfigError) as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from None
+
+
+def load_average() -> str:
+    """Of this machine, or `unknown`."""
+    try:
+        return ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    except OSError:
+        return "unknown"
 
 
 def _aim(row: Row) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parrot_gateway.bench.report import machine, print_table
+from parrot_gateway.bench.report import JsonFile, print_table, write_json
 
 
 def scheduler_command(
@@ -23,9 +21,7 @@ def scheduler_command(
     cpu_time: Annotated[
         bool, typer.Option("--cpu-time", help="Count CPU time: for machines with other work.")
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure the scheduler's decisions: one core, full engines, a long queue."""
     from parrot_scheduler.config import PRESETS
@@ -59,12 +55,10 @@ def scheduler_command(
         )
     print_table(table)
     if json_file is not None:
-        data = {
-            "benchmark": "scheduler",
+        content = {
             "policy": policy,
             "compiled": is_compiled(),
             "clock": "cpu" if cpu_time else "wall",
-            "machine": machine(),
             "rows": [asdict(row) for row in rows],
         }
-        json_file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, "scheduler", content)

@@ -25,6 +25,8 @@ import msgspec
 #: Time for a server to begin to answer.
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+#: The line in which a gateway, or the bare proxy, gives its base URL.
+_READY = r"ready at (http://\S+/v1)"
 
 
 class BenchmarkError(Exception):
@@ -138,17 +140,16 @@ async def start_fake_upstream(models: Sequence[str]) -> Server:
     return await Server.start("the fake upstream", command, r"(http://\S+/v1)")
 
 
-async def start_gateway(upstream_url: str, *arguments: str) -> Server:
-    """A gateway in front of the upstream, with default settings."""
-    command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0"]
-    command += ["--upstream", f"fake={upstream_url}", *arguments]
-    return await Server.start("the gateway", command, r"ready at (http://\S+/v1)")
+async def start_gateway(*arguments: str, name: str = "the gateway") -> Server:
+    """A gateway; `arguments` are those of `serve`, besides its port."""
+    command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0", *arguments]
+    return await Server.start(name, command, _READY)
 
 
 async def start_bare_proxy(upstream_url: str) -> Server:
     """The least proxy in front of the upstream; see `bare_proxy`."""
     command = [sys.executable, "-m", "parrot_gateway.bench.bare_proxy", upstream_url]
-    return await Server.start("the bare proxy", command, r"ready at (http://\S+/v1)")
+    return await Server.start("the bare proxy", command, _READY)
 
 
 async def start_litellm(python: Path, upstream_url: str, models: Sequence[str]) -> Server:

@@ -8,10 +8,12 @@ else. That the ways give the same texts is shown in a first round, not timed, wi
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +22,7 @@ from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.runner import GatewayClient, RunResult, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size, Way, Workload
 from parrot_gateway.bench.load import Spread
+from parrot_gateway.bench.servers import start_gateway
 
 #: Speed-ups to reach: application, client, round trip of the network at least so many
 #: milliseconds, at least so many steps or chunks.
@@ -27,13 +30,31 @@ AIMS = {("chain", "one by one"): (3.0, 250, 20), ("map-reduce", "one by one"): (
 #: Without a network, and for the clients that have no aim of their own.
 NEVER_SLOWER = 0.98
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a comparison runs; `count` and `scale` are the application's own when not given."""
+
+    apps: Sequence[str]
+    model: str
+    rounds: int
+    count: int | None = None
+    scale: float | None = None
+
+    def size(self, app: str, characters_per_token: float) -> Size:
+        """The size of one application."""
+        recipe = RECIPES[app]
+        return Size(self.count or recipe.count, self.scale or recipe.scale, characters_per_token)
+
 
 class Comparison(msgspec.Struct, frozen=True):
     """One kind of job, one client against semantic variables, at one network delay."""
 
     app: str
     kind: str
-    #: `s` for jobs, `ms/token` where the time is told per token of the answer.
+    #: `s` for jobs, `ms/token` where the time is counted per token of the answer.
     unit: str
     delay_ms: float
     client: str
@@ -73,12 +94,38 @@ class AppOutcome(msgspec.Struct, frozen=True):
     #: First differences, if any.
     differences: list[str]
     comparisons: list[Comparison]
-    #: Seconds (per token, where so told) of each job: delay, way, kind, round.
+    #: Seconds (per token, where so counted) of each job: delay, way, kind, round.
     samples: dict[str, dict[str, dict[str, list[list[float]]]]]
 
 
+async def compare_ways(
+    plan: Plan,
+    delays_ms: Sequence[float],
+    base_url: str | None,
+    api_key: str | None,
+    progress: Callable[[str], None],
+) -> list[AppOutcome]:
+    """Run applications in all ways, on the server at `base_url` or a gateway started for it.
+
+    Raises:
+        BenchmarkError: the server did not start, or a call failed.
+    """
+    async with AsyncExitStack() as stack:
+        if base_url is None:
+            progress("starting the gateway")
+            server = await start_gateway("--model", plan.model)
+            stack.push_async_callback(server.stop)
+            base_url = server.url
+        client = await stack.enter_async_context(GatewayClient(base_url, plan.model, api_key))
+        density = await characters_per_token(client)
+        return [
+            await measure(client, app, plan.size(app, density), delays_ms, plan.rounds, progress)
+            for app in plan.apps
+        ]
+
+
 async def characters_per_token(client: GatewayClient) -> float:
-    """Of the model's tokenizer on the book; a usual value where the server does not tell."""
+    """Of the model's tokenizer on the book; a usual value where the server does not count."""
     sample = book.passage(20_000)
     count = await client.count_tokens(sample)
     return len(sample) / count if count else Size(0, 0).characters_per_token
@@ -92,7 +139,7 @@ async def measure(
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> AppOutcome:
-    """Run one application, all ways.
+    """Run one application (a key of `RECIPES`), all ways.
 
     Args:
         client: of a server that is ready.
@@ -100,7 +147,7 @@ async def measure(
         size: of the workload.
         delays_ms: round trips of the simulated network.
         rounds: timed runs for each delay and way, in turn.
-        progress: is told what is being measured.
+        progress: called with what is being measured.
 
     Raises:
         BenchmarkError: a call failed.
@@ -116,16 +163,16 @@ async def measure(
     unequal = differences(firsts)
     samples: dict[str, dict[str, dict[str, list[list[float]]]]] = {}
     comparisons: list[Comparison] = []
+
+    async def timed(way: Way, _round: int) -> RunResult:
+        return await _run(client, build(size, salt()), way)
+
     for delay_ms in delays_ms:
         client.round_trip_s = delay_ms / 1000
-        times: dict[str, dict[str, list[list[float]]]] = {way: {} for way in ways}
-        for number in range(rounds):
-            # Whoever is first in one round is last in the next.
-            for way in ways if number % 2 == 0 else reversed(ways):
-                progress(f"{app}: {delay_ms:g} ms, round {number + 1} of {rounds}, {way}")
-                result = await _run(client, build(size, salt()), way)
-                for kind, seconds in seconds_by_kind(workload, result).items():
-                    times[way].setdefault(kind, []).append(seconds)
+        runs = await alternate(ways, rounds, timed, progress, f"{app}: {delay_ms:g} ms")
+        times: dict[str, dict[str, list[list[float]]]] = {
+            way: samples_by_kind(workload, each) for way, each in runs.items()
+        }
         samples[f"{delay_ms:g}"] = times
         comparisons += _compare(app, workload, size, delay_ms, times)
     return AppOutcome(
@@ -133,13 +180,32 @@ async def measure(
         count=size.count,
         scale=size.scale,
         calls=len(workload.calls),
-        tokens=sum(call.tokens for call in workload.calls),
+        tokens=workload.tokens,
         requests={way: run.requests for way, run in firsts.items()},
         same_texts=not unequal,
         differences=unequal[:5],
         comparisons=comparisons,
         samples=samples,
     )
+
+
+Name = TypeVar("Name", bound=str)
+
+
+async def alternate(
+    names: Sequence[Name],
+    rounds: int,
+    run: Callable[[Name, int], Awaitable[T]],
+    progress: Callable[[str], None],
+    title: str,
+) -> dict[Name, list[T]]:
+    """What `run(name, round)` gives, by name; the first in one round is the last in the next."""
+    results: dict[Name, list[T]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            progress(f"{title}, round {number + 1} of {rounds}, {name}")
+            results[name].append(await run(name, number))
+    return results
 
 
 async def _run(client: GatewayClient, workload: Workload, way: Way) -> RunResult:
@@ -151,13 +217,35 @@ async def _run(client: GatewayClient, workload: Workload, way: Way) -> RunResult
             await client.forget(session)
 
 
-def seconds_by_kind(workload: Workload, result: RunResult) -> dict[str, list[float]]:
-    """The time of each job, per token of its answer where so told."""
-    found: dict[str, list[float]] = {}
-    for done in result.jobs:
-        per = done.job.tokens if done.job.kind in workload.per_token else 1
-        found.setdefault(done.job.kind, []).append(done.seconds / per)
+def samples_by_kind(
+    workload: Workload, results: Iterable[RunResult]
+) -> dict[str, list[list[float]]]:
+    """By kind and round the seconds of each job, per token of its answer where so counted."""
+    found: dict[str, list[list[float]]] = {}
+    for result in results:
+        seconds: dict[str, list[float]] = {}
+        for done in result.jobs:
+            per = done.job.tokens if done.job.kind in workload.per_token else 1
+            seconds.setdefault(done.job.kind, []).append(done.seconds / per)
+        for kind, each in seconds.items():
+            found.setdefault(kind, []).append(each)
     return found
+
+
+class Summary(NamedTuple):
+    """One kind of job over all rounds: in seconds, or in milliseconds a token."""
+
+    unit: str
+    p50: float
+    p99: float
+    mean: float
+
+    @classmethod
+    def of(cls, workload: Workload, kind: str, rounds: Sequence[Sequence[float]]) -> Summary:
+        """Of the samples of a kind."""
+        unit, factor = ("ms/token", 1000.0) if kind in workload.per_token else ("s", 1.0)
+        times = [seconds * factor for seconds in chain.from_iterable(rounds)]
+        return cls(unit, median(times), p99(times), fmean(times))
 
 
 def _compare(
@@ -169,28 +257,18 @@ def _compare(
 ) -> list[Comparison]:
     found = []
     for kind, rounds in times[SEMANTIC].items():
-        semantic = list(chain.from_iterable(rounds))
+        semantic = Summary.of(workload, kind, rounds)
         job = next(job for job in workload.jobs if job.kind == kind)
-        per_token = kind in workload.per_token
-        unit, factor = ("ms/token", 1000.0) if per_token else ("s", 1.0)
         for client in workload.clients:
-            theirs = list(chain.from_iterable(times[client][kind]))
+            theirs = Summary.of(workload, kind, times[client][kind])
             ratios = [
                 median(a) / median(b) for a, b in zip(times[client][kind], rounds, strict=True)
             ]
             found.append(
                 Comparison(
-                    app=app,
-                    kind=kind,
-                    unit=unit,
-                    delay_ms=delay_ms,
-                    client=client,
-                    client_p50=median(theirs) * factor,
-                    client_p99=p99(theirs) * factor,
-                    client_mean=fmean(theirs) * factor,
-                    semantic_p50=median(semantic) * factor,
-                    semantic_p99=p99(semantic) * factor,
-                    semantic_mean=fmean(semantic) * factor,
+                    *(app, kind, semantic.unit, delay_ms, client),
+                    *(theirs.p50, theirs.p99, theirs.mean),
+                    *(semantic.p50, semantic.p99, semantic.mean),
                     speedup=median(ratios),
                     client_round_trips=job.round_trips(client),
                     semantic_round_trips=job.round_trips(SEMANTIC),
@@ -200,9 +278,9 @@ def _compare(
     return found
 
 
-def p99(seconds: list[float]) -> float:
+def p99(times: list[float]) -> float:
     """The longest of fewer than a hundred."""
-    return Spread.of(seconds).p99 / 1000
+    return Spread.of(times).p99 / 1000
 
 
 def aim(app: str, client: str, delay_ms: float, count: int) -> float | None:
@@ -216,13 +294,13 @@ def aim(app: str, client: str, delay_ms: float, count: int) -> float | None:
 def differences(runs: dict[Way, RunResult]) -> list[str]:
     """Where texts of other ways differ from those of the first way."""
     (first, reference), *others = runs.items()
-    found = []
-    for way, run in others:
-        for theirs, ours in zip(reference.jobs, run.jobs, strict=True):
-            for name, a, b in zip(theirs.job.finals, theirs.texts, ours.texts, strict=True):
-                if a != b:
-                    found.append(f"{name}: {first}: {a[:60]!r}…, {way}: {b[:60]!r}…")
-    return found
+    return [
+        f"{name}: {first}: {a[:60]!r}…, {way}: {b[:60]!r}…"
+        for way, run in others
+        for theirs, ours in zip(reference.jobs, run.jobs, strict=True)
+        for name, a, b in zip(theirs.job.finals, theirs.texts, ours.texts, strict=True)
+        if a != b
+    ]
 
 
 def salt() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,18 +18,27 @@ from contextlib import AsyncExitStack
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import msgspec
 
 from parrot_gateway.bench.apps.applications import RECIPES
-from parrot_gateway.bench.apps.measure import characters_per_token, p99, salt, seconds_by_kind
+from parrot_gateway.bench.apps.measure import (
+    Plan,
+    Summary,
+    alternate,
+    characters_per_token,
+    p99,
+    salt,
+    samples_by_kind,
+)
 from parrot_gateway.bench.apps.runner import GatewayClient, RunResult, run_workload, session_of
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size, Workload
-from parrot_gateway.bench.servers import BenchmarkError, Server
+from parrot_gateway.bench.servers import BenchmarkError, start_gateway
 
-#: Counters that come with heartbeats are waited for so long.
-_NEWS_TIMEOUT_S = 15.0
-#: What a process of the demo model takes.
+#: Longest wait for the counters that come with heartbeats.
+_STATS_TIMEOUT_S = 15.0
+#: Memory of a process of the demo model.
 _ENGINE_BYTES = 350 * 1024 * 1024
 
 
@@ -58,7 +66,7 @@ class Times(msgspec.Struct, frozen=True):
     """One kind of job under one policy, over all rounds."""
 
     kind: str
-    #: `s` for jobs, `ms/token` where the time is told per token of the answer.
+    #: `s` for jobs, `ms/token` where the time is counted per token of the answer.
     unit: str
     p50: float
     p99: float
@@ -80,7 +88,7 @@ class PolicyOutcome(msgspec.Struct, frozen=True):
     times: list[Times]
     #: Of each round.
     work: list[Work]
-    #: By kind and round, the jobs' seconds (per token, where so told).
+    #: By kind and round, the jobs' seconds (per token, where so counted).
     samples: dict[str, list[list[float]]]
 
     def prefilled(self) -> float:
@@ -117,28 +125,16 @@ class PoliciesOutcome(msgspec.Struct, frozen=True):
     speed_ups: list[SpeedUp]
 
 
-async def compare(
-    apps: Sequence[str],
-    policies: Sequence[str],
-    *,
-    engines: int,
-    model: str,
-    count: int | None,
-    scale: float | None,
-    rounds: int,
-    progress: Callable[[str], None] = lambda _: None,
+async def compare_policies(
+    plan: Plan, policies: Sequence[str], engines: int, progress: Callable[[str], None]
 ) -> list[PoliciesOutcome]:
     """Run applications under all policies.
 
     Args:
-        apps: keys of `RECIPES`.
+        plan: the applications.
         policies: as `serve --policy` takes them; the first is compared with each other.
         engines: of each gateway.
-        model: what they run.
-        count: of the workload; None for its own.
-        scale: the same.
-        rounds: timed runs under each policy.
-        progress: is told what is being measured.
+        progress: called with what is being measured.
 
     Raises:
         BenchmarkError: there is too little memory, a gateway did not start, or a call failed.
@@ -148,23 +144,20 @@ async def compare(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-policies-")))
         config = folder / "config.yaml"
         # JSON is YAML too.
-        config.write_bytes(msgspec.json.encode({"models": [{"model": model, "engines": engines}]}))
+        models = [{"model": plan.model, "engines": engines}]
+        config.write_bytes(msgspec.json.encode({"models": models}))
         clients: dict[str, GatewayClient] = {}
         for policy in policies:
             progress(f"starting {engines} engines for {policy}")
-            command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0"]
-            command += ["--config", str(config), "--policy", policy]
-            server = await Server.start(policy, command, r"ready at (http://\S+/v1)")
+            server = await start_gateway("--config", str(config), "--policy", policy, name=policy)
             stack.push_async_callback(server.stop)
-            client = GatewayClient(server.url, model)
+            client = GatewayClient(server.url, plan.model)
             clients[policy] = await stack.enter_async_context(client)
         density = await characters_per_token(clients[policies[0]])
-        outcomes = []
-        for app in apps:
-            recipe = RECIPES[app]
-            size = Size(count or recipe.count, scale or recipe.scale, density)
-            outcomes.append(await _compare(app, clients, size, engines, rounds, progress))
-        return outcomes
+        return [
+            await _compare(app, clients, plan.size(app, density), engines, plan.rounds, progress)
+            for app in plan.apps
+        ]
 
 
 async def _compare(
@@ -175,32 +168,30 @@ async def _compare(
     rounds: int,
     progress: Callable[[str], None],
 ) -> PoliciesOutcome:
-    policies = list(clients)
     workload = RECIPES[app].build(size, salt())
-    texts: dict[str, tuple[tuple[str, ...], ...]] = {}
-    for policy in policies:
+    texts: set[tuple[tuple[str, ...], ...]] = set()
+    for policy, client in clients.items():
         progress(f"{app}: same texts, {policy}")
-        result, _ = await _run(clients[policy], workload)
-        texts[policy] = tuple(job.texts for job in result.jobs)
-    results: dict[str, list[RunResult]] = {policy: [] for policy in policies}
-    work: dict[str, list[Work]] = {policy: [] for policy in policies}
-    for number in range(rounds):
-        workload = RECIPES[app].build(size, salt())
-        # Whoever is first in one round is last in the next.
-        for policy in policies if number % 2 == 0 else reversed(policies):
-            progress(f"{app}: round {number + 1} of {rounds}, {policy}")
-            result, done = await _run(clients[policy], workload)
-            results[policy].append(result)
-            work[policy].append(done)
-    outcomes = [outcome(policy, workload, results[policy], work[policy]) for policy in policies]
+        result, _ = await _run(client, workload)
+        texts.add(tuple(job.texts for job in result.jobs))
+    workloads = [RECIPES[app].build(size, salt()) for _ in range(rounds)]
+
+    async def timed(policy: str, number: int) -> tuple[RunResult, Work]:
+        return await _run(clients[policy], workloads[number])
+
+    runs = await alternate(list(clients), rounds, timed, progress, app)
+    outcomes = [
+        outcome(policy, workload, [run for run, _ in each], [work for _, work in each])
+        for policy, each in runs.items()
+    ]
     return PoliciesOutcome(
         app=app,
         count=size.count,
         scale=size.scale,
         engines=engines,
         calls=len(workload.calls),
-        tokens=sum(call.tokens for call in workload.calls),
-        same_texts=len(set(texts.values())) == 1,
+        tokens=workload.tokens,
+        same_texts=len(texts) == 1,
         policies=outcomes,
         speed_ups=speed_ups(outcomes),
     )
@@ -209,32 +200,27 @@ async def _compare(
 async def _run(client: GatewayClient, workload: Workload) -> tuple[RunResult, Work]:
     """One run, and what the engines did for it."""
     session = f"bench-{secrets.token_hex(8)}"
-    before = await _work(client)
+    before = await _counters(client)
     try:
         result = await run_workload(client, workload, SEMANTIC, session, session_per_job=True)
     finally:
         await asyncio.gather(*(client.forget(session_of(session, job)) for job in workload.jobs))
-    after = await _work(client)
-    differences = {
-        name: getattr(after, name) - getattr(before, name) for name in Work.__struct_fields__
-    }
-    return result, Work(**differences)
+    after = await _counters(client)
+    return result, Work(**{name: after[name] - before[name] for name in after})
 
 
-async def _work(client: GatewayClient) -> Work:
-    """The sum over all engines, of counters that are younger than this call."""
+async def _counters(client: GatewayClient) -> dict[str, Any]:
+    """By the fields of `Work`: sums over all engines, of counters younger than this call."""
     began = time.monotonic()
     while True:
         engines = (await client.health())["engines"]
-        now = time.monotonic()
-        if all(engine["stats_age_s"] < now - began for engine in engines):
-            return Work(
-                **{
-                    name: sum(engine["stats"][name] for engine in engines)
-                    for name in Work.__struct_fields__
-                }
-            )
-        if now - began > _NEWS_TIMEOUT_S:
+        elapsed_s = time.monotonic() - began
+        if all(engine["stats_age_s"] < elapsed_s for engine in engines):
+            return {
+                name: sum(engine["stats"][name] for engine in engines)
+                for name in Work.__struct_fields__
+            }
+        if elapsed_s > _STATS_TIMEOUT_S:
             raise BenchmarkError(f"{client.base_url}: its engines send no counters.")
         await asyncio.sleep(0.1)
 
@@ -243,29 +229,21 @@ def outcome(
     policy: str, workload: Workload, results: Sequence[RunResult], work: Sequence[Work]
 ) -> PolicyOutcome:
     """What all rounds of one policy come to."""
-    samples: dict[str, list[list[float]]] = {}
-    whole: dict[str, list[float]] = {}
-    for result in results:
-        for kind, seconds in seconds_by_kind(workload, result).items():
-            samples.setdefault(kind, []).append(seconds)
-        for done in result.jobs:
-            whole.setdefault(done.job.kind, []).append(done.seconds)
+    samples = samples_by_kind(workload, results)
     times = []
     for kind, rounds in samples.items():
-        unit, factor = ("ms/token", 1000.0) if kind in workload.per_token else ("s", 1.0)
-        seconds = list(chain.from_iterable(rounds))
+        summary = Summary.of(workload, kind, rounds)
+        means = [Summary.of(workload, kind, [each]).mean for each in rounds]
+        whole = [done.seconds for run in results for done in run.jobs if done.job.kind == kind]
         times.append(
             Times(
-                kind=kind,
-                unit=unit,
-                p50=median(seconds) * factor,
-                p99=p99(seconds) * factor,
-                mean=fmean(seconds) * factor,
-                least_mean=min(map(fmean, rounds)) * factor,
-                largest_mean=max(map(fmean, rounds)) * factor,
-                jobs=len(seconds),
-                end_to_end_p50_s=median(whole[kind]),
-                end_to_end_p99_s=p99(whole[kind]),
+                kind,
+                *summary,
+                least_mean=min(means),
+                largest_mean=max(means),
+                jobs=len(whole),
+                end_to_end_p50_s=median(whole),
+                end_to_end_p99_s=p99(whole),
             )
         )
     return PolicyOutcome(policy, times, list(work), samples)
@@ -277,17 +255,16 @@ def speed_ups(outcomes: Sequence[PolicyOutcome]) -> list[SpeedUp]:
     found = []
     for kind, rounds in ours.samples.items():
         for other in others:
-            theirs_of_all = other.samples[kind]
-            pairs = list(zip(theirs_of_all, rounds, strict=True))
+            pairs = list(zip(other.samples[kind], rounds, strict=True))
             means = [fmean(theirs) / fmean(mine) for theirs, mine in pairs]
+            of_all = [fmean(chain.from_iterable(side)) for side in zip(*pairs, strict=True)]
             found.append(
                 SpeedUp(
                     kind=kind,
                     against=other.policy,
                     p50=median(median(theirs) / median(mine) for theirs, mine in pairs),
                     mean=median(means),
-                    of_all=fmean(chain.from_iterable(theirs_of_all))
-                    / fmean(chain.from_iterable(rounds)),
+                    of_all=of_all[0] / of_all[1],
                     least=min(means),
                     largest=max(means),
                 )
@@ -307,3 +284,11 @@ def _check_memory(engines: int) -> None:
             f"{engines} engines take about {engines * _ENGINE_BYTES >> 20:,} MiB, and "
             f"{free >> 20:,} MiB of memory are available: take fewer engines or policies."
         )
+
+
+def to_dict(outcome: PoliciesOutcome) -> dict[str, Any]:
+    """All of it as plain types."""
+    content: dict[str, Any] = msgspec.to_builtins(outcome)
+    for plain, policy in zip(content["policies"], outcome.policies, strict=True):
+        plain["prefilled_tokens"] = policy.prefilled()
+    return content

@@ -88,13 +88,18 @@ class Workload:
     name: str
     jobs: tuple[Job, ...]
     clients: tuple[Way, ...]
-    #: Kinds of jobs whose time is told per token of the answer.
+    #: Kinds of jobs whose time is counted per token of the answer.
     per_token: Collection[str] = ()
 
     @property
     def calls(self) -> list[Call]:
         """The calls of all jobs."""
         return [call for job in self.jobs for call in job.calls]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(job.tokens for job in self.jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def test_the_whole_benchmark_runs(tmp_path: Path) -> None:
     assert gateway["32 calls, share of bare"] == gateway["32 calls"] / bare["32 calls"]
     assert len(seen) >= len(overhead.scenarios(options))
     path = tmp_path / "out" / "overhead.json"
-    write_json(path, "overhead", outcome.rows, outcome.notes, outcome.details)
+    write_json(path, "overhead", outcome.to_dict())
     written = msgspec.json.decode(path.read_bytes())
     assert written["machine"]["python"].split(".")[:2] == [
         str(number) for number in sys.version_info[:2]

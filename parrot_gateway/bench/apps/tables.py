@@ -1,0 +1,147 @@
+"""Comparisons as tables: of ways of calling, and of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from parrot_gateway.bench.apps.applications import RECIPES
+from parrot_gateway.bench.report import load_average, print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from parrot_gateway.bench.apps.measure import AppOutcome, Comparison
+    from parrot_gateway.bench.apps.policies import PoliciesOutcome, PolicyOutcome, Times
+
+
+def show_ways(outcomes: Sequence[AppOutcome]) -> None:
+    """Print a table for each application."""
+    console = _console()
+    for outcome in outcomes:
+        _show_table(
+            console,
+            outcome,
+            "",
+            ("network", "client"),
+            ("p50", "p99", "semantic", "p99", "speed-up", "aim", "trips"),
+            map(_way_cells, outcome.comparisons),
+        )
+        requests = ", ".join(f"{way} {number}" for way, number in outcome.requests.items())
+        _show_sameness(console, outcome, f"of all ways: {{}}. Requests of a run: {requests}.")
+        for difference in outcome.differences:
+            console.print(difference, style="red", highlight=False, markup=False)
+        console.print()
+    console.print(
+        "p50 and p99 of the time from a job's start until its client has what it reads (of chats: "
+        "per token). One by one: the client sends a call when it has the answer to the last; "
+        "parallel: as soon as it has what the call reads; semantic: all at once. Speed-up: median "
+        "over the rounds. Trips: round trips one after another, the client's and with semantic "
+        "variables.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def show_policies(outcomes: Sequence[PoliciesOutcome]) -> None:
+    """Print a table for each application."""
+    console = _console()
+    for outcome in outcomes:
+        _show_table(
+            console,
+            outcome,
+            f", {outcome.engines} engines under each policy",
+            ("", "policy"),
+            ("mean", "of rounds", "p50", "n", "faster", "of rounds", "filled"),
+            (
+                _policy_cells(outcome, policy, times, first=index == 0)
+                for policy in outcome.policies
+                for index, times in enumerate(policy.times)
+            ),
+        )
+        _show_sameness(console, outcome, "under all policies: {}.")
+        console.print()
+    console.print(
+        "Times from a job's start until its client has what it reads, of the n jobs of all rounds; "
+        "of rounds: the smallest and the largest mean of a round. Faster: so many times is the "
+        "first policy than this one in the mean of all jobs, and in the means of the round where "
+        "it was least so and where it was most; where 1 lies between them, take more rounds. "
+        "Filled: prompt tokens that engines computed in a round, the median. "
+        f"Load average of this machine: {load_average()}.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _show_table(
+    console: Console,
+    outcome: AppOutcome | PoliciesOutcome,
+    more: str,
+    left: Sequence[str],
+    right: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> None:
+    """The application and its size, then the rows under their headings."""
+    from rich.table import Table
+
+    console.print(
+        f"[bold]{outcome.app}[/]: {outcome.count} {RECIPES[outcome.app].what}, "
+        f"{outcome.calls} calls, {outcome.tokens:,} tokens of output, the paper's lengths x "
+        f"{outcome.scale:g}{more}",
+        highlight=False,
+    )
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    print_table(table)
+
+
+def _show_sameness(console: Console, outcome: AppOutcome | PoliciesOutcome, form: str) -> None:
+    same = "the same" if outcome.same_texts else "DIFFERENT"
+    style = "dim" if outcome.same_texts else "red"
+    console.print("Final texts " + form.format(same), style=style, highlight=False)
+
+
+def _way_cells(each: Comparison) -> list[str]:
+    colour = {None: "", True: "[green]", False: "[red]"}[each.met]
+    goal = "" if each.at_least is None else f"{colour}≥ {each.at_least:g}"
+    unit, digits = (" ms", 1) if each.unit == "ms/token" else (" s", 2)
+    times = (each.client_p50, each.client_p99, each.semantic_p50, each.semantic_p99)
+    return [
+        f"{each.delay_ms:g} ms",
+        each.client if each.kind == each.app else each.kind,
+        *(f"{time:.{digits}f}{unit}" for time in times),
+        f"{each.speedup:.2f}x",
+        goal,
+        f"{each.client_round_trips}→{each.semantic_round_trips}",
+    ]
+
+
+def _policy_cells(
+    outcome: PoliciesOutcome, policy: PolicyOutcome, times: Times, *, first: bool
+) -> list[str]:
+    digits = 1 if times.unit == "ms/token" else 2
+    found = ["", ""]
+    for each in outcome.speed_ups:
+        if (each.kind, each.against) == (times.kind, policy.policy):
+            found = [f"{each.of_all:.2f}", f"{each.least:.2f}-{each.largest:.2f}"]
+    return [
+        f"{times.kind} {times.unit}",
+        policy.policy,
+        f"{times.mean:.{digits}f}",
+        f"{times.least_mean:.{digits}f}-{times.largest_mean:.{digits}f}",
+        f"{times.p50:.{digits}f}",
+        f"{times.jobs}",
+        *found,
+        f"{policy.prefilled():,.0f}" if first else "",
+    ]
