@@ -16,7 +16,6 @@ import typer
 
 from parrot_gateway import __version__
 from parrot_gateway.bench.servers import BenchmarkError
-from parrot_gateway.settings.config_file import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -158,6 +157,8 @@ def write_json(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
 def run_with_progress(run: Callable[[Callable[[str], None]], T]) -> T:
     """Run a benchmark, which reports what it measures, and end the command if it cannot be run."""
     from rich.console import Console
+
+    from parrot_gateway.settings.config_file import ConfigError
 
     console = Console(stderr=True)
     try:

@@ -1,6 +1,6 @@
 """`parrot-gateway graph SESSION`: fetches a session's graph from a running gateway and draws it.
 
-The gateway answers with plain data; the pictures are made here, with `core.drawing`.
+The gateway answers with plain data; the pictures are made here, with `semantic.drawing`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -21,6 +21,8 @@ from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, Vari
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
+
+V = TypeVar("V", NodeView, VariableView)
 
 
 class GraphUnavailableError(Exception):
@@ -36,38 +38,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
-class _Node(msgspec.Struct):
-    id: str
-    state: str
-    name: str = ""
-    kind: str = "call"
-    stage: int = 0
-    inputs: tuple[str, ...] = ()
-    output: str | None = None
-    transform: str | None = None
-    model: str | None = None
-    objective: str | None = None
-    priority: int = 0
-    tokens: int = 0
-    engine: str | None = None
-    placement: str | None = None
-    run: str | None = None
-    parent: str | None = None
-    group: str | None = None
-    submitted_s: float = 0.0
-    started_s: float | None = None
-    first_token_s: float | None = None
-    finished_s: float | None = None
-    failure: str | None = None
-
-
-class _Variable(msgspec.Struct):
-    id: str
-    name: str
-    state: str
-    producer: str | None = None
-    consumers: tuple[str, ...] = ()
-    size_bytes: int = 0
+#: Fields of `NodeView` that have another name in JSON.
+_RENAMED = {
+    "transform": "detail",
+    "submitted_s": "submitted",
+    "started_s": "started",
+    "first_token_s": "first_token",
+    "finished_s": "finished",
+}
 
 
 class _Session(msgspec.Struct):
@@ -77,8 +55,8 @@ class _Session(msgspec.Struct):
 
 class _Graph(msgspec.Struct):
     session: _Session
-    calls: list[_Node]
-    variables: list[_Variable]
+    calls: list[dict[str, Any]]
+    variables: list[dict[str, Any]]
     duration_s: float = 0.0
     calls_not_kept: int = 0
 
@@ -93,55 +71,32 @@ class _Error(msgspec.Struct):
 
 
 def read_graph(data: bytes) -> GraphSnapshot:
-    """The graph that `core.drawing.to_json` made into data; its clock begins at 0.
+    """The graph that `semantic.drawing.to_json` made into data; its clock begins at 0.
 
     Raises:
         GraphUnavailableError: the data is something else.
     """
     try:
         graph = msgspec.json.decode(data, type=_Graph)
+        nodes = tuple(_view(node, NodeView) for node in graph.calls)
+        variables = tuple(_view(variable, VariableView) for variable in graph.variables)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise GraphUnavailableError(f"The answer is not a graph: {error}") from None
-    nodes = tuple(
-        NodeView(
-            id=node.id,
-            name=node.name,
-            kind=node.kind,
-            state=node.state,
-            stage=node.stage,
-            inputs=node.inputs,
-            output=node.output,
-            detail=node.transform or "",
-            model=node.model or "",
-            objective=node.objective or "",
-            priority=node.priority,
-            tokens=node.tokens,
-            engine=node.engine,
-            placement=node.placement or "",
-            run=node.run,
-            parent=node.parent,
-            group=node.group,
-            submitted=node.submitted_s,
-            started=node.started_s,
-            first_token=node.first_token_s,
-            finished=node.finished_s,
-            failure=node.failure,
-        )
-        for node in graph.calls
-    )
-    variables = tuple(
-        VariableView(v.id, v.name, v.state, v.producer, v.consumers, v.size_bytes)
-        for v in graph.variables
-    )
-    # NOTE: the duration ends now while something is unfinished; else now does not matter.
     return GraphSnapshot(
         session_id=graph.session.id,
         session_name=graph.session.name,
+        # NOTE: the duration ends now while something is unfinished; else now does not matter.
         taken_at=graph.duration_s,
         nodes=nodes,
         variables=variables,
         pruned=graph.calls_not_kept,
     )
+
+
+def _view(plain: dict[str, Any], kind: type[V]) -> V:
+    """A node or variable; null is the default."""
+    fields = {_RENAMED.get(name, name): v for name, v in plain.items() if v is not None}
+    return msgspec.convert(fields, kind)
 
 
 async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes:
@@ -243,8 +198,8 @@ def graph_command(
     """Draw a session's graph: its calls, their states and times."""
     from rich.console import Console
 
-    from parrot_gateway.settings.client_key import key_of_option, usual_key
     from parrot_gateway.settings.config_file import ConfigError
+    from parrot_gateway.settings.secret_reference import key_of_option, usual_key
 
     if watch and form is not Format.TEXT:
         raise typer.BadParameter("goes with --format text only", param_hint="--watch")

@@ -124,8 +124,8 @@ def serve(
 ) -> None:
     """Start the gateway; without a model or an upstream it runs the demo model."""
     with _quick_imports():
+        from parrot_gateway.settings import DEMO_MODEL
         from parrot_gateway.settings.config_file import ConfigError
-        from parrot_gateway.settings.demo_model import DEMO_MODEL
         from parrot_gateway.settings.sources import load_settings
 
     flags: dict[str, Any] = {}

@@ -33,20 +33,6 @@ class CircuitBreaker:
         successes: consecutive successes that close it again; also the probes let through at once.
     """
 
-    __slots__ = (
-        "_failed_at",
-        "_failures",
-        "_generation",
-        "_open_s",
-        "_opened_at",
-        "_probes",
-        "_state",
-        "_succeeded",
-        "_successes",
-        "_window_s",
-        "openings",
-    )
-
     def __init__(self, *, failures: int, window_s: float, open_s: float, successes: int) -> None:
         self._failures = failures
         self._window_s = window_s

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.link.wire import Register
-from parrot_engine.protocol import BlockChanges, EngineInfo
+from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.engines.remote import EngineObserver, RemoteEngine
@@ -88,7 +88,10 @@ class EngineRegistry:
         """
         self.check(registration)
         engine = RemoteEngine(
-            "eng_" + secrets.token_hex(8), registration, tokenizer=tokenizer, observer=self
+            "eng_" + secrets.token_hex(8),
+            registration,
+            tokenizer=tokenizer,
+            observers=self._observers,
         )
         self._engines[engine.id] = engine
         self._notify("joined", engine)
@@ -142,16 +145,6 @@ class EngineRegistry:
     def observe(self, observer: EngineObserver) -> None:
         """Notify `observer` of the reports of all engines, from now on."""
         self._observers.append(observer)
-
-    def stats_changed(self, engine: RemoteEngine) -> None:
-        """See `EngineObserver`: passes it on."""
-        for observer in self._observers:
-            observer.stats_changed(engine)
-
-    def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
-        """See `EngineObserver`: passes it on."""
-        for observer in self._observers:
-            observer.blocks_changed(engine, changes)
 
     async def wait_for_model(self, model: str, timeout_s: float) -> bool:
         """Whether some engine serves the model, waiting up to `timeout_s` for one to join."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from parrot_engine.link.wire import Register, Submit, WireError, encode
 from parrot_engine.protocol import (
@@ -30,11 +30,7 @@ from parrot_engine.protocol import (
 )
 from parrot_engine.text import TextAssets, Tokenizer
 
-from parrot_gateway.engines.kept_contexts import KeptContexts
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 #: Bytes that may wait for the socket before new work is refused.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -42,6 +38,10 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 #: What a primitive takes on the wire, roughly: more per token than MessagePack ever needs.
 _BYTES_PER_TOKEN = 5
 _BYTES_PER_PRIMITIVE = 64
+
+#: Kept contexts remembered of one application; earlier ones of a conversation are part of later
+#: ones.
+_MAX_KEPT_EACH = 256
 
 
 @dataclass(slots=True)
@@ -55,6 +55,37 @@ class _Load:
     @property
     def busy(self) -> bool:
         return self.fills > 0 or self.generates > 0
+
+
+class KeptContexts:
+    """Ids of contexts that were freed with their KV kept, by application.
+
+    Bounded, applications kept longest out first; what is forgotten here stays kept on the engine
+    until others take its place.
+    """
+
+    def __init__(self, max_contexts: int = 20_000) -> None:
+        self._max_contexts = max_contexts
+        self._by_application: OrderedDict[str, list[int]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, application: str, context_ids: Sequence[int]) -> None:
+        """These were freed, and their KV is kept for the application."""
+        known = self.pop(application)
+        ids = [*known, *context_ids][-_MAX_KEPT_EACH:]
+        self._by_application[application] = ids
+        self._count += len(ids)
+        while self._count > self._max_contexts:
+            self.pop(next(iter(self._by_application)))
+
+    def pop(self, application: str) -> list[int]:
+        """Forget the contexts of an application; returns them, in the order of freeing."""
+        known = self._by_application.pop(application, [])
+        self._count -= len(known)
+        return known
 
 
 class EngineObserver(Protocol):
@@ -76,7 +107,7 @@ class RemoteEngine:
         engine_id: unique within this gateway.
         registration: the engine's description of itself.
         tokenizer: that of another engine with equal text assets, to be shared.
-        observer: notified of heartbeats and of changes in the engine's cache.
+        observers: notified of heartbeats and of changes in the engine's cache; may grow.
         max_unsent_bytes: bound of the outgoing buffer.
     """
 
@@ -86,7 +117,7 @@ class RemoteEngine:
         registration: Register,
         *,
         tokenizer: Tokenizer | None = None,
-        observer: EngineObserver | None = None,
+        observers: Sequence[EngineObserver] = (),
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
     ) -> None:
         self.id = engine_id
@@ -98,7 +129,7 @@ class RemoteEngine:
         self.joined_at = time.time()
         #: The engine finishes what it has and takes nothing new.
         self.draining = False
-        self._observer = observer
+        self._observers = observers
         #: Set with something to send; the link waits on it.
         self.has_outgoing = asyncio.Event()
         #: Contexts with unfinished primitives.
@@ -205,13 +236,13 @@ class RemoteEngine:
         """A heartbeat came."""
         self.stats = stats
         self._stats_at = time.monotonic()
-        if self._observer is not None:
-            self._observer.stats_changed(self)
+        for observer in self._observers:
+            observer.stats_changed(self)
 
     def note_blocks(self, changes: BlockChanges) -> None:
         """The engine's cache has changed."""
-        if self._observer is not None:
-            self._observer.blocks_changed(self, changes)
+        for observer in self._observers:
+            observer.blocks_changed(self, changes)
 
     def deliver(self, events: list[Event]) -> None:
         """Hand the events of one engine step to their channels. Events of freed contexts drop."""
@@ -371,18 +402,6 @@ class EngineChannel:
     each token once.
     """
 
-    __slots__ = (
-        "_application",
-        "_closed",
-        "_engine",
-        "_events",
-        "_retention",
-        "_salt",
-        "_submitted",
-        "_waiter",
-        "context_ids",
-    )
-
     def __init__(
         self, engine: RemoteEngine, salt: str, retention: Retention, application: str
     ) -> None:
@@ -400,12 +419,7 @@ class EngineChannel:
     def __enter__(self) -> EngineChannel:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from parrot_gateway.engines.environment import engine_environment
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
@@ -45,6 +44,25 @@ _STOP_TIMEOUT_S = 10.0
 _REJOIN_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
+
+
+# NOTE: an engine may run code that came with a checkpoint, and parses files from elsewhere. Of the
+# environment it gets what it needs to find Python, devices, caches and the hub, and none of the
+# gateway's or the operator's keys.
+#: Variables that are passed on.
+_NAMES = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
+     "LD_LIBRARY_PATH", "LD_PRELOAD", "XDG_CACHE_HOME", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)  # fmt: skip
+
+#: Families of variables that are passed on.
+_PREFIXES = (
+    "LC_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "TRITON_",
+    "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "SSL_", "PYTHON",
+)  # fmt: skip
+
+#: Proxies, in either case.
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 
 @dataclass(slots=True)
@@ -94,6 +112,16 @@ def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
         *("--engine-name", name),
         "--with-parent",
     ]
+
+
+def _engine_environment() -> dict[str, str]:
+    """The variables of this process that an engine process gets."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if not name.upper().endswith("_API_KEY")
+        and (name in _NAMES or name.lower() in _PROXIES or name.startswith(_PREFIXES))
+    }
 
 
 class EngineSupervisor:
@@ -202,7 +230,7 @@ class EngineSupervisor:
     async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:
         """Run one process again and again until it is given up or this is cancelled."""
         command = self._command(process.model, join_url, process.name)
-        environment = {**engine_environment(os.environ), JOIN_KEY_VARIABLE: join_key}
+        environment = {**_engine_environment(), JOIN_KEY_VARIABLE: join_key}
         while True:
             process.ready_at = None
             process.linked.clear()

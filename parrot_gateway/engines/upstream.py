@@ -26,8 +26,7 @@ from parrot_gateway.engines.breaker import CircuitBreaker, Permit
 from parrot_gateway.engines.proxy_headers import RequestHeaders, can_be_passed_on
 from parrot_gateway.engines.retry import RetryPolicy
 from parrot_gateway.engines.slots import QueueFullError, Slots
-from parrot_gateway.engines.upstream_errors import Broken, explain
-from parrot_gateway.engines.upstream_response import UpstreamResponse
+from parrot_gateway.engines.upstream_response import Broken, UpstreamResponse, explain
 from parrot_gateway.engines.usage import UsageTotals
 from parrot_gateway.exceptions import (
     GatewayError,
@@ -249,7 +248,7 @@ class Upstream:
             try:
                 response = await self._try_once(method, url, headers, body)
             except Broken as broken:
-                self.note_failure(permit)
+                self._note_end(permit, complete=False)
                 if not broken.retry or retry >= self._policy.max_retries:
                     raise broken.error from None
                 delay = 0.0
@@ -263,7 +262,7 @@ class Upstream:
             else:
                 status = response.status
                 if status >= 500:
-                    self.note_failure(permit)
+                    self._note_end(permit, complete=False)
                 elif self._breaker.state(loop.time()) == "half_open":
                     # The first byte is enough for a probe: streams can take minutes to end.
                     self._breaker.success(permit)
@@ -298,7 +297,7 @@ class Upstream:
         if not can_be_passed_on(inner.status, inner.raw_headers):
             inner.close()
             raise explain(self.settings, ValueError("status or headers"), "") from None
-        response = UpstreamResponse(self, inner)
+        response = UpstreamResponse(self.settings, inner, self.slots, self._note_end)
         try:
             await response.read_first()
         except (aiohttp.ClientError, OSError) as cause:
@@ -316,14 +315,12 @@ class Upstream:
 
     # -- failures ---------------------------------------------------------------------------
 
-    def note_success(self, permit: Permit) -> None:
-        """Report a complete answer to the breaker."""
-        self._breaker.success(permit)
-
-    def note_failure(self, permit: Permit | None) -> None:
-        """Count a failure, also for the breaker."""
-        self.failures += 1
-        if permit is not None:
+    def _note_end(self, permit: Permit | None, complete: bool) -> None:
+        """Count an answer that broke off; of one with a permit the breaker learns the outcome."""
+        self.failures += not complete
+        if permit is not None and complete:
+            self._breaker.success(permit)
+        elif permit is not None:
             self._breaker.failure(permit, asyncio.get_running_loop().time())
 
     def _must_stop(self, delay: float, deadline: float) -> bool:

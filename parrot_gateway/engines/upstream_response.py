@@ -1,48 +1,79 @@
-"""An upstream's answer, from its first bytes to its end or abort. Bytes only, no meaning."""
+"""An upstream's answer, from its first bytes to its end or abort, and what goes wrong on the way.
+
+Bytes only, no meaning; errors are in words for the client and name no address.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Protocol
+import logging
+import os
+from collections.abc import Callable, Mapping
 
 import aiohttp
 
 from parrot_gateway.engines.breaker import Permit
 from parrot_gateway.engines.proxy_headers import response_headers
 from parrot_gateway.engines.slots import Slots
-from parrot_gateway.engines.upstream_errors import explain
+from parrot_gateway.exceptions import UpstreamError, UpstreamTimeoutError
 from parrot_gateway.settings.model import UpstreamSettings
+
+logger = logging.getLogger(__name__)
 
 #: Answers up to this size are read whole before anything is passed on, so that a failure in their
 #: middle can still be retried or reported; the rest of a longer one is streamed.
 WHOLE_BODY_LIMIT = 4 * 1024 * 1024
 
 
-class ResponseOwner(Protocol):
-    """The upstream that a response came from, as far as the response reports to it."""
+class Broken(Exception):
+    """One try failed before anything was passed on."""
 
-    @property
-    def settings(self) -> UpstreamSettings:
-        """For the wording of errors."""
-        ...
+    def __init__(self, error: UpstreamError, *, retry: bool, at_once: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.retry = retry
+        #: The connection may just have been an idle one that the upstream had closed.
+        self.at_once = at_once
 
-    @property
-    def slots(self) -> Slots:
-        """The response holds one of them until it is closed."""
-        ...
 
-    def note_success(self, permit: Permit) -> None:
-        """The answer came to its end."""
-        ...
-
-    def note_failure(self, permit: Permit | None) -> None:
-        """The answer broke off."""
-        ...
+def explain(settings: UpstreamSettings, cause: BaseException, otherwise: str) -> Broken:
+    """What a failure of the connection means to the client. Names no address."""
+    upstream = f"The upstream '{settings.name}'"
+    logger.debug("%s: %r", settings.name, cause)
+    if isinstance(cause, aiohttp.ConnectionTimeoutError):
+        message = f"{upstream} did not accept a connection in {settings.connect_timeout_s:g} s."
+        return Broken(UpstreamTimeoutError(message), retry=True)
+    if isinstance(cause, TimeoutError):
+        # NOTE: not retried: the first try may still be at work after all this time.
+        message = f"{upstream} was silent for {settings.read_timeout_s:g} s."
+        return Broken(UpstreamTimeoutError(message), retry=False)
+    if isinstance(cause, aiohttp.ClientConnectorError):
+        number = cause.os_error.errno
+        reason = os.strerror(number) if number and number > 0 else "no connection"
+        if isinstance(cause, aiohttp.ClientConnectorDNSError):
+            reason = "its name cannot be resolved"
+        return Broken(
+            UpstreamError(
+                f"{upstream} cannot be reached ({reason}). Check that it is running and its "
+                "address in the gateway's settings."
+            ),
+            retry=True,
+        )
+    if isinstance(cause, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
+        return Broken(
+            UpstreamError(f"{upstream} did not answer in HTTP that can be understood."), retry=False
+        )
+    return Broken(UpstreamError(f"{upstream} {otherwise}."), retry=True, at_once=True)
 
 
 class UpstreamResponse:
-    """An answer whose status, headers and first bytes are there.
+    """An answer whose status, headers and first bytes are there; holds a slot until it is closed.
+
+    Args:
+        settings: of the upstream, for the wording of errors.
+        inner: the client's own response.
+        slots: the slot is released there.
+        report: called with the permit, if one decides by the end, and whether the end was reached.
 
     Attributes:
         status: of the upstream.
@@ -53,22 +84,17 @@ class UpstreamResponse:
         exhausted: the status asked for a retry and the retries are used up.
     """
 
-    __slots__ = (
-        "_closed",
-        "_inner",
-        "_owner",
-        "_permit",
-        "content_type",
-        "encoded",
-        "exhausted",
-        "first",
-        "headers",
-        "status",
-    )
-
-    def __init__(self, owner: ResponseOwner, inner: aiohttp.ClientResponse) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        inner: aiohttp.ClientResponse,
+        slots: Slots,
+        report: Callable[[Permit | None, bool], None],
+    ) -> None:
+        self._settings = settings
         self._inner = inner
+        self._slots = slots
+        self._report = report
         self._permit: Permit | None = None
         self._closed = False
         self.status = inner.status
@@ -103,8 +129,8 @@ class UpstreamResponse:
         try:
             return await self._inner.content.readany()
         except (aiohttp.ClientError, OSError) as cause:
-            broken = explain(self._owner.settings, cause, "broke off in the middle of an answer")
-            self._owner.note_failure(self._permit)
+            broken = explain(self._settings, cause, "broke off in the middle of an answer")
+            self._report(self._permit, False)
             self._permit = None
             raise broken.error from None
 
@@ -125,7 +151,7 @@ class UpstreamResponse:
     async def read_first(self) -> None:
         """Fill `first`: the whole body of a document, the first bytes of a stream."""
         content = self._inner.content
-        length = self._inner.content_length
+        length = self.announced_length
         if length is None:
             is_whole = self.content_type == "application/json"
         else:
@@ -145,11 +171,11 @@ class UpstreamResponse:
         if self._closed:
             return
         self._closed = True
-        self._owner.slots.release()
-        if not self._inner.content.at_eof():
+        self._slots.release()
+        if not self.at_eof:
             self._inner.close()
         elif self._permit is not None:
-            self._owner.note_success(self._permit)
+            self._report(self._permit, True)
 
     def expect_end(self, permit: Permit) -> None:
         """The end of the body decides whether this counts as a success."""
@@ -157,5 +183,5 @@ class UpstreamResponse:
 
     def discard(self) -> None:
         """Drop an answer that is going to be retried."""
-        if not self._inner.content.at_eof():
+        if not self.at_eof:
             self._inner.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,19 +35,17 @@ class Usage(NamedTuple):
     cached_tokens: int
 
 
+@dataclass(slots=True)
 class UsageTotals:
     """Counts since the start, of one upstream."""
 
-    __slots__ = ("cached_tokens", "calls", "completion_tokens", "prompt_tokens", "unmetered")
-
-    def __init__(self) -> None:
-        #: Calls answered with a success.
-        self.calls = 0
-        #: Those of them whose answer held no usage (a stream without `include_usage`, say).
-        self.unmetered = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.cached_tokens = 0
+    #: Calls answered with a success.
+    calls: int = 0
+    #: Those of them whose answer held no usage (a stream without `include_usage`, say).
+    unmetered: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
 
     def add(self, usage: Usage | None) -> None:
         """Count one successful call."""
@@ -60,7 +59,7 @@ class UsageTotals:
 
     def to_dict(self) -> dict[str, int]:
         """All counters by name."""
-        return {name: getattr(self, name) for name in sorted(self.__slots__)}
+        return dict(sorted(asdict(self).items()))
 
 
 class _Body(msgspec.Struct):

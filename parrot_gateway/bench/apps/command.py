@@ -16,7 +16,7 @@ from parrot_gateway.bench.report import (
     run_with_progress,
     write_json,
 )
-from parrot_gateway.settings.demo_model import DEMO_MODEL
+from parrot_gateway.settings import DEMO_MODEL
 
 #: Applications that compare ways of calling, and those that compare policies of placement.
 BY_CLIENT = tuple(name for name, recipe in RECIPES.items() if not recipe.by_policy)
@@ -102,7 +102,7 @@ def apps_command(
     """
     # The command line must not wait for an HTTP client to be imported.
     from parrot_gateway.bench.apps import measure, policies, tables
-    from parrot_gateway.settings.client_key import key_of_option
+    from parrot_gateway.settings.secret_reference import key_of_option
 
     apps = tuple(dict.fromkeys(app or BY_CLIENT))
     _check_names("--app", apps, RECIPES)

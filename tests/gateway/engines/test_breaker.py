@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from copy import deepcopy
 
 import pytest
 from hypothesis import strategies as st
@@ -176,10 +177,7 @@ class BreakerMachine(RuleBasedStateMachine):
     @invariant()
     def never_stuck(self) -> None:
         """With every call ended and time gone by, somebody is let through again."""
-        copy = CircuitBreaker.__new__(CircuitBreaker)
-        for slot in CircuitBreaker.__slots__:
-            setattr(copy, slot, getattr(self.breaker, slot))
-        copy._failed_at = self.breaker._failed_at.copy()
+        copy = deepcopy(self.breaker)
         for permit in self.permits:
             copy.abandon(permit)
         assert copy.acquire(self.now + OPEN_S + 0.001) is not None

@@ -23,9 +23,8 @@ from parrot_engine.protocol import (
 from parrot_engine.text import TextAssets
 from scripted_worker import EMPTY_TOKENIZER, scripted_info
 
-from parrot_gateway.engines.kept_contexts import KeptContexts
 from parrot_gateway.engines.registry import EngineRegistry, RegistrationRefused
-from parrot_gateway.engines.remote import RemoteEngine
+from parrot_gateway.engines.remote import KeptContexts, RemoteEngine
 from parrot_gateway.exceptions import EngineLostError, OverloadedError
 
 WAIT_S = 5.0
