@@ -31,8 +31,14 @@ CUDA_DEFAULTS = MappingProxyType(
 )
 
 
-#: Values of `kv_cache_dtype`.
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+#: By setting, the values that it may have.
+_CHOICES = MappingProxyType(
+    {
+        "kv_cache_dtype": ("auto", "fp8_e4m3"),
+        "overlap": ("auto", "on", "off"),
+        "cuda_graphs": ("auto", "lazy", "off"),
+    }
+)
 
 #: Draft tokens at a time: with the token before them a row that attention still reads as a decode,
 #: its keys split among many programs.
@@ -133,21 +139,15 @@ class BuiltinSettings:
                 f"must be at least speculative_min_ngram, {self.speculative_min_ngram}, not "
                 f"{self.speculative_max_ngram}",
             )
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise SettingsError(
-                "kv_cache_dtype",
-                f"must be {' or '.join(KV_CACHE_DTYPES)}, not {self.kv_cache_dtype!r}",
-            )
-        if self.overlap not in ("auto", "on", "off"):
-            raise SettingsError("overlap", f"must be auto, on or off, not {self.overlap!r}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise SettingsError(
+                    name, f"must be one of {', '.join(allowed)}, not {getattr(self, name)!r}"
+                )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SettingsError(
                 "gpu_memory_utilization",
                 f"must be above 0 and at most 1, not {self.gpu_memory_utilization}",
-            )
-        if self.cuda_graphs not in ("auto", "lazy", "off"):
-            raise SettingsError(
-                "cuda_graphs", f"must be auto, lazy or off, not {self.cuda_graphs!r}"
             )
         self._check_host_tier()
 

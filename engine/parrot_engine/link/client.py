@@ -37,7 +37,7 @@ from parrot_engine.link.wire import (
     encode,
 )
 from parrot_engine.protocol import BlockChanges, Event
-from parrot_engine.text.assets import TextAssets
+from parrot_engine.text.tokenizer import TextAssets
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 One binary WebSocket frame is one message: a MessagePack array that begins with the message's tag.
 Primitives and events travel the same way inside their messages. Decoding is strict: an unknown
 tag, a missing or surplus field, or a value of another type is a `WireError`, and whoever gets one
-closes the link. What the numbers mean is checked by the engine, not here.
+closes the link. The engine checks the values, such as ranges.
 
 The types of `protocol` stay plain dataclasses, so that an offline engine needs no msgspec; the
 structs that it encodes are derived from them here.
@@ -14,7 +14,7 @@ structs that it encodes are derived from them here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import attrgetter, or_
@@ -36,7 +36,7 @@ from parrot_engine.protocol import (
     Generated,
     Primitive,
 )
-from parrot_engine.text.assets import TextAssets
+from parrot_engine.text.tokenizer import TextAssets
 
 #: Largest message in bytes. A tokenizer of 250,000 entries takes about 20 MB.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -48,7 +48,7 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The engine's first message: what it is."""
+    """The engine's first message: its identity, limits and tokenizer."""
 
     #: The engine's own name, for operators: `host:pid` unless given.
     name: str
@@ -59,7 +59,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The gateway's answer: the engine is part of it now."""
+    """The gateway's answer to an engine that it takes."""
 
     engine_id: str
     #: Send a heartbeat this often; three missing ones end the link.
@@ -68,7 +68,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The gateway's other answer, followed by the end of the link."""
+    """The gateway's answer to an engine that it does not take; it then ends the link."""
 
     reason: str
     #: Whether trying again later can help.
@@ -99,7 +99,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The engine is alive, and stands like this."""
+    """The engine is alive; its gauges and counters."""
 
     stats: EngineStats
 
@@ -121,9 +121,14 @@ _FROM_ENGINE: tuple[type, ...] = (Register, Events, Blocks, Heartbeat, Goodbye)
 _FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit)
 
 
-def _tag(index: int, group: tuple[type, ...]) -> int:
-    """Tags of a group are its positions; messages of the two sides do not overlap."""
-    return index + (len(_FROM_ENGINE) if group is _FROM_GATEWAY else 0)
+#: Tags are positions in a group; messages of the two sides do not overlap.
+_TAGS: dict[type, int] = {
+    cls: tag
+    for group in (_PRIMITIVES, _EVENTS, (*_FROM_ENGINE, *_FROM_GATEWAY))
+    for tag, cls in enumerate(group)
+}
+#: By the struct that msgspec decodes, the class that it mirrors.
+_CLASSES: dict[type, type] = {}
 
 
 def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
@@ -134,57 +139,45 @@ def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
     return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
 
 
-_FIELDS: dict[type, tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
-    cls: (_tag(index, group), _getter(cls))
-    for group in (_PRIMITIVES, _EVENTS, _FROM_ENGINE, _FROM_GATEWAY)
-    for index, cls in enumerate(group)
-}
+_FIELDS = {cls: (tag, _getter(cls)) for cls, tag in _TAGS.items()}
 
 
-def _mirrors(group: tuple[type, ...], inner: dict[type, Any] | None = None) -> dict[type, type]:
-    """A tagged array struct for each class, the form that msgspec can tell apart in a union.
+def _mirrors(classes: tuple[type, ...], types: dict[type, Any] | None = None) -> Any:
+    """The union of a tagged array struct for each class, whose members msgspec can tell apart.
 
     Fields with defaults stay required: both ends speak the same protocol version, so a short
     array is a mistake and not an older peer.
+
+    Args:
+        classes: the dataclasses to mirror.
+        types: of the only field of some of them, in place of its annotation.
     """
-    made: dict[type, type] = {}
-    for index, cls in enumerate(group):
+    structs = []
+    for cls in classes:
         hints = get_type_hints(cls)
-        definition = [(item.name, (inner or {}).get(cls, hints[item.name])) for item in fields(cls)]
         struct = msgspec.defstruct(
             f"_{cls.__name__}",
-            definition,
+            [(item.name, (types or {}).get(cls, hints[item.name])) for item in fields(cls)],
             array_like=True,
-            tag=_tag(index, group),
+            tag=_TAGS[cls],
             forbid_unknown_fields=True,
         )
-        made[struct] = cls
-    return made
-
-
-def _union(structs: Iterable[type]) -> Any:
+        _CLASSES[struct] = cls
+        structs.append(struct)
     return reduce(or_, structs)
 
 
-def _list_of(structs: Iterable[type]) -> Any:
-    return GenericAlias(list, (_union(structs),))
+def _list_of(union: Any) -> Any:
+    return GenericAlias(list, (union,))
 
-
-_PRIMITIVE_STRUCTS = _mirrors(_PRIMITIVES)
-_EVENT_STRUCTS = _mirrors(_EVENTS)
-_ENGINE_STRUCTS = _mirrors(_FROM_ENGINE, {Events: _list_of(_EVENT_STRUCTS)})
-_GATEWAY_STRUCTS = _mirrors(_FROM_GATEWAY, {Submit: _list_of(_PRIMITIVE_STRUCTS)})
-
-_CLASSES: dict[type, type] = {
-    **_PRIMITIVE_STRUCTS,
-    **_EVENT_STRUCTS,
-    **_ENGINE_STRUCTS,
-    **_GATEWAY_STRUCTS,
-}
 
 _encoder = msgspec.msgpack.Encoder()
-_engine_decoder = msgspec.msgpack.Decoder(_union(_ENGINE_STRUCTS))
-_gateway_decoder = msgspec.msgpack.Decoder(_union(_GATEWAY_STRUCTS))
+_engine_decoder = msgspec.msgpack.Decoder(
+    _mirrors(_FROM_ENGINE, {Events: _list_of(_mirrors(_EVENTS))})
+)
+_gateway_decoder = msgspec.msgpack.Decoder(
+    _mirrors(_FROM_GATEWAY, {Submit: _list_of(_mirrors(_PRIMITIVES))})
+)
 
 
 def encode(message: Message) -> bytes:

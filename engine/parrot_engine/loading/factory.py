@@ -17,7 +17,7 @@ from parrot_engine.loading.hub import resolve_model, served_name
 from parrot_engine.progress import ProgressLines
 from parrot_engine.protocol import Engine
 from parrot_engine.settings import BuiltinSettings
-from parrot_engine.text.assets import TextAssets, TextAssetsError
+from parrot_engine.text.tokenizer import TextAssets, TextAssetsError
 
 _log = logging.getLogger(__name__)
 

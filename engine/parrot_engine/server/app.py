@@ -6,8 +6,8 @@
     GET  /health
 
 For one trusted client: one key or none, no tenants, no queueing beyond the engine's own. Errors
-have OpenAI's shape. Text is filled as it is, special tokens included: `add_special_tokens` asks
-for the tokenizer's own beginning.
+have OpenAI's shape. Text is filled as it is, special tokens included; `add_special_tokens` adds
+those that the tokenizer puts at the beginning.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import hmac
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from types import FrameType
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 import uvicorn
@@ -53,36 +53,23 @@ class _FillBody(msgspec.Struct, forbid_unknown_fields=True):
     pin: bool = False
 
 
-class _GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
-    context_id: _ContextId
-    parent_context_id: _ContextId | None = None
-    priority: int = 0
-    stream: bool = False
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    logprobs: int | None = None
-    stop: str | list[str] = []
-
-    def sampling(self) -> SamplingParams:
-        values = {
-            name: getattr(self, name)
-            for name in self.__struct_fields__
-            if name not in ("context_id", "parent_context_id", "priority", "stream")
-        }
-        values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        values["stop_token_ids"] = tuple(self.stop_token_ids)
-        return SamplingParams(**values)
+#: The fields of `SamplingParams` with its defaults, besides those of a primitive.
+_GenerateBody = msgspec.defstruct(
+    "_GenerateBody",
+    [
+        ("context_id", _ContextId),
+        ("parent_context_id", _ContextId | None, None),
+        ("priority", int, 0),
+        ("stream", bool, False),
+        ("stop", str | list[str], ()),
+        *(
+            (item.name, get_type_hints(SamplingParams)[item.name], item.default)
+            for item in fields(SamplingParams)
+            if item.name not in ("stop", "grammar")
+        ),
+    ],
+    forbid_unknown_fields=True,
+)
 
 
 class _FreeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,7 +86,7 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
     Args:
         engine: not driven by anybody else.
         text: the model's tokenizer.
-        key: callers must send it as `Authorization: Bearer …`; None lets everybody in.
+        key: callers must send it as `Authorization: Bearer …`; None: no key is checked.
     """
     service = EngineService(engine, text)
     expected = None if key is None else _digest(f"Bearer {key}")
@@ -280,9 +267,11 @@ async def _fill(service: EngineService, body: _FillBody) -> dict[str, Any]:
     return answer
 
 
-async def _generate(service: EngineService, body: _GenerateBody) -> _Pieces:
+async def _generate(service: EngineService, body: Any) -> _Pieces:
     """Pieces of the answer: text that is certain, with the tokens that came meanwhile."""
-    sampling = body.sampling()
+    given = {item.name: getattr(body, item.name, None) for item in fields(SamplingParams)}
+    given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    sampling = SamplingParams(**given)
     source = body.context_id if body.parent_context_id is None else body.parent_context_id
     output = OutputText(service.tokenizer, service.tails.get(source), sampling.stop)
     primitive = Generate(body.context_id, sampling, body.parent_context_id, body.priority)

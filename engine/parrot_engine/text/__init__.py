@@ -6,12 +6,11 @@ Reading a model folder is `parrot_engine.text.loading`, which imports `tokenizer
 
 from __future__ import annotations
 
-from parrot_engine.text.assets import TextAssets, TextAssetsError
 from parrot_engine.text.chat import ChatTemplate, ChatTemplateError
 from parrot_engine.text.detokenizer import IncrementalDetokenizer
 from parrot_engine.text.output import OutputDelta, OutputText
 from parrot_engine.text.stop import StopResult, StopStrings
-from parrot_engine.text.tokenizer import Tokenizer
+from parrot_engine.text.tokenizer import TextAssets, TextAssetsError, Tokenizer
 
 __all__ = [
     "ChatTemplate",

@@ -17,22 +17,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers import Regex as TokenizersRegex
 from tokenizers.models import BPE
 
-from parrot_engine.text.assets import TextAssets, TextAssetsError
+from parrot_engine.text.tokenizer import TextAssets, TextAssetsError
 
 _log = logging.getLogger(__name__)
 
 Json: TypeAlias = dict[str, Any]
 
 #: The named tokens that chat templates see as variables.
-NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_NAMED_TOKENS = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
 
 #: Above this a length in `tokenizer_config.json` means "no limit" (transformers writes 1e30).
 _NO_LENGTH_LIMIT = 10**9
@@ -50,46 +44,14 @@ _CORRECTED_MODEL_TYPES = {"qwen2"}
 
 #: Causal language models whose tokenizer is taken verbatim whatever class the checkpoint names
 #: (transformers, models/auto/tokenization_auto.py).
-_VERBATIM_MODEL_TYPES = frozenset(
-    [
-        "arctic",
-        "chatlm",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "flex_olmo",
-        "glm",
-        "glm4",
-        "glm4_moe",
-        "glm4_moe_lite",
-        "gpt_bigcode",
-        "granite",
-        "granitemoe",
-        "granitemoehybrid",
-        "granitemoeshared",
-        "h2ovl_chat",
-        "hyperclovax",
-        "internlm2",
-        "internlm3",
-        "iquestcoder",
-        "jamba",
-        "mimo_v2_flash",
-        "minicpm3",
-        "minimax_m2",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "mistral3",
-        "mixtral",
-        "nemotron",
-        "olmo2",
-        "olmo3",
-        "olmo_hybrid",
-        "persimmon",
-        "phi3",
-        "phimoe",
-        "stablelm",
-    ]
-)
+_VERBATIM_MODEL_TYPES = frozenset({
+    "arctic", "chatlm", "ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "glm4_moe",
+    "glm4_moe_lite", "gpt_bigcode", "granite", "granitemoe", "granitemoehybrid",
+    "granitemoeshared", "h2ovl_chat", "hyperclovax", "internlm2", "internlm3", "iquestcoder",
+    "jamba", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral",
+    "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "persimmon", "phi3",
+    "phimoe", "stablelm",
+})  # fmt: skip
 
 #: Qwen2's pre-tokenizer (transformers, models/qwen2/tokenization_qwen2.py).
 _QWEN2_REGEX = (
@@ -205,7 +167,7 @@ class _Names:
         named: Json = {
             key: value
             for key, value in declared.items()
-            if key in NAMED_TOKENS
+            if key in _NAMED_TOKENS
             or (key.endswith("_token") and isinstance(value, (str, dict)) and value)
         }
         if isinstance(extra, dict):

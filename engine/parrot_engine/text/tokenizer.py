@@ -8,15 +8,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from parrot_engine.text.assets import TextAssets, TextAssetsError
 from parrot_engine.text.chat import ChatTemplate
 from parrot_engine.text.length_bound import read_bound
 from parrot_engine.text.pieces import TokenPieces, read_plan
 
 #: Characters, or ids, beyond which a text takes longer than a millisecond.
 _LONG_TEXT = 8192
+
+
+class TextAssetsError(ValueError):
+    """A model folder whose tokenizer cannot be read; the message says which file and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextAssets:
+    """Tokenizer and chat templates of one model, as one value that can be sent.
+
+    The engine reads it from the checkpoint and sends it to the gateway, which tokenizes without
+    having the files, torch or transformers.
+    """
+
+    #: The tokenizers library's serialisation of the whole pipeline.
+    tokenizer_json: str
+    #: One template, several by name, or none.
+    chat_template: str | dict[str, str] | None = None
+    #: `bos_token`, `eos_token`, … and the model's own named tokens, as templates see them.
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    #: The longest input that the tokenizer's configuration names, in tokens.
+    model_max_length: int | None = None
+    #: Encode the text of special tokens as ordinary text.
+    split_special_tokens: bool = False
 
 
 class Tokenizer:
@@ -79,9 +103,9 @@ class Tokenizer:
         return found
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that `encode` never falls short of; told without tokenizing.
+        """A number of tokens that `encode` never falls short of; computed without tokenizing.
 
-        Text of 20 MB takes seconds to tokenize and milliseconds here. 0 where nothing can be said.
+        Text of 20 MB takes seconds to tokenize and milliseconds here. 0 where no bound is known.
         """
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
