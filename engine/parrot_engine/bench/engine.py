@@ -33,6 +33,7 @@ from parrot_engine.bench.engine_results import BenchError, CaseResult
 from parrot_engine.bench.engine_subjects import ParrotSubject
 from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.llm import LLM
+from parrot_engine.loading.factory import add_engine_flags
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model, shape_names
 from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.progress import print_line
@@ -48,20 +49,10 @@ _LONG_CASES = ("copilot",)
 
 #: Options of the command line that are options of the engine.
 _ENGINE_OPTIONS = (
-    "block_size",
-    "num_blocks",
-    "kv_cache_bytes",
-    "kv_cache_dtype",
-    "gpu_memory_utilization",
-    "cuda_graphs",
-    "overlap",
-    "kernels",
-    "max_batch_size",
-    "max_batch_tokens",
-    "max_context_tokens",
-    "num_threads",
-    "tensor_parallel",
-)
+    "block_size", "num_blocks", "kv_cache_bytes", "kv_cache_dtype", "gpu_memory_utilization",
+    "cuda_graphs", "overlap", "kernels", "max_batch_size", "max_batch_tokens",
+    "max_context_tokens", "num_threads", "tensor_parallel",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,23 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, nargs="+", help="requests at once of the case copilot")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and random weights")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, … (default: auto)")
-    parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto"
-    )
-    parser.add_argument("--block-size", type=int)
-    parser.add_argument("--num-blocks", type=int)
-    parser.add_argument("--kv-cache-bytes", type=int)
-    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8_e4m3"))
-    parser.add_argument("--gpu-memory-utilization", type=float)
-    parser.add_argument("--cuda-graphs", choices=("auto", "lazy", "off"))
-    parser.add_argument("--overlap", choices=("auto", "on", "off"))
-    parser.add_argument("--kernels", choices=("auto", "torch", "triton"))
-    parser.add_argument("--max-batch-size", type=int)
-    parser.add_argument("--max-batch-tokens", type=int)
-    parser.add_argument("--max-context-tokens", type=int)
-    parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--tensor-parallel", type=int, metavar="N", help="GPUs that share a model")
+    add_engine_flags(parser, "device", "dtype", *_ENGINE_OPTIONS)
+    parser.set_defaults(device="auto", dtype="auto")
     # What is measured; peers are, in processes of their own.
     parser.add_argument(
         "--engine", choices=("parrot", *PEERS), default="parrot", help=argparse.SUPPRESS

@@ -6,6 +6,7 @@ the builtin engine, and the reverse.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 from dataclasses import Field, dataclass, fields
@@ -104,6 +105,80 @@ class EngineOptions:
             if key != "kind" and not _fits(value, hints[key]):
                 raise SettingsError(key, f"{value!r} has the wrong type")
         return cls(**values)
+
+
+#: By option, what its flag on a command line is beyond an optional value of the option's type.
+_FLAGS: dict[str, dict[str, Any]] = {
+    "kind": {"choices": _KINDS},
+    "device": {"help": "cpu, cuda, cuda:1, … (default: auto)"},
+    "dtype": {"choices": ("auto", "float32", "bfloat16", "float16")},
+    "kernels": {"choices": ("auto", "torch", "triton")},
+    "block_size": {"help": "tokens in a block of the KV cache"},
+    "num_blocks": {"help": "blocks of the KV cache"},
+    "kv_cache_bytes": {"help": "memory for the KV cache, instead of --num-blocks"},
+    "kv_cache_dtype": {
+        "choices": ("auto", "fp8_e4m3"),
+        "help": "how keys and values are stored: as the model computes, or in 8 bits with scales",
+    },
+    "gpu_memory_utilization": {
+        "metavar": "SHARE",
+        "help": "of a GPU's memory, where the cache's size is not given (default: 0.9)",
+    },
+    "cuda_graphs": {
+        "choices": ("auto", "lazy", "off"),
+        "help": "capture them at the start, when first needed, or never",
+    },
+    "overlap": {
+        "choices": ("auto", "on", "off"),
+        "help": "launch a step while the device computes the one before",
+    },
+    "speculative_tokens": {
+        "metavar": "K",
+        "help": "propose up to so many tokens (7 at most) at a time, from what the text repeats",
+    },
+    "max_batch_size": {"help": "contexts that run at once"},
+    "max_batch_tokens": {"help": "tokens of one step"},
+    "max_context_tokens": {"help": "longest context served"},
+    "prefix_caching": {"action": argparse.BooleanOptionalAction},
+    "seed": {"help": "of generations that give none of their own"},
+    "num_threads": {"help": "CPU threads"},
+    "tensor_parallel": {
+        "metavar": "GPUS",
+        "help": "GPUs of this host that hold the model together (default: 1)",
+    },
+    "host_memory_gb": {
+        "metavar": "GB",
+        "help": "of the host's memory, for KV blocks that leave the device (default: 0)",
+    },
+    "dummy_weights": {
+        "action": "store_true",
+        "default": None,
+        "help": "random weights: of the model only configuration and tokenizer are read",
+    },
+    "trust_remote_code": {
+        "action": "store_true",
+        "default": None,
+        "help": "run the checkpoint's code",
+    },
+}
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add the flags of some `EngineOptions`, which are None unless given."""
+    hints = get_type_hints(EngineOptions)
+    for name in names:
+        flag = _FLAGS[name]
+        kind = next((kind for kind in (int, float) if hints[name] == kind | None), None)
+        typed = {} if kind is None else {"type": kind}
+        parser.add_argument(f"--{name.replace('_', '-')}", **typed, **flag)
+
+
+def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The `EngineOptions` that were given on a command line, by name."""
+    names = EngineOptions.__dataclass_fields__.keys()
+    return {
+        name: value for name, value in vars(parsed).items() if value is not None and name in names
+    }
 
 
 class LoadedEngine(NamedTuple):

@@ -269,7 +269,9 @@ async def _fill(service: EngineService, body: _FillBody) -> dict[str, Any]:
 
 async def _generate(service: EngineService, body: Any) -> _Pieces:
     """Pieces of the answer: text that is certain, with the tokens that came meanwhile."""
-    given = {item.name: getattr(body, item.name, None) for item in fields(SamplingParams)}
+    given: dict[str, Any] = {
+        item.name: getattr(body, item.name, None) for item in fields(SamplingParams)
+    }
     given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     sampling = SamplingParams(**given)
     source = body.context_id if body.parent_context_id is None else body.parent_context_id

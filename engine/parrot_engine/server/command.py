@@ -25,7 +25,13 @@ from collections.abc import Sequence
 
 from parrot_engine.engine.driver import DriverStoppedError, EngineDriver
 from parrot_engine.exceptions import ParrotEngineError, SettingsError
-from parrot_engine.loading.factory import EngineOptions, LoadedEngine, load_engine
+from parrot_engine.loading.factory import (
+    EngineOptions,
+    LoadedEngine,
+    add_engine_flags,
+    given_options,
+    load_engine,
+)
 from parrot_engine.progress import print_line
 from parrot_engine.runner.torch_import import import_torch
 
@@ -80,63 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--join", metavar="URL", help="a gateway's ws://HOST:PORT/v1/engines/join")
     where.add_argument("--listen", metavar="HOST:PORT", help="serve /fill, /generate, … here")
     parser.add_argument("--name", help="the model id that clients use")
-    parser.add_argument("--kind", choices=("auto", "builtin", "huggingface"))
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: auto)")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    parser.add_argument("--block-size", type=int, help="tokens in a block of the KV cache")
-    parser.add_argument("--num-blocks", type=int, help="blocks of the KV cache")
-    parser.add_argument(
-        "--kv-cache-bytes", type=int, help="memory for the KV cache, instead of --num-blocks"
-    )
-    parser.add_argument(
-        "--kv-cache-dtype",
-        choices=("auto", "fp8_e4m3"),
-        help="how keys and values are stored: as the model computes, or in 8 bits with scales",
-    )
-    parser.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        metavar="SHARE",
-        help="of a GPU's memory, where the cache's size is not given (default: 0.9)",
-    )
-    parser.add_argument(
-        "--cuda-graphs",
-        choices=("auto", "lazy", "off"),
-        help="capture them at the start, when first needed, or never",
-    )
-    parser.add_argument(
-        "--speculative-tokens",
-        type=int,
-        metavar="K",
-        help="propose up to so many tokens (7 at most) at a time, from what the text repeats",
-    )
-    parser.add_argument("--max-batch-size", type=int, help="contexts that run at once")
-    parser.add_argument("--max-batch-tokens", type=int, help="tokens of one step")
-    parser.add_argument("--max-context-tokens", type=int, help="longest context served")
-    parser.add_argument("--prefix-caching", action=argparse.BooleanOptionalAction)
-    parser.add_argument("--seed", type=int, help="of generations that give none of their own")
-    parser.add_argument("--num-threads", type=int, help="CPU threads")
-    parser.add_argument(
-        "--tensor-parallel",
-        type=int,
-        metavar="GPUS",
-        help="GPUs of this host that hold the model together (default: 1)",
-    )
-    parser.add_argument(
-        "--host-memory-gb",
-        type=float,
-        metavar="GB",
-        help="of the host's memory, for KV blocks that leave the device (default: 0)",
-    )
-    parser.add_argument(
-        "--dummy-weights",
-        action="store_true",
-        default=None,
-        help="random weights: of the model only configuration and tokenizer are read",
-    )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", default=None, help="run the checkpoint's code"
-    )
+    add_engine_flags(
+        parser, "kind", "device", "dtype", "block_size", "num_blocks", "kv_cache_bytes",
+        "kv_cache_dtype", "gpu_memory_utilization", "cuda_graphs", "speculative_tokens",
+        "max_batch_size", "max_batch_tokens", "max_context_tokens", "prefix_caching", "seed",
+        "num_threads", "tensor_parallel", "host_memory_gb", "dummy_weights", "trust_remote_code",
+    )  # fmt: skip
     parser.add_argument("--engine-name", help="how operators see this engine (default: host:pid)")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
@@ -152,9 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def _options(parsed: argparse.Namespace) -> EngineOptions:
     if parsed.options is not None:
         return EngineOptions.from_json(parsed.options)
-    names = EngineOptions.__dataclass_fields__.keys()
-    given = {key: value for key, value in vars(parsed).items() if value is not None}
-    return EngineOptions(**{key: given[key] for key in given.keys() & names})
+    return EngineOptions(**given_options(parsed))
 
 
 def _load(options: EngineOptions) -> LoadedEngine:
