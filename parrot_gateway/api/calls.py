@@ -19,7 +19,6 @@ from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepa
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
@@ -114,7 +113,7 @@ class CallRoutes:
             return body
         exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
         service = self._service
-        return await service.resolve(tenant_of(exchange), template, service.call_timeout_s)
+        return await service.resolve(exchange.tenant, template, service.call_timeout_s)
 
     async def _pass_any(
         self, exchange: Exchange, requested: str, model: str, body: bytes, tried: frozenset[str]

@@ -240,7 +240,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     variable = reference.removeprefix("env:")
     key = f' -H "Authorization: Bearer ${variable}"' if api_key_of(gateway.settings) else ""
     body = f'{{"model": "{first}", "prompt": "Once upon a time", "max_tokens": 60}}'
-    lost = set(gateway.models.catalog.dangling())
+    lost = set(gateway.models.dangling())
     lines = [
         f"Parrot Gateway {__version__} is ready at {base_url}  ({elapsed_s:.1f} s)",
         "",

@@ -98,7 +98,7 @@ def can_be_passed_on(status: int, headers: Iterable[tuple[bytes, bytes]]) -> boo
     Some clients' libraries, the one that asks upstreams included, let more pass than a server may
     send: statuses that no HTTP knows, one that switches protocols, control characters in headers.
     """
-    return 200 <= status <= 599 and not any(_CONTROL.search(value) for _, value in headers)
+    return 200 <= status <= 599 and not _CONTROL.search(b"".join([value for _, value in headers]))
 
 
 def response_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

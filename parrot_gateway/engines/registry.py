@@ -46,6 +46,8 @@ class EngineRegistry:
     """
 
     def __init__(self, *, max_engines: int) -> None:
+        #: Names of the models that engines serve now, in the order of joining.
+        self.served_names: tuple[str, ...] = ()
         self._max_engines = max_engines
         self._engines: dict[str, RemoteEngine] = {}
         self._listeners: list[Listener] = []
@@ -165,5 +167,6 @@ class EngineRegistry:
         return [engine for engine in self._engines.values() if engine.info.model == model]
 
     def _notify(self, change: Change, engine: RemoteEngine) -> None:
+        self.served_names = tuple(model.id for model in self.models())
         for listener in list(self._listeners):
             listener(change, engine)

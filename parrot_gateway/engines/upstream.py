@@ -69,6 +69,8 @@ class Upstream:
         if forward is None:
             forward = secret is None and not gateway_has_key
         self.settings = settings
+        #: The operator's name for it.
+        self.name = settings.name
         #: Tokens and calls since the start.
         self.usage = UsageTotals()
         #: Calls in flight and in line.
@@ -96,11 +98,6 @@ class Upstream:
             self._list(settings.models)
 
     # -- what it serves ---------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The operator's name for it."""
-        return self.settings.name
 
     def serves(self, model: str) -> bool:
         """Whether it lists this model."""

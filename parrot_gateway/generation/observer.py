@@ -25,8 +25,8 @@ class GenerationObserver:
     that raises is logged and dropped.
     """
 
-    #: Whether it wants deltas, for which an upstream's answer has to be parsed.
-    reads_text = True
+    #: Whether it reads deltas, for which an upstream's answer has to be parsed.
+    reads_text: bool = True
 
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         """An engine or an upstream takes the call.
@@ -55,15 +55,9 @@ class GenerationObserver:
 class Observers(GenerationObserver):
     """Notifies several observers; their failures never reach whoever runs the call."""
 
-    __slots__ = ("_observers",)
-
     def __init__(self, observers: Iterable[GenerationObserver] = ()) -> None:
         self._observers = list(observers)
-
-    @property
-    def reads_text(self) -> bool:  # type: ignore[override]
-        """Whether any of them wants deltas."""
-        return any(observer.reads_text for observer in self._observers)
+        self.reads_text = bool(self._observers) and any(each.reads_text for each in self._observers)
 
     def __bool__(self) -> bool:
         return bool(self._observers)

@@ -7,18 +7,22 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
+    RequestResponseCycle,
 )
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.http.exchange import new_request_id
+from parrot_gateway.http.exchange import DISCONNECT_EXTENSION, new_request_id
 
 logger = logging.getLogger(__name__)
 
 #: Bytes of a request's line and headers; more than any client sends.
 MAX_HEAD_BYTES = 256 * 1024
+#: Requests that may wait behind the one being answered before the connection is read no further.
+MAX_PIPELINED = 8
 #: Bytes of a response that are not held back any longer, so that flow control sees them.
 MAX_HELD_BYTES = 64 * 1024
 #: A client's time for its body, and for what it has to read, is counted anew after so many bytes.
@@ -27,19 +31,42 @@ READ_STEP_BYTES = 64 * 1024
 
 
 class _ResponseTransport:
-    """The connection as one response writes to it: what is written in one turn of the event loop
-    leaves in one piece, the head with the first bytes of the body.
+    """The connection as one response uses it.
 
-    One system call and one packet for both; and the client is not woken while the turn goes on.
+    What is written in one turn of the event loop leaves in one piece, the head with the first bytes
+    of the body: one system call and one packet for both, and the client is not woken while the turn
+    goes on. Notifies the response of the client's disconnect (`DisconnectNotifier`).
     """
 
-    __slots__ = ("_held", "_held_bytes", "_loop", "_transport")
+    __slots__ = ("_disconnected", "_flow", "_held", "_held_bytes", "_loop", "_on_disconnect",
+                 "_transport")  # fmt: skip
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, flow: FlowControl, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._transport = transport
+        self._flow = flow
         self._loop = loop
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self._disconnected = False
+        self._on_disconnect: Callable[[], None] | None = None
+
+    def notify_disconnect(self, callback: Callable[[], None] | None) -> None:
+        """See `DisconnectNotifier`."""
+        self._on_disconnect = callback
+        if callback is None:
+            return
+        # A connection that is not read does not notice its end.
+        self._flow.resume_reading()
+        if self._disconnected:
+            self._loop.call_soon(self.disconnect)
+
+    def disconnect(self) -> None:
+        """The connection is lost."""
+        self._disconnected = True
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
     def write(self, data: bytes) -> None:
         """Write at the end of this turn, or at once where there is much: flow control sees it."""
@@ -177,6 +204,8 @@ class HttpProtocol(HttpToolsProtocol):
     #: A request has begun, and its end has not come.
     _in_request = False
     _in_body = False
+    #: The request being answered, or the last one; `cycle` is the newest, which may wait behind it.
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol.connection_made`."""
@@ -194,6 +223,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol.connection_lost`."""
         self._timeouts.close()
+        # NOTE: uvicorn knows of the newest request only.
+        for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                cast(_ResponseTransport, cycle.transport).disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -239,9 +274,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = True
         before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before:
-            transport = _ResponseTransport(self.transport, self.loop)
-            self.cycle.transport = cast(asyncio.Transport, transport)
+        if self.cycle is before:
+            return
+        transport = _ResponseTransport(self.transport, self.flow, self.loop)
+        self.cycle.transport = cast(asyncio.Transport, transport)
+        self.scope["extensions"] = {DISCONNECT_EXTENSION: transport}  # type: ignore[dict-item]
+        if not self.pipeline:
+            self._answering = self.cycle
+        elif len(self.pipeline) < MAX_PIPELINED:
+            # NOTE: uvicorn stops reading here, and would not notice that the client leaves.
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """See `HttpToolsProtocol`."""
@@ -257,6 +299,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         self._watch_closing()
 
@@ -273,8 +317,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _holds_up(self) -> bool:
         """Whether a request is not read further, or another one before it is still answered."""
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        return self.flow.read_paused or (is_answering and not self._in_body)
+        answering = self._answering
+        if self.flow.read_paused or answering is None or answering.response_complete:
+            return self.flow.read_paused
+        return not self._in_body or answering is not self.cycle
 
     def _refuse_late(self) -> None:
         is_answered = self._in_body and self.cycle.response_complete
@@ -299,7 +345,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer with an error, unless another answer is under way, and close the connection."""
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        answering = self._answering
+        if answering is None or answering.response_complete or not answering.response_started:
             body = InvalidRequestError(message, code=code).body()
             head = (
                 f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -310,8 +357,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._close()
 
     def _flush_response(self) -> None:
-        if self.cycle is not None and isinstance(self.cycle.transport, _ResponseTransport):
-            self.cycle.transport.flush()
+        if self._answering is not None:
+            cast(_ResponseTransport, self._answering.transport).flush()
 
     def _close(self) -> None:
         self._flush_response()

@@ -20,6 +20,7 @@ from parrot_gateway.exceptions import (
     MethodNotAllowedError,
     OverloadedError,
 )
+from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -53,14 +54,14 @@ class KeyCheck:
         """Whether callers need a key."""
         return self._digest is not None
 
-    def check(self, authorization: bytes | None) -> None:
-        """Let the call pass.
+    def check(self, authorization: bytes | None) -> str:
+        """The tenant of a caller.
 
         Raises:
             AuthenticationError: no key, or the wrong one.
         """
         if self._digest is None:
-            return
+            return DEFAULT_TENANT
         if authorization is None:
             raise AuthenticationError(
                 "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
@@ -70,6 +71,7 @@ class KeyCheck:
             _digest(credentials.strip()), self._digest
         ):
             raise AuthenticationError("Incorrect API key provided.")
+        return DEFAULT_TENANT
 
 
 def _digest(key: bytes) -> bytes:
@@ -226,7 +228,7 @@ class Dispatcher:
     ) -> None:
         try:
             if check_key:
-                self._keys.check(exchange.header(b"authorization"))
+                exchange.tenant = self._keys.check(exchange.header(b"authorization"))
             if post_only and exchange.method != "POST":
                 raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
             task = asyncio.current_task()

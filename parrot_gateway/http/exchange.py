@@ -10,9 +10,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
+from parrot_gateway.generation.placement import DEFAULT_TENANT
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -29,6 +30,18 @@ EVENT_STREAM: Headers = [
 ]
 
 
+#: Key in `scope["extensions"]` of the connection's `DisconnectNotifier`, where the server has one.
+DISCONNECT_EXTENSION = "parrot.disconnect"
+
+
+class DisconnectNotifier(Protocol):
+    """Notifies of a client's disconnect without a task that waits for it."""
+
+    def notify_disconnect(self, callback: Callable[[], None] | None) -> None:
+        """Call `callback` once the connection is lost, also if it is already; None calls none."""
+        ...
+
+
 def new_request_id() -> str:
     """An id for an answer, by which the operator finds it in the log."""
     return "req_" + secrets.token_hex(16)
@@ -42,19 +55,23 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
+        method: `GET`, `POST`, …
+        path: decoded, without the query.
+        tenant: whose request it is, once its key has been checked.
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_add_headers", "_receive", "_send", "_watcher", "completed", "disconnected",
-                 "error_body", "fail_in_band", "request_id", "responded", "scope",
-                 "started")  # fmt: skip
+    __slots__ = ("_add_headers", "_headers", "_notifier", "_receive", "_send", "_watched",
+                 "_watcher", "completed", "disconnected", "error_body", "fail_in_band", "method",
+                 "path", "request_id", "responded", "scope", "started", "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
         self.scope = scope
-        self._receive = receive
-        self._send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.tenant = DEFAULT_TENANT
         self.request_id = new_request_id()
         #: True once the status line is out: from then on errors go in band.
         self.responded = False
@@ -65,25 +82,22 @@ class Exchange:
         self.disconnected = False
         #: How an error is written, where a route has a form of its own.
         self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
+        self._receive = receive
+        self._send = send
+        self._headers: dict[bytes, bytes] | None = None
         self._add_headers: Callable[[Headers], None] | None = None
+        extensions = scope.get("extensions")
+        self._notifier: DisconnectNotifier | None = (
+            extensions.get(DISCONNECT_EXTENSION) if extensions else None
+        )
+        self._watched: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
-
-    @property
-    def method(self) -> str:
-        """`GET`, `POST`, …"""
-        return str(self.scope["method"])
-
-    @property
-    def path(self) -> str:
-        """The decoded path, without the query."""
-        return str(self.scope["path"])
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return bytes(value)
-        return None
+        if self._headers is None:
+            self._headers = dict(reversed(self.scope["headers"]))
+        return self._headers.get(name)
 
     async def body(self, limit: int) -> bytes:
         """The whole request body.
@@ -120,18 +134,25 @@ class Exchange:
     def cancel_on_disconnect(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task` the moment the client goes away. Call after the body has been read.
 
-        `finish` ends the watch; `disconnected` tells a cancellation by this from any other. A
-        second watch takes the place of the first.
+        `finish` ends the watch; `disconnected` distinguishes a cancellation by this from any other.
+        A second watch takes the place of the first.
         """
         self.finish()
+        self._watched = task
+        if self._notifier is not None:
+            self._notifier.notify_disconnect(self._disconnect)
+        else:
+            self._watcher = asyncio.create_task(self._watch(), name="disconnect-watch")
 
-        async def watch() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._watched is not None:
             self.disconnected = True
-            task.cancel()
-
-        self._watcher = asyncio.create_task(watch(), name="disconnect-watch")
+            self._watched.cancel()
 
     def on_headers(self, add: Callable[[Headers], None]) -> None:
         """Let `add` extend the headers of the answer, errors included, just before it begins."""
@@ -149,9 +170,12 @@ class Exchange:
     async def respond(self, status: int, body: bytes, headers: Headers | None = None) -> None:
         """Send a whole answer; JSON unless `headers` name another content type."""
         headers = list(headers or ())
-        if not any(name == b"content-type" for name, _ in headers):
+        for name, _ in headers:
+            if name == b"content-type":
+                break
+        else:
             headers.append(JSON)
-        headers.append((b"content-length", str(len(body)).encode()))
+        headers.append((b"content-length", b"%d" % len(body)))
         if self._add_headers is not None:
             self._add_headers(headers)
         headers += self.standard_headers()
@@ -190,7 +214,12 @@ class Exchange:
 
     def finish(self) -> None:
         """End the watch for a disconnect. Safe to call twice."""
-        if self._watcher is not None:
+        if self._watched is None:
+            return
+        self._watched = None
+        if self._notifier is not None:
+            self._notifier.notify_disconnect(None)
+        elif self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
 

@@ -189,7 +189,7 @@ def _only_model(upstream: UpstreamModels) -> str:
     )
 
 
-class ModelDirectory:
+class ModelDirectory(Catalog):
     """The models of own engines and of upstreams.
 
     Args:
@@ -210,21 +210,17 @@ class ModelDirectory:
         scheduler: SchedulerRunner,
         updater: TaskUpdater,
     ) -> None:
+        super().__init__(self.engine_models, upstreams, aliases)
         self.upstreams = upstreams
-        self.catalog = Catalog(self.engine_models, upstreams, aliases)
         self._registry = registry
         self._supervisor = supervisor
+        self._configured = supervisor.models()
         self._scheduler = scheduler
         self._updater = updater
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
-        joined = [model.id for model in self._registry.models()]
-        return [*joined, *(name for name in self._supervisor.models() if name not in joined)]
-
-    def resolve(self, model: str) -> Target:
-        """See `Catalog.resolve`."""
-        return self.catalog.resolve(model)
+        return list(dict.fromkeys((*self._registry.served_names, *self._configured)))
 
     def engines_for(self, model: str) -> list[RemoteEngine]:
         """The engines of a model that have joined."""

@@ -118,7 +118,7 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
     for upstream in gateway.upstreams.values():
         for name in upstream.models():
             models.setdefault(name, _model(name, started, upstream.name))
-    for alias in gateway.models.catalog.aliases():
+    for alias in gateway.models.aliases():
         listed = models.setdefault(alias, _model(alias, started, "parrot-gateway"))
         named = models.get(gateway.settings.aliases[alias], {})
         if "max_model_len" in named:

@@ -88,8 +88,9 @@ def test_a_body_that_trickles_in(hasty: GatewayProcess) -> None:
     hasty.wait_running(0)
 
 
+@pytest.mark.parametrize("behind", [HEAD, HEAD + b"content-length: 100\r\n\r\n{"])
 def test_an_idle_connection_and_a_long_call_are_left_alone(
-    hasty: GatewayProcess, upstream: ScriptedUpstream
+    hasty: GatewayProcess, upstream: ScriptedUpstream, behind: bytes
 ) -> None:
     gate = upstream.gate()
     model = upstream.script(document({"id": "x"}, before=gate))
@@ -98,7 +99,7 @@ def test_an_idle_connection_and_a_long_call_are_left_alone(
         assert idle.ask("GET", "/version").status == 200
         waiting.send(waiting.request("POST", "/v1/chat/completions", body))
         # With a second request begun behind it.
-        waiting.send(HEAD)
+        waiting.send(behind)
         for _ in range(2):
             # The clock: one that comes after them is cut off.
             test_a_head_that_does_not_end(hasty, b"P")

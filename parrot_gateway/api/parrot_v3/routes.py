@@ -43,7 +43,6 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.scheduling.model_directory import (
     ChosenModel,
     ModelDirectory,
@@ -180,8 +179,7 @@ class ParrotRoutes:
         """Whose request it is: the key's tenant, or that of those without a key."""
         authorization = exchange.header(b"authorization")
         if authorization is not None:
-            self._keys.check(authorization)
-            return tenant_of(exchange)
+            return self._keys.check(authorization)
         allowed = self._settings.keyless
         if allowed is None:
             allowed = not self._keys.required

@@ -16,7 +16,6 @@ from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
 
@@ -68,7 +67,7 @@ class ResponseRoutes:
 
         path, method = exchange.path, exchange.method
         stored = StoredResponseRoutes(self._store)
-        tenant = tenant_of(exchange)
+        tenant = exchange.tenant
         if path == CONVERSATIONS and method == "POST" and self._is_ours(exchange, body):
             await stored.create_conversation(exchange, tenant, body)
             return True
@@ -125,7 +124,7 @@ class ResponseRoutes:
         from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 
         placer = self._models.placer(model, ORDINARY_CALL)
-        store, tenant = self._store, tenant_of(exchange)
+        store, tenant = self._store, exchange.tenant
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, store=store, tenant=tenant)
             return True

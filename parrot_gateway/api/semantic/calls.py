@@ -24,7 +24,6 @@ from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, prepare
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
-from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
@@ -265,7 +264,7 @@ class SemanticCalls:
         variables: Collection[str],
     ) -> Session:
         """The session that the request names, else that of the first variable it refers to."""
-        tenant = tenant_of(exchange)
+        tenant = exchange.tenant
         name = fields.session
         if name is None:
             identity = identify(exchange.scope["headers"], request.fields)

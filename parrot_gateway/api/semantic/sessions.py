@@ -9,7 +9,6 @@ import msgspec
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
-from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
 from parrot_gateway.semantic.graph.node import CallNode
@@ -51,7 +50,7 @@ class SessionRoutes:
     async def list_all(self, exchange: Exchange) -> None:
         """`GET /v1/sessions`: last used first."""
         Query(exchange)
-        sessions = self._service.sessions.of_tenant(tenant_of(exchange))
+        sessions = self._service.sessions.of_tenant(exchange.tenant)
         data = [describe_session(session) for session in sessions[:MAX_LISTED]]
         has_more = len(sessions) > MAX_LISTED
         await _respond(exchange, {"object": "list", "data": data, "has_more": has_more})
@@ -111,16 +110,16 @@ class SessionRoutes:
 
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
         """`GET /v1/calls/{id}`."""
-        await _respond(exchange, _describe_call(self._service.call(tenant_of(exchange), call_id)))
+        await _respond(exchange, _describe_call(self._service.call(exchange.tenant, call_id)))
 
     async def cancel_call(self, exchange: Exchange, call_id: str) -> None:
         """`DELETE /v1/calls/{id}`: cancels it; what depends on it fails."""
-        tenant = tenant_of(exchange)
+        tenant = exchange.tenant
         self._service.cancel_call(tenant, call_id)
         await _respond(exchange, _describe_call(self._service.call(tenant, call_id)))
 
     def _find(self, exchange: Exchange, name: str) -> Session:
-        return self._service.sessions.find(tenant_of(exchange), name, self._service.clock())
+        return self._service.sessions.find(exchange.tenant, name, self._service.clock())
 
 
 def describe_session(session: Session) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
-from parrot_gateway.http.tenants import tenant_of
 from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
@@ -82,7 +81,7 @@ class VariableRoutes:
         name = query.text("session")
         if name is None:
             raise missing_parameter("session")
-        session = self._service.sessions.find(tenant_of(exchange), name, self._service.clock())
+        session = self._service.sessions.find(exchange.tenant, name, self._service.clock())
         data = [describe_variable(variable, with_value=False) for variable in session]
         await _respond(exchange, {"object": "list", "data": data})
 
@@ -91,7 +90,7 @@ class VariableRoutes:
         body = decode(await self._body(exchange), _creation_decoder)
         if body.session is None:
             raise missing_parameter("session")
-        session = self._service.session(tenant_of(exchange), body.session)
+        session = self._service.session(exchange.tenant, body.session)
         variable = _create(session, body.name)
         if body.value is not None:
             try:
@@ -170,7 +169,7 @@ class VariableRoutes:
                 )
             timeout_s = min(body.timeout, timeout_s)
         exchange.cancel_on_disconnect(_current_task())
-        rendered = await self._service.resolve(tenant_of(exchange), template, timeout_s)
+        rendered = await self._service.resolve(exchange.tenant, template, timeout_s)
         name = b"text" if is_text else b"value"
         await exchange.respond(200, b'{"%s":%s}' % (name, rendered))
 
@@ -184,7 +183,7 @@ class VariableRoutes:
         found = find_references(source)
         variable_id = found[0].variable_id if len(found) == 1 else source
         return self._service.sessions.variable(
-            tenant_of(exchange), variable_id, self._service.clock(), param="id"
+            exchange.tenant, variable_id, self._service.clock(), param="id"
         )
 
     async def _stream(

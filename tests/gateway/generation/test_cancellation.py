@@ -173,3 +173,46 @@ async def test_a_call_cut_off_by_a_shutdown_is_told(path: str, stream: bool, ste
         assert set(error) == {"message", "type", "param", "code"}
         assert error["code"] == "shutting_down"
         writer.close()
+
+
+def request(path: str) -> bytes:
+    """A whole request, as it stands in a pipeline."""
+    raw = body(path)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+    return head.encode() + raw
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+@pytest.mark.parametrize("queued", [1, 3])
+async def test_requests_queued_behind_do_not_hide_it(queued: int, how: str) -> None:
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
+    async with serving(engine) as service:
+        _, writer = await service.connect()
+        writer.write(request(PATHS[0]))
+        await engine.wait_for(lambda: len(engine.contexts) == 2)
+        writer.write(request(PATHS[0]) * queued)
+        # Their bytes have been read when those of a later connection have been.
+        assert (await service.post("/tokenize", {"prompt": "Hi"}))[0] == 200
+        writer.transport.abort() if how == "abort" else writer.close()
+        await engine.wait_for(lambda: not engine.contexts)
+        await until(lambda: not service.gate.running)
+    assert service.gate.accepted == 2
+
+
+async def test_a_queued_request_is_answered_and_its_own_leave_noticed() -> None:
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 3, automatic=False)
+    async with serving(engine) as service:
+        reader, writer = await service.connect()
+        writer.write(request(PATHS[0]) + request(PATHS[0]))
+        await engine.wait_for(lambda: len(engine.contexts) == 2)
+        assert service.gate.running == 1
+        engine.automatic = True
+        engine.step()
+        assert (await read_answer(reader))[0] == 200
+        assert (await read_answer(reader))[0] == 200
+        engine.automatic = False
+        writer.write(request(PATHS[0]) + request(PATHS[1])[:-10])
+        await engine.wait_for(lambda: len(engine.contexts) == 2)
+        writer.transport.abort()
+        await engine.wait_for(lambda: not engine.contexts)
+        await until(lambda: not service.gate.running)
