@@ -167,10 +167,11 @@ def add_engine_flags(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add the flags of some `EngineOptions`, which are None unless given."""
     hints = get_type_hints(EngineOptions)
     for name in names:
-        flag = _FLAGS[name]
-        kind = next((kind for kind in (int, float) if hints[name] == kind | None), None)
-        typed = {} if kind is None else {"type": kind}
-        parser.add_argument(f"--{name.replace('_', '-')}", **typed, **flag)
+        flag = dict(_FLAGS[name])
+        for kind in (int, float):
+            if hints[name] == kind | None:
+                flag["type"] = kind
+        parser.add_argument(f"--{name.replace('_', '-')}", **flag)
 
 
 def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
