@@ -199,35 +199,25 @@ class CallRoutes:
         """
         # Imported here because they load the tokenizer's library, which a gateway that only passes
         # calls on does not need.
-        from parrot_gateway.api.openai.answers import encode
+        from parrot_gateway.api.event_stream import answer_call
         from parrot_gateway.api.openai.chat import ChatAnswer
         from parrot_gateway.api.openai.completions import CompletionAnswer
-        from parrot_gateway.api.openai.sse import stream_generation
-        from parrot_gateway.generation.generate import Generation, collect
 
         placer = self._models.placer(model, context.metadata)
         call = prepare(request, placer, context.checked)
         exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
         generation_request = await call.generation_request(salt_of(context.metadata.tenant))
-        deadline = exchange.started + self._server.call_timeout_s
-        generation = Generation(placer, generation_request, deadline, context.observers)
         shape = ChatAnswer if request.kind == "chat" else CompletionAnswer
-        answer = shape(call.request, placer, request.model, generation_request)
-        if call.request.stream:
-            await stream_generation(
-                exchange,
-                generation,
-                keep_alive_s=self._server.keep_alive_s,
-                opening=answer.opening(),
-                encode=answer.events,
-                closing=lambda: answer.closing(generation.state.usage),
-            )
-            return
-        with generation:
-            collected = await collect(
-                generation, len(generation_request.prompts), generation_request.best_of
-            )
-        await exchange.respond(200, encode(answer.whole(collected, generation.state.usage)))
+        await answer_call(
+            exchange,
+            placer,
+            generation_request,
+            shape(call.request, placer, request.model, generation_request),
+            stream=bool(call.request.stream),
+            deadline=exchange.started + self._server.call_timeout_s,
+            keep_alive_s=self._server.keep_alive_s,
+            observers=context.observers,
+        )
 
     def _own_engine(self, body: bytes) -> RemoteEngine:
         """The engine of the model that `body` names, or of the only model there is."""

@@ -271,9 +271,7 @@ class Dispatcher:
             logger.warning("%s: %s: %s", exchange.request_id, error.code, error.message)
         if not exchange.responded:
             await exchange.respond_error(error)
-        elif exchange.fail_in_band is not None:
-            await exchange.fail_in_band(error)
-        else:
+        elif not await exchange.fail_in_band(error):
             # The connection is cut: the client has no other way to notice.
             logger.error("%s: failed after its answer began", exchange.request_id)
 

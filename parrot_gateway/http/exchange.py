@@ -62,9 +62,9 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_add_headers", "_headers", "_notifier", "_receive", "_send", "_watched",
-                 "_watcher", "completed", "disconnected", "error_body", "fail_in_band", "method",
-                 "path", "request_id", "responded", "scope", "started", "tenant")  # fmt: skip
+    __slots__ = ("_add_headers", "_end_with", "_error_body", "_headers", "_notifier", "_receive",
+                 "_send", "_watched", "_watcher", "completed", "disconnected", "method", "path",
+                 "request_id", "responded", "scope", "started", "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -77,14 +77,12 @@ class Exchange:
         self.responded = False
         #: True once the last byte of the answer was handed over.
         self.completed = False
-        #: Ends an answer that has begun with an error in it, where its format has a way to.
-        self.fail_in_band: Callable[[GatewayError], Awaitable[None]] | None = None
         self.disconnected = False
-        #: How an error is written, where a route has a form of its own.
-        self.error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self._receive = receive
         self._send = send
         self._headers: dict[bytes, bytes] | None = None
+        self._end_with: Callable[[GatewayError], Awaitable[None]] | None = None
+        self._error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self._add_headers: Callable[[Headers], None] | None = None
         extensions = scope.get("extensions")
         self._notifier: DisconnectNotifier | None = (
@@ -158,6 +156,14 @@ class Exchange:
         """Let `add` extend the headers of the answer, errors included, just before it begins."""
         self._add_headers = add
 
+    def on_error(self, write: Callable[[GatewayError], bytes]) -> None:
+        """Let `write` make the body of an error, for a route with a form of its own."""
+        self._error_body = write
+
+    def on_failure(self, end: Callable[[GatewayError], Awaitable[None]]) -> None:
+        """Let `end` finish an answer that has begun with an error in band."""
+        self._end_with = end
+
     def standard_headers(self) -> Headers:
         """What every answer carries and the OpenAI client reads."""
         elapsed_ms = (time.perf_counter() - self.started) * 1000
@@ -186,7 +192,14 @@ class Exchange:
 
     async def respond_error(self, error: GatewayError) -> None:
         """Send `error` in OpenAI's shape, or the route's own."""
-        await self.respond(error.status, self.error_body(error), error.headers())
+        await self.respond(error.status, self._error_body(error), error.headers())
+
+    async def fail_in_band(self, error: GatewayError) -> bool:
+        """End an answer that has begun with an error in it; False where its format has no way."""
+        if self._end_with is None:
+            return False
+        await self._end_with(error)
+        return True
 
     async def start_stream(
         self, status: int, headers: Headers, first: bytes, *, is_whole: bool = False

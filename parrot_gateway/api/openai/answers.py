@@ -1,4 +1,4 @@
-"""What the answers of completions and chat have in common: ids, usage, log-probabilities."""
+"""What the answers of completions and chat have in common: envelope, usage, log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from parrot_engine.protocol import EngineInfo, TokenLogprobs
 from parrot_engine.text import IncrementalDetokenizer, Tokenizer
 
 from parrot_gateway import __version__
+from parrot_gateway.api.event_stream import DONE, failure_events
 from parrot_gateway.engines.usage import Usage
-from parrot_gateway.generation.request import TextToken
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.generate import CollectedPrompt
+from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.request import GenerationRequest, TextToken
+from parrot_gateway.generation.requests.types import SamplingFields
 
 #: OpenAI's sentinel for "very unlikely": JSON has no minus infinity.
 VERY_UNLIKELY = -9999.0
@@ -23,54 +29,78 @@ VERY_UNLIKELY = -9999.0
 encode = msgspec.json.Encoder().encode
 
 
-class Envelope:
-    """The part of an answer that all its chunks share.
+class ChunkedAnswer(ABC):
+    """The answer of a chat or a completion: one object, or chunks that repeat its envelope.
+
+    Only the delta itself is encoded for each chunk.
 
     Args:
-        prefix: of the id: `cmpl` or `chatcmpl`.
-        info: the engine that answers.
+        request: the call's.
+        served: the model.
         model: as the caller named it.
+        generation_request: as the engine gets it.
+        extra: further fields of the envelope.
     """
 
-    def __init__(self, prefix: str, info: EngineInfo, model: str) -> None:
-        self.fields: dict[str, Any] = {
-            "id": f"{prefix}-{secrets.token_hex(16)}",
+    #: Of the id, of the whole answer, and of a chunk; how the JSON of a choice begins.
+    _ID: ClassVar[str]
+    _OBJECT: ClassVar[str]
+    _CHUNK: ClassVar[str]
+    _HEAD: ClassVar[bytes]
+
+    def __init__(
+        self,
+        request: SamplingFields,
+        served: ServedModel,
+        model: str,
+        generation_request: GenerationRequest,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = served.tokenizer
+        self._generation_request = generation_request
+        self._wants_ids = bool(request.return_token_ids)
+        self._envelope: dict[str, Any] = {
+            "id": f"{self._ID}-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": system_fingerprint(info),
+            "system_fingerprint": system_fingerprint(served.info),
+            **(extra or {}),
         }
-
-    def chunk_head(self, kind: str, extra: dict[str, Any] | None = None) -> bytes:
-        """A chunk up to and with the bracket that opens `choices`."""
-        whole = encode({"object": kind, **self.fields, **(extra or {}), "choices": []})
-        return b"data: " + whole[: -len(b"]}")]
-
-
-class ChunkWriter:
-    """Frames the choices of a stream as events; only the delta itself is encoded each time.
-
-    Args:
-        head: see `Envelope.chunk_head`.
-        include_usage: the caller wants a last chunk with the usage; the others then carry
-            `usage: null`.
-    """
-
-    __slots__ = ("_head", "_tail", "include_usage")
-
-    def __init__(self, head: bytes, *, include_usage: bool) -> None:
-        self._head = head
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self.include_usage = include_usage
+        options = request.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        chunk = encode({"object": self._CHUNK, **self._envelope, "choices": []})
+        #: A chunk up to and with the bracket that opens `choices`.
+        self._chunk_head = b"data: " + chunk[: -len(b"]}")]
+        self._chunk_tail = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        count = len(generation_request.prompts) * generation_request.n
+        self._heads = [self._HEAD % index for index in range(count)]
 
     def event(self, choice: bytes) -> bytes:
         """One event with one encoded choice."""
-        return self._head + choice + self._tail
+        return self._chunk_head + choice + self._chunk_tail
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event after all others, if the caller wants one."""
-        if not self.include_usage:
-            return b""
-        return self._head + b'],"usage":' + encode(usage_dict(usage)) + b"}\n\n"
+    def opening(self) -> bytes:
+        """See `Answer`."""
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        """See `Answer`: the usage, if the caller wants it."""
+        if not self._include_usage:
+            return DONE
+        return self._chunk_head + b'],"usage":' + encode(usage_dict(usage)) + b"}\n\n" + DONE
+
+    def failure(self, error: GatewayError) -> bytes:
+        """See `Answer`."""
+        return failure_events(error)
+
+    def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> bytes:
+        """See `Answer`."""
+        answer = {"object": self._OBJECT, **self._envelope, **self.choices(collected)}
+        return encode(answer | {"usage": usage_dict(usage)})
+
+    @abstractmethod
+    def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
+        """`choices`, and the fields beside them that depend on the call."""
 
 
 def system_fingerprint(info: EngineInfo) -> str:

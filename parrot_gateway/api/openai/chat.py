@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from parrot_gateway.api.openai.answers import (
-    ChunkWriter,
-    Envelope,
+    ChunkedAnswer,
     chat_logprobs,
     encode,
-    usage_dict,
 )
-from parrot_gateway.engines.usage import Usage
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import (
@@ -25,15 +22,11 @@ from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
 
 
-class ChatAnswer:
-    """The shapes of one call's answer.
+class ChatAnswer(ChunkedAnswer):
+    """The answer of one chat; arguments as of `ChunkedAnswer`."""
 
-    Args:
-        request: the call's.
-        served: the model.
-        model: as the caller named it.
-        generation_request: what was asked of the engine.
-    """
+    _ID, _OBJECT, _CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    _HEAD = b'{"index":%d,"delta":'
 
     def __init__(
         self,
@@ -42,35 +35,23 @@ class ChatAnswer:
         model: str,
         generation_request: GenerationRequest,
     ) -> None:
-        self._request = request
-        self._tokenizer = served.tokenizer
-        self._generation_request = generation_request
+        # The tier that served the call, reported to callers that asked for one.
+        extra = {} if request.service_tier is None else {"service_tier": "default"}
+        super().__init__(request, served, model, generation_request, extra)
+        self._wants_logprobs = bool(request.logprobs)
         tools = generation_request.tools
         self._calls_only = tools is not None and tools.calls_only
-        self._envelope = Envelope("chatcmpl", served.info, model)
-        # The tier that served the call, reported to callers that asked for one.
-        self._extra = {} if request.service_tier is None else {"service_tier": "default"}
-        options = request.stream_options
-        self._writer = ChunkWriter(
-            self._envelope.chunk_head("chat.completion.chunk", self._extra),
-            include_usage=options is not None and bool(options.include_usage),
-        )
-        self._heads = [b'{"index":%d,"delta":' % index for index in range(generation_request.n)]
 
     def opening(self) -> bytes:
-        """The role of every choice, in order: clients count on that order."""
+        """See `Answer`: the role of every choice, in the order that clients count on."""
         content = b"null" if self._calls_only else b'""'
         return b"".join(
-            self._writer.event(
+            self.event(
                 head + b'{"role":"assistant","content":' + content + b',"refusal":null},'
                 b'"logprobs":null,"finish_reason":null}'
             )
             for head in self._heads
         )
-
-    def closing(self, usage: Usage) -> bytes:
-        """The events after the last update."""
-        return self._writer.usage(usage)
 
     def events(self, update: Update) -> bytes:
         """One update as events: its text, then the reason why it was the last."""
@@ -79,13 +60,13 @@ class ChatAnswer:
         if update.pieces is not None:
             return self._tool_events(update, update.pieces)
         head, events = self._heads[update.choice], b""
-        wants_ids = self._request.return_token_ids and update.token_ids
+        wants_ids = self._wants_ids and update.token_ids
         shown = update.text or any(not token.is_end for token in update.tokens)
         if shown or wants_ids:
             logprobs = b"null"
-            if self._request.logprobs:
+            if self._wants_logprobs:
                 logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))
-            events = self._writer.event(
+            events = self.event(
                 b'%s{"content":%s},"logprobs":%s,"finish_reason":null%s}'
                 % (
                     head,
@@ -95,7 +76,7 @@ class ChatAnswer:
                 )
             )
         if update.finish_reason is not None:
-            events += self._writer.event(
+            events += self.event(
                 b'%s{},"logprobs":null,"finish_reason":"%s"}'
                 % (head, update.finish_reason.encode())
             )
@@ -107,11 +88,11 @@ class ChatAnswer:
         deltas = [encode(_delta_of(piece)) for piece in pieces]
         extra = b'"logprobs":null,"finish_reason":null'
         shown = any(not token.is_end for token in update.tokens)
-        if self._request.return_token_ids and update.token_ids:
+        if self._wants_ids and update.token_ids:
             extra += b',"token_ids":' + encode(update.token_ids)
         elif not shown and not deltas:
             deltas, extra = [], b""
-        if self._request.logprobs and shown:
+        if self._wants_logprobs and shown:
             logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))
             extra = extra.replace(b'"logprobs":null', b'"logprobs":' + logprobs, 1)
         if extra and not deltas:
@@ -119,35 +100,33 @@ class ChatAnswer:
             deltas = [b"{}"]
         events = b""
         for delta in deltas:
-            events += self._writer.event(b"%s%s,%s}" % (head, delta, extra))
+            events += self.event(b"%s%s,%s}" % (head, delta, extra))
             extra = b'"logprobs":null,"finish_reason":null'
         if update.finish_reason is not None:
             reason = update.finish_reason.encode()
-            events += self._writer.event(
-                b'%s{},"logprobs":null,"finish_reason":"%s"}' % (head, reason)
-            )
+            events += self.event(b'%s{},"logprobs":null,"finish_reason":"%s"}' % (head, reason))
         return events
 
-    def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> dict[str, Any]:
-        """The answer that is not streamed."""
+    def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
+        """See `ChunkedAnswer.choices`."""
         choices: list[dict[str, Any]] = []
         for index, candidate in enumerate(collected[0].candidates):
+            logprobs = None
+            if self._wants_logprobs:
+                logprobs = chat_logprobs(self._tokenizer, candidate.tokens)
             choice: dict[str, Any] = {
                 "index": index,
                 "message": self._message(candidate),
-                "logprobs": chat_logprobs(self._tokenizer, candidate.tokens)
-                if self._request.logprobs
-                else None,
+                "logprobs": logprobs,
                 "finish_reason": candidate.finish_reason,
             }
-            if self._request.return_token_ids:
+            if self._wants_ids:
                 choice["token_ids"] = candidate.token_ids
             choices.append(choice)
-        answer = {"object": "chat.completion", **self._envelope.fields, **self._extra}
-        answer["choices"] = choices
-        if self._request.return_token_ids:
-            answer["prompt_token_ids"] = self._generation_request.prompts[0].token_ids
-        return answer | {"usage": usage_dict(usage)}
+        if not self._wants_ids:
+            return {"choices": choices}
+        token_ids = self._generation_request.prompts[0].token_ids
+        return {"choices": choices, "prompt_token_ids": token_ids}
 
     def _message(self, candidate: Candidate) -> dict[str, Any]:
         content: str | None = candidate.text

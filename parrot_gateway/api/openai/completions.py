@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from parrot_gateway.api.openai.answers import (
-    ChunkWriter,
-    Envelope,
+    ChunkedAnswer,
     completion_logprobs,
     echoed_logprobs,
     encode,
     joined,
-    usage_dict,
 )
-from parrot_gateway.engines.usage import Usage
 from parrot_gateway.generation.generate import CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest, PromptFilled, Update
 from parrot_gateway.generation.requests.types import CompletionBody
 
 
-class CompletionAnswer:
-    """The shapes of one call's answer; arguments as of `ChatAnswer`."""
+class CompletionAnswer(ChunkedAnswer):
+    """The answer of one completion; arguments as of `ChunkedAnswer`."""
+
+    _ID, _OBJECT, _CHUNK = "cmpl", "text_completion", "text_completion"
+    _HEAD = b'{"index":%d,"text":'
 
     def __init__(
         self,
@@ -34,40 +34,23 @@ class CompletionAnswer:
         model: str,
         generation_request: GenerationRequest,
     ) -> None:
-        self._request = request
-        self._tokenizer = served.tokenizer
-        self._generation_request = generation_request
-        self._envelope = Envelope("cmpl", served.info, model)
-        options = request.stream_options
-        self._writer = ChunkWriter(
-            self._envelope.chunk_head("text_completion"),
-            include_usage=options is not None and bool(options.include_usage),
-        )
+        super().__init__(request, served, model, generation_request)
+        self._wants_logprobs = request.logprobs is not None
         self._echoes = generation_request.echoes
-        count = len(generation_request.prompts) * generation_request.n
-        self._heads = [b'{"index":%d,"text":' % index for index in range(count)]
-
-    def opening(self) -> bytes:
-        """The events before the first update: none."""
-        return b""
-
-    def closing(self, usage: Usage) -> bytes:
-        """The events after the last update."""
-        return self._writer.usage(usage)
 
     def events(self, update: Update) -> bytes:
         """One update as events; empty when there is nothing to show."""
         if isinstance(update, PromptFilled):
             return self._prompt_events(update)
-        wants_ids = bool(self._request.return_token_ids)
+        wants_ids = self._wants_ids
         shown = update.text or update.tokens or (wants_ids and update.token_ids)
         if not shown and update.finish_reason is None:
             return b""
         logprobs = b"null"
-        if self._request.logprobs is not None:
+        if self._wants_logprobs:
             start = 0 if self._echoes is None else len(self._echoes[update.prompt])
             logprobs = encode(completion_logprobs(self._tokenizer, update.tokens, start))
-        return self._writer.event(
+        return self.event(
             self._choice(
                 update.prompt * self._generation_request.n + update.choice,
                 update.text,
@@ -84,12 +67,12 @@ class CompletionAnswer:
             return b""
         text = "" if self._echoes is None else self._echoes[update.prompt]
         logprobs = b"null"
-        if self._request.logprobs is not None:
+        if self._wants_logprobs:
             logprobs = encode(self._prompt_logprobs(update))
         first = update.prompt * self._generation_request.n
         finish_reason = "length" if ends else None
         return b"".join(
-            self._writer.event(self._choice(index, text, logprobs, finish_reason, b""))
+            self.event(self._choice(index, text, logprobs, finish_reason, b""))
             for index in range(first, first + self._generation_request.n)
         )
 
@@ -111,14 +94,14 @@ class CompletionAnswer:
         token_ids = self._generation_request.prompts[update.prompt].token_ids
         return echoed_logprobs(self._tokenizer, token_ids, update.logprobs)
 
-    def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> dict[str, Any]:
-        """The answer that is not streamed."""
+    def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
+        """See `ChunkedAnswer.choices`."""
         choices: list[dict[str, Any]] = []
         for prompt, entry in enumerate(collected):
             echo = "" if self._echoes is None else self._echoes[prompt]
             for candidate in entry.candidates:
                 logprobs = None
-                if self._request.logprobs is not None:
+                if self._wants_logprobs:
                     logprobs = completion_logprobs(self._tokenizer, candidate.tokens, len(echo))
                     if self._echoes is not None and entry.filled is not None:
                         logprobs = joined(self._prompt_logprobs(entry.filled), logprobs)
@@ -128,13 +111,8 @@ class CompletionAnswer:
                     "logprobs": logprobs,
                     "finish_reason": candidate.finish_reason,
                 }
-                if self._request.return_token_ids:
+                if self._wants_ids:
                     choice["token_ids"] = candidate.token_ids
                     choice["prompt_token_ids"] = self._generation_request.prompts[prompt].token_ids
                 choices.append(choice)
-        return {
-            "object": "text_completion",
-            **self._envelope.fields,
-            "choices": choices,
-            "usage": usage_dict(usage),
-        }
+        return {"choices": choices}

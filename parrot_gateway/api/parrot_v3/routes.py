@@ -148,7 +148,7 @@ class ParrotRoutes:
         """Who answers, if the path is one of these; their errors have a form of their own."""
         if self._route(exchange.path) is None:
             return None
-        exchange.error_body = error_body
+        exchange.on_error(error_body)
         return self._answer
 
     def _route(self, path: str) -> tuple[dict[str, Handler], str] | None:

@@ -240,11 +240,6 @@ def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | No
     return grammar, "text.format"
 
 
-def format_of(text: dict[str, Any] | None) -> dict[str, Any]:
-    """The format of the text, as the answer shows it."""
-    return (text or {}).get("format") or {"type": "text"}
-
-
 def items_of(input: str | list[InputItem] | None, param: str = "input") -> list[Item]:
     """The items that a request brings, each with an id of ours.
 

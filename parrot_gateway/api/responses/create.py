@@ -1,42 +1,36 @@
 """`POST /v1/responses`, and the counting of its input tokens, for models of our own engines.
 
-What was said before (`previous_response_id`, `conversation`) and the new input are rendered as one
+The earlier turns (`previous_response_id`, `conversation`) and the new input are rendered as one
 chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
-is kept afterwards is asked for by the routes of `stored`.
+is kept afterwards is read by the routes of `stored`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
-from parrot_gateway.api.openai.answers import chat_logprobs, encode
-from parrot_gateway.api.openai.sse import EventStream, run_stream
+from parrot_gateway.api.event_stream import answer_call
+from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     InputFields,
     ResponseBody,
     check_input_fields,
     check_response,
-    format_of,
     items_of,
     response_grammar,
 )
-from parrot_gateway.api.responses.events import (
-    ResponseEvents,
-    finished,
-    output_message,
-    output_text,
-)
+from parrot_gateway.api.responses.events import ResponseAnswer
 from parrot_gateway.api.responses.prompt import History, find_history, prompt_of
-from parrot_gateway.exceptions import GatewayError, missing_parameter
+from parrot_gateway.exceptions import missing_parameter
 from parrot_gateway.generation.fifo_lock import wait_granted
-from parrot_gateway.generation.generate import Generation
-from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
+from parrot_gateway.generation.placement import Placer, salt_of
+from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.validation import (
     check_context,
     check_sampling,
@@ -45,7 +39,6 @@ from parrot_gateway.generation.requests.validation import (
 )
 from parrot_gateway.generation.responses.items import (
     Item,
-    Part,
     Turn,
     history_of,
     mint_item_id,
@@ -68,16 +61,17 @@ async def handle_responses(
     *,
     store: ResponseStore,
     tenant: str,
-    salt: str = "",
 ) -> None:
-    """Answer one call; cancellation as in `handle_completions`. A call that fails or is cancelled
-    leaves no response behind, and its conversation as it was.
+    """Answer one call. A call that fails or is cancelled leaves no response behind, and its
+    conversation as it was.
 
     Args:
+        exchange: its body has been read, and is `body`.
+        placer: the engines of its model.
+        requested_model: as the request names it.
+        server: bounds and deadlines.
         store: what earlier calls left, and where this one's response goes.
         tenant: whose call it is.
-
-    Others are as in `handle_completions`.
 
     Raises:
         GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
@@ -91,20 +85,16 @@ async def handle_responses(
         raise missing_parameter("input")
     exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
     deadline = exchange.started + server.call_timeout_s
-
-    async def answer() -> None:
-        call = _ResponseCall(exchange, placer, requested_model, request, store, tenant, history)
-        await call.answer(items, salt, deadline, len(body), server.keep_alive_s)
-
     conversation = history.conversation
+    call = _ResponseCall(placer, requested_model, request, store, tenant, history, items)
     if conversation is None:
-        await answer()
+        await call.answer(exchange, len(body), deadline, server.keep_alive_s)
         return
     who = f"conversation '{conversation.id}'"
     lock_request = conversation.lock.request(who)
     try:
         await wait_granted(lock_request, deadline - time.perf_counter(), who)
-        await answer()
+        await call.answer(exchange, len(body), deadline, server.keep_alive_s)
     finally:
         conversation.lock.release(lock_request)
 
@@ -139,75 +129,64 @@ class _ResponseCall:
 
     def __init__(
         self,
-        exchange: Exchange,
         placer: Placer,
         model: str,
         request: ResponseBody,
         store: ResponseStore,
         tenant: str,
         history: History,
+        items: list[Item],
     ) -> None:
-        self._exchange = exchange
         self._placer = placer
         self._model = model
         self._request = request
         self._store = store
         self._tenant = tenant
         self._history = history
-        #: The history as it was when this call began.
-        self._turn = history.turn
+        self._items = items
         self._id = mint_response_id()
-        self._item_id = mint_item_id()
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
-        self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
-        self._cuts: list[Cut] = []
-        self._finish_reason = "stop"
         self._grammar, self._grammar_param = response_grammar(request, placer.info)
 
     async def answer(
-        self,
-        items: list[Item],
-        salt: str,
-        deadline: float,
-        num_bytes: int,
-        keep_alive_s: float,
+        self, exchange: Exchange, num_bytes: int, deadline: float, keep_alive_s: float
     ) -> None:
-        """Generate and answer."""
-        conversation = self._history.conversation
+        """Generate and answer, once no other call is on its conversation."""
+        turn, conversation = self._history.turn, self._history.conversation
         if conversation is not None:
-            self._store.check_fits(conversation, sum(item.size_bytes for item in items))
-        generation_request = await self._ask(items, salt, num_bytes)
-        generation = Generation(self._placer, generation_request, deadline)
-        begun = self._begun(generation_request)
-        if not self._request.stream:
-            with generation:
-                while not generation.state.done:
-                    self._take(await generation.next())
-            ended = self._end(begun, items, generation)
-            await self._exchange.respond(200, encode(ended))
-            return
-        events = ResponseEvents(begun, self._item_id)
+            size = sum(item.size_bytes for item in self._items)
+            self._store.check_fits(conversation, size)
+        generation_request = await self._generation_request(turn, num_bytes)
 
-        def show(update: Update) -> bytes:
-            cut = self._take(update)
-            if cut is None:
-                return b""
-            opening = b"" if events.opened else b"".join(events.opening())
-            logprobs = self._logprobs[len(self._logprobs) - cut.logprobs :]
-            return opening + events.delta(self._texts[-1], logprobs)
+        def keep(answer: dict[str, Any], output: Item, cuts: Sequence[Cut]) -> None:
+            if conversation is not None:
+                added = self._store.extend(self._tenant, conversation, self._items, [output])
+            else:
+                added = Turn(turn, self._items, [output])
+            if self._request.store is not False:
+                response = StoredResponse(self._id, encode(answer), added, cuts)
+                self._store.keep(self._tenant, response, time.time())
 
-        def close() -> bytes:
-            opening = b"" if events.opened else b"".join(events.opening())
-            return opening + b"".join(events.closing(self._end(begun, items, generation)))
+        await answer_call(
+            exchange,
+            self._placer,
+            generation_request,
+            ResponseAnswer(
+                self._begun(generation_request),
+                mint_item_id(),
+                self._placer.tokenizer,
+                wants_logprobs=self._wants_logprobs,
+                keep=keep,
+            ),
+            stream=bool(self._request.stream),
+            deadline=deadline,
+            keep_alive_s=keep_alive_s,
+        )
 
-        stream = _ResponseStream(self._exchange, keep_alive_s, events)
-        await run_stream(self._exchange, stream, generation, encode=show, closing=close)
-
-    async def _ask(self, items: list[Item], salt: str, num_bytes: int) -> GenerationRequest:
+    async def _generation_request(self, turn: Turn | None, num_bytes: int) -> GenerationRequest:
         request, info = self._request, self._placer.info
         max_tokens = request.max_output_tokens
-        whole = history_of(self._turn) + items
+        whole = history_of(turn) + self._items
         prompt = await prompt_of(request, self._placer, whole, num_bytes, room=max_tokens or 1)
         length = len(prompt.token_ids)
         check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
@@ -220,31 +199,15 @@ class _ResponseCall:
                 request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=self._grammar
             ),
             skip_special_tokens=request.skip_special_tokens is not False,
-            salt=salt,
+            salt=salt_of(self._tenant),
             grammar_param=self._grammar_param,
         )
-
-    def _take(self, update: Update | None) -> Cut | None:
-        """Note what an update brings; None when there is nothing to show of it."""
-        if update is None or isinstance(update, PromptFilled):
-            return None
-        assert isinstance(update, ChoiceDelta)
-        if update.finish_reason is not None:
-            self._finish_reason = update.finish_reason
-        logprobs: list[dict[str, Any]] = []
-        if self._wants_logprobs:
-            logprobs = chat_logprobs(self._placer.tokenizer, update.tokens)["content"]
-        if not update.text and not logprobs:
-            return None
-        self._texts.append(update.text)
-        self._logprobs += logprobs
-        self._cuts.append(Cut(len(update.text), len(logprobs)))
-        return self._cuts[-1]
 
     def _begun(self, generation_request: GenerationRequest) -> dict[str, Any]:
         """The answer in progress."""
         request, conversation = self._request, self._history.conversation
         reasoning = request.reasoning or {}
+        text_format = (request.text or {}).get("format") or {"type": "text"}
         return {
             "id": self._id,
             "object": "response",
@@ -269,7 +232,7 @@ class _ResponseCall:
             "service_tier": "default",
             "store": request.store is not False,
             "temperature": generation_request.sampling.temperature,
-            "text": {"format": format_of(request.text), "verbosity": "medium"},
+            "text": {"format": text_format, "verbosity": "medium"},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
@@ -280,50 +243,3 @@ class _ResponseCall:
             "usage": None,
             "user": request.user,
         }
-
-    def _end(
-        self, begun: dict[str, Any], items: list[Item], generation: Generation
-    ) -> dict[str, Any]:
-        """The whole answer, kept if it is to be."""
-        text = "".join(self._texts)
-        status = "incomplete" if self._finish_reason == "length" else "completed"
-        message = output_message(self._item_id, status, [output_text(text, self._logprobs)])
-        answer = finished(
-            begun,
-            status=status,
-            message=message,
-            usage=generation.state.usage,
-            now=float(int(time.time())),
-        )
-        output = Item(
-            self._item_id,
-            "assistant",
-            (Part(text),),
-            "completed" if status == "completed" else "incomplete",
-        )
-        self._keep(answer, items, output)
-        return answer
-
-    def _keep(self, answer: dict[str, Any], items: list[Item], output: Item) -> None:
-        conversation = self._history.conversation
-        if conversation is not None:
-            turn = self._store.extend(self._tenant, conversation, items, [output])
-        else:
-            turn = Turn(self._turn, items, [output])
-        if self._request.store is not False:
-            response = StoredResponse(self._id, encode(answer), turn, tuple(self._cuts))
-            self._store.keep(self._tenant, response, time.time())
-
-
-class _ResponseStream(EventStream):
-    """A stream of typed events, which ends without `[DONE]`."""
-
-    END = b""
-
-    def __init__(self, exchange: Exchange, keep_alive_s: float, events: ResponseEvents) -> None:
-        super().__init__(exchange, keep_alive_s)
-        self._events = events
-
-    def failure(self, error: GatewayError) -> bytes:
-        """See `EventStream.failure`."""
-        return b"".join(self._events.failure(error))

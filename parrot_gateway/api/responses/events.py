@@ -1,4 +1,4 @@
-"""The answer and the stream of one response with one message of text. Pure: values in, bytes out.
+"""The answer and the stream of one response with one message of text.
 
 The order of events is the one that the client's accumulator demands. Each is named by its type and
 numbered without a gap; there is no `[DONE]`, as at OpenAI.
@@ -6,18 +6,27 @@ numbered without a gap; there is no `[DONE]`, as at OpenAI.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, cast
 
 import msgspec
+from parrot_engine.text import Tokenizer
 
-from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.api.openai.answers import chat_logprobs, encode
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.generate import CollectedPrompt
+from parrot_gateway.generation.request import PromptFilled, TextToken, Update
+from parrot_gateway.generation.responses.items import Item, Part
 from parrot_gateway.generation.responses.store import Cut
 
-#: What says that a response ended, by its status.
+#: The event at the end of a response, by its status.
 _LAST_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete"}
+
+#: Takes the whole answer, its message, and the deltas that its text came in.
+Keep: TypeAlias = Callable[[dict[str, Any], Item, Sequence[Cut]], None]
 
 
 def response_usage(usage: Usage) -> dict[str, Any]:
@@ -37,7 +46,7 @@ def output_text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def output_message(item_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message."""
+    """The one item of the output."""
     return {
         "id": item_id,
         "type": "message",
@@ -47,28 +56,104 @@ def output_message(item_id: str, status: str, content: list[dict[str, Any]]) -> 
     }
 
 
-def finished(
-    answer: dict[str, Any],
-    *,
-    status: str,
-    message: dict[str, Any],
-    usage: Usage,
-    now: float,
-) -> dict[str, Any]:
-    """An answer in progress, come to its end.
+class ResponseAnswer:
+    """The `Answer` of one response.
 
     Args:
-        status: `completed`, or `incomplete` for one cut off by its length.
+        begun: the answer in progress, with nothing in `output`.
+        item_id: of its message.
+        tokenizer: the model's.
+        wants_logprobs: whether the text has log-probabilities.
+        keep: called once with the whole answer, before the client gets the end of it; a
+            `GatewayError` fails the call.
     """
-    whole = status == "completed"
-    return {
-        **answer,
-        "status": status,
-        "completed_at": now if whole else None,
-        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
-        "output": [message],
-        "usage": response_usage(usage),
-    }
+
+    def __init__(
+        self,
+        begun: dict[str, Any],
+        item_id: str,
+        tokenizer: Tokenizer,
+        *,
+        wants_logprobs: bool,
+        keep: Keep,
+    ) -> None:
+        self._begun = begun
+        self._item_id = item_id
+        self._tokenizer = tokenizer
+        self._wants_logprobs = wants_logprobs
+        self._keep = keep
+        self._events = ResponseEvents(begun, item_id)
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._cuts: list[Cut] = []
+        self._finish_reason = "stop"
+
+    def opening(self) -> bytes:
+        """See `Answer`: nothing, since a call that fails before its text has no message."""
+        return b""
+
+    def events(self, update: Update) -> bytes:
+        """See `Answer`."""
+        if isinstance(update, PromptFilled):
+            return b""
+        self._finish_reason = update.finish_reason or self._finish_reason
+        logprobs = self._logprobs_of(update.tokens)
+        if not update.text and not logprobs:
+            return b""
+        self._add(update.text, logprobs)
+        return self._events.opening() + self._events.delta(update.text, logprobs)
+
+    def closing(self, usage: Usage) -> bytes:
+        """See `Answer`."""
+        return self._events.opening() + self._events.closing(self._end(usage))
+
+    def failure(self, error: GatewayError) -> bytes:
+        """See `Answer`."""
+        return self._events.failure(error)
+
+    def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> bytes:
+        """See `Answer`."""
+        candidate = collected[0].candidates[0]
+        self._finish_reason = candidate.finish_reason
+        end, tokens = 0, deque(token for token in candidate.tokens if not token.is_end)
+        for text in candidate.texts:
+            end += len(text)
+            shown: list[TextToken] = []
+            while tokens and tokens[0].offset < end:
+                shown.append(tokens.popleft())
+            self._add(text, self._logprobs_of(shown))
+        if tokens:
+            self._add("", self._logprobs_of(tokens))
+        return encode(self._end(usage))
+
+    def _logprobs_of(self, tokens: Iterable[TextToken]) -> list[dict[str, Any]]:
+        if not self._wants_logprobs:
+            return []
+        return cast(list[dict[str, Any]], chat_logprobs(self._tokenizer, tokens)["content"])
+
+    def _add(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        self._cuts.append(Cut(len(text), len(logprobs)))
+
+    def _end(self, usage: Usage) -> dict[str, Any]:
+        text = "".join(self._texts)
+        is_whole = self._finish_reason != "length"
+        item = Item(
+            self._item_id, "assistant", (Part(text),), "completed" if is_whole else "incomplete"
+        )
+        answer = {
+            **self._begun,
+            "status": item.status,
+            "completed_at": float(int(time.time())) if is_whole else None,
+            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+            "output": [
+                output_message(self._item_id, item.status, [output_text(text, self._logprobs)])
+            ],
+            "usage": response_usage(usage),
+        }
+        self._keep(answer, item, tuple(self._cuts))
+        return answer
 
 
 class ResponseEvents:
@@ -77,108 +162,96 @@ class ResponseEvents:
     Args:
         answer: in progress, with nothing in `output`.
         item_id: of its message.
+        starting_after: events up to and with this number are left out.
     """
 
-    __slots__ = ("_answer", "_at", "_number", "opened")
+    __slots__ = ("_answer", "_at", "_is_open", "_number", "_starting_after")
 
-    def __init__(self, answer: dict[str, Any], item_id: str) -> None:
+    def __init__(self, answer: dict[str, Any], item_id: str, starting_after: int = -1) -> None:
+        self._starting_after = starting_after
         self._answer = answer
         self._at = {"item_id": item_id, "output_index": 0, "content_index": 0}
         self._number = 0
-        #: Whether the first events were made.
-        self.opened = False
+        self._is_open = False
 
-    def opening(self) -> list[bytes]:
-        """Those before the text."""
-        self.opened = True
+    def opening(self) -> bytes:
+        """Those before the text, once."""
+        if self._is_open:
+            return b""
+        self._is_open = True
         item = output_message(str(self._at["item_id"]), "in_progress", [])
-        return [
-            self._event("response.created", response=self._answer),
-            self._event("response.in_progress", response=self._answer),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._at, part=output_text("", [])),
-        ]
+        return (
+            self._begun()
+            + self._event("response.output_item.added", output_index=0, item=item)
+            + self._event("response.content_part.added", **self._at, part=output_text("", []))
+        )
 
     def delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         """Some text."""
         return self._event("response.output_text.delta", **self._at, delta=text, logprobs=logprobs)
 
-    def closing(self, answer: dict[str, Any]) -> list[bytes]:
-        """Those after the text.
-
-        Args:
-            answer: see `finished`.
-        """
+    def closing(self, answer: dict[str, Any]) -> bytes:
+        """Those after the text, of the whole answer."""
         message = answer["output"][0]
         part = message["content"][0]
-        return [
-            self._event(
-                "response.output_text.done", **self._at, text=part["text"],
-                logprobs=part["logprobs"],
-            ),
-            self._event("response.content_part.done", **self._at, part=part),
-            self._event("response.output_item.done", output_index=0, item=message),
-            self._event(_LAST_EVENTS[answer["status"]], response=answer),
-        ]  # fmt: skip
+        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        return (
+            self._event("response.output_text.done", **self._at, **done)
+            + self._event("response.content_part.done", **self._at, part=part)
+            + self._event("response.output_item.done", output_index=0, item=message)
+            + self._event(_LAST_EVENTS[answer["status"]], response=answer)
+        )
 
-    def failure(self, error: GatewayError) -> list[bytes]:
+    def failure(self, error: GatewayError) -> bytes:
         """The end of a stream that failed: what happened, then what became of the response."""
-        started = []
-        if not self.opened:
-            started = [
-                self._event("response.created", response=self._answer),
-                self._event("response.in_progress", response=self._answer),
-            ]
         failed = {
             **self._answer,
             "status": "failed",
             # NOTE: the codes of a response's error are a closed set; the event has our own.
             "error": {"code": "server_error", "message": error.message},
         }
-        return [
-            *started,
-            self._event("error", code=error.code, message=error.message, param=error.param),
-            self._event("response.failed", response=failed),
-        ]
+        return (
+            (b"" if self._is_open else self._begun())
+            + self._event("error", code=error.code, message=error.message, param=error.param)
+            + self._event("response.failed", response=failed)
+        )
+
+    def _begun(self) -> bytes:
+        return self._event("response.created", response=self._answer) + self._event(
+            "response.in_progress", response=self._answer
+        )
 
     def _event(self, type: str, **fields: Any) -> bytes:
-        data = encode({"type": type, "sequence_number": self._number, **fields})
+        number = self._number
         self._number += 1
+        if number <= self._starting_after:
+            return b""
+        data = encode({"type": type, "sequence_number": number, **fields})
         return b"event: %s\ndata: %s\n\n" % (type.encode(), data)
 
 
-def replay(answer: bytes, cuts: Sequence[Cut], starting_after: int = -1) -> Iterator[bytes]:
-    """The stream of a stored response once more, event by event.
+def replay(answer: bytes, cuts: Sequence[Cut], starting_after: int = -1) -> bytes:
+    """The stream of a stored response once more.
 
     Args:
         answer: the JSON answer.
-        cuts: how its text came.
+        cuts: the deltas that its text came in.
         starting_after: leave out the events up to and with this number.
     """
     whole: dict[str, Any] = msgspec.json.decode(answer)
     message = whole["output"][0]
     part = message["content"][0]
-    begun = {
-        **whole,
-        "status": "in_progress",
-        "completed_at": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-    }
-    events = ResponseEvents(begun, message["id"])
-
-    def everything() -> Iterator[bytes]:
-        yield from events.opening()
-        text = logprobs = 0
-        for cut in cuts:
-            yield events.delta(
+    unknown = ("completed_at", "incomplete_details", "usage")
+    begun = {**whole, "status": "in_progress", "output": [], **dict.fromkeys(unknown)}
+    events = ResponseEvents(begun, message["id"], starting_after)
+    written = [events.opening()]
+    text = logprobs = 0
+    for cut in cuts:
+        written.append(
+            events.delta(
                 part["text"][text : text + cut.characters],
                 part["logprobs"][logprobs : logprobs + cut.logprobs],
             )
-            text, logprobs = text + cut.characters, logprobs + cut.logprobs
-        yield from events.closing(whole)
-
-    for number, event in enumerate(everything()):
-        if number > starting_after:
-            yield event
+        )
+        text, logprobs = text + cut.characters, logprobs + cut.logprobs
+    return b"".join([*written, events.closing(whole)])

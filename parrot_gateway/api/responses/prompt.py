@@ -10,9 +10,8 @@ from typing import NamedTuple
 from parrot_gateway.api.responses.bodies import ConversationRef, InputFields, ResponseBody
 from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, NotFoundError
 from parrot_gateway.generation.placement import Placer
-from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import TokenizedPrompt
-from parrot_gateway.generation.requests.chat import render_chat_aside
+from parrot_gateway.generation.requests.chat import chat_prompt
 from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.generation.responses.items import Item, Turn
 from parrot_gateway.generation.responses.store import (
@@ -129,21 +128,8 @@ async def _prompt(
     )
     size = num_bytes + sum(len(message.content or "") for message in messages)
     try:
-        text = await render_chat_aside(placer.tokenizer, chat, size)
+        return await chat_prompt(chat, placer.tokenizer, placer.info, size, noun="input")
     except InvalidRequestError as error:
         if error.param is None or error.param.startswith("messages"):
             raise type(error)(error.message, param="input", code=error.code) from None
         raise
-    prompts = await prompts_of_texts(
-        placer.tokenizer,
-        placer.info,
-        [text],
-        add_special_tokens=False,
-        param="input",
-        noun="input",
-    )
-    if not prompts[0].token_ids:
-        raise InvalidRequestError(
-            "Invalid 'input': it makes an empty prompt.", param="input", code="invalid_value"
-        )
-    return prompts[0]

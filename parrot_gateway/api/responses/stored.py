@@ -124,7 +124,7 @@ class StoredResponseRoutes:
             await exchange.respond(200, response.answer)
             return
         after = _integer(query, "starting_after", -1)
-        events = b"".join(replay(response.answer, response.cuts, after))
+        events = replay(response.answer, response.cuts, after)
         await exchange.respond(200, events, EVENT_STREAM)
 
     # -- conversations ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.openai.sse import DONE, EventStream
+from parrot_gateway.api.event_stream import DONE, EventStream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
 from parrot_gateway.api.semantic.identity import identify
 from parrot_gateway.exceptions import GatewayError, InvalidRequestError, UnsupportedError
@@ -311,7 +311,6 @@ class SemanticCalls:
             await self._wait_for_inputs(exchange, job)
             if job.node.is_finished:
                 raise job.client_error()
-            job.task = task
             executor.begin(job)
             observer.begin()
             metadata = self._service.metadata_of(job)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from parrot_scheduler.task import LATENCY
 
-from parrot_gateway.api.openai.sse import DONE, KEEP_ALIVE
+from parrot_gateway.api.event_stream import DONE, KEEP_ALIVE
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     GatewayError,

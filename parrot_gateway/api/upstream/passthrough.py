@@ -282,7 +282,7 @@ class _Relay:
         self, response: UpstreamResponse, headers: Headers, events: EventTail
     ) -> None:
         exchange = self._exchange
-        exchange.fail_in_band = self._fail
+        exchange.on_failure(self._fail)
         if not any(name == b"x-accel-buffering" for name, _ in headers):
             headers.append((b"x-accel-buffering", b"no"))
         self._follow(response.first)

@@ -192,7 +192,7 @@ class Executor:
                 self._start(job)
 
     def _start(self, job: Job) -> None:
-        self.begin(job)
+        self._begin(job)
         self._running += 1
         task = asyncio.get_running_loop().create_task(self._run(job), name=f"call-{job.id}")
         job.task = task
@@ -206,7 +206,11 @@ class Executor:
         self._note_quiet()
 
     def begin(self, job: Job) -> None:
-        """An attended call begins to run, now that its inputs are there."""
+        """An attended call begins to run in the current task, now that its inputs are there."""
+        job.task = asyncio.current_task()
+        self._begin(job)
+
+    def _begin(self, job: Job) -> None:
         job.stop_timer()
         self._on_start(job)
         job.session.graph.start(job.id, self._clock())
