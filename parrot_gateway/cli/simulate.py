@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from parrot_scheduler.config import SchedulerConfig
-    from parrot_simulator.clients import Network
     from parrot_simulator.engines.profiles import EngineProfile
     from parrot_simulator.metrics import Results
+    from parrot_simulator.options import Network, SimulationOptions
     from parrot_simulator.plan import Workload
 
 PROGRESS_INTERVAL_S = 1.0
@@ -134,7 +134,7 @@ def workload_command(
     ] = None,
 ) -> None:
     """Run the scheduler on a virtual clock, with simulated clients and engines."""
-    from parrot_simulator.engines.fleet import Staleness
+    from parrot_simulator.options import SimulationOptions, Staleness
     from parrot_simulator.plan import ClientMode
 
     try:
@@ -164,16 +164,16 @@ def workload_command(
             require_matplotlib()
         if mode not in get_args(ClientMode):
             raise SimulateError(f"--mode {mode!r}: there are {', '.join(get_args(ClientMode))}")
-        options: dict[str, Any] = {
-            "engines": [kind] * engines,
-            "mode": mode,
-            "network": _network(network_ms),
-            "seed": seed,
-            "warm_up": warm_up,
-            "max_applications": requests,
-            "staleness": Staleness(*[stale_ms / 1000] * 3),
-            "timelines": plots is not None and not swept,
-        }
+        options = SimulationOptions(
+            engines=[kind] * engines,
+            mode=cast("ClientMode", mode),
+            network=_network(network_ms),
+            seed=seed,
+            warm_up=warm_up,
+            max_applications=requests,
+            staleness=Staleness(*[stale_ms / 1000] * 3),
+            timelines=plots is not None and not swept,
+        )
         results: dict[str, Results] = {}
         sweeps: dict[str, dict[float, Results]] = {}
         for name, config in configs.items():
@@ -181,7 +181,10 @@ def workload_command(
                 run_name = f"{name} {swept}={value:g}" if swept else name
                 settings = [*(parameter or []), *([f"{swept}={value}"] if swept else [])]
                 results[run_name] = sweeps.setdefault(name, {})[value] = _run(
-                    run_name, _workload(workload, settings, scale, seed), config, log, options
+                    run_name,
+                    _workload(workload, settings, scale, seed),
+                    replace(options, config=config),
+                    log,
                 )
         _show(results, json)
         if plots is not None:
@@ -197,14 +200,7 @@ def workload_command(
         raise
 
 
-def _run(
-    name: str,
-    workload: Workload,
-    config: SchedulerConfig,
-    log: Path | None,
-    options: Mapping[str, Any],
-) -> Results:
-    """One simulation; `options` are those of `parrot_simulator.simulation.simulate`."""
+def _run(name: str, workload: Workload, options: SimulationOptions, log: Path | None) -> Results:
     from parrot_simulator.recording import LogFile
     from parrot_simulator.simulation import simulate
 
@@ -212,10 +208,10 @@ def _run(
     with ExitStack() as stack:
         recorder = None
         if log is not None:
-            recorder = LogFile(stack.enter_context(log.open("w", encoding="utf-8")), config)
-        results = simulate(
-            workload, config=config, log=recorder, progress=_progress(name, started), **options
-        )
+            file = stack.enter_context(log.open("w", encoding="utf-8"))
+            recorder = LogFile(file, options.config)
+        options = replace(options, log=recorder, progress=_progress(name, started))
+        results = simulate(workload, options)
     seconds = time.perf_counter() - started
     typer.echo(
         f"{name}: {results.total.calls} calls, {results.events} events, "
@@ -349,7 +345,7 @@ def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
 
 
 def _network(text: str) -> Network:
-    from parrot_simulator.clients import Network
+    from parrot_simulator.options import Network
 
     low, _, high = text.partition("-")
     try:

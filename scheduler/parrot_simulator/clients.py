@@ -8,107 +8,68 @@ between (`pause_s`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from parrot_simulator.clock import Clock
 from parrot_simulator.engines.prompts import uniform
 from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.metrics import CallTimes, Measures, group_of
-from parrot_simulator.plan import ApplicationPlan, CallPlan, ClientMode, Workload
+from parrot_simulator.options import SimulationOptions
+from parrot_simulator.plan import ApplicationPlan, CallPlan, Workload
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Round trips between clients and the server: uniform between two times, or from samples."""
-
-    low_s: float = 0.0
-    high_s: float = 0.0
-    samples_s: Sequence[float] = ()
-
-    def __post_init__(self) -> None:
-        times = (self.low_s, self.high_s, *self.samples_s)
-        if not all(0 <= time < float("inf") for time in times) or self.low_s > self.high_s:
-            raise ValueError(
-                f"network: round trips must be finite, >= 0 and low <= high, not {times[:2]}"
-            )
-
-    @property
-    def varies(self) -> bool:
-        return bool(self.samples_s) or self.low_s < self.high_s
-
-    def round_trip_s(self, where: float) -> float:
-        """The round trip at a place of [0, 1)."""
-        if self.samples_s:
-            return self.samples_s[int(where * len(self.samples_s))]
-        return self.low_s + (self.high_s - self.low_s) * where
-
-
+@dataclass(slots=True, eq=False)
 class RunningCall:
     """One call of a running application. Compared by identity."""
 
-    __slots__ = ("inputs_at", "missing", "plan", "round_trip_s", "run", "start_s", "submitted_s")
-
-    def __init__(self, run: RunningApplication, plan: CallPlan, round_trip_s: float) -> None:
-        self.run = run
-        self.plan = plan
-        self.round_trip_s = round_trip_s
-        #: Inputs that are not there yet, and when the latest of the others came.
-        self.missing = len(plan.after)
-        self.inputs_at = 0.0
-        #: When it could be sent, and when it reached the scheduler.
-        self.start_s = 0.0
-        self.submitted_s = 0.0
+    run: RunningApplication
+    plan: CallPlan
+    round_trip_s: float
+    #: Inputs that are not there yet, and when the latest of the others came.
+    missing: int
+    inputs_at: float = 0.0
+    #: When it could be sent, and when it reached the scheduler.
+    start_s: float = 0.0
+    submitted_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class RunningApplication:
     """An application that runs. Compared by identity."""
 
-    __slots__ = (
-        "arrived_s",
-        "calls",
-        "consumers",
-        "counted",
-        "ended_s",
-        "failed",
-        "live",
-        "plan",
-        "tpot_count",
-        "tpot_total_s",
-        "ttft_s",
-        "unfinished",
-    )
+    plan: ApplicationPlan
+    arrived_s: float
+    #: Whether it counts in the results: it came after the warm-up.
+    counted: bool
+    ended_s: float
+    #: Calls that have no output yet, and those that were sent and have not ended.
+    unfinished: int
+    live: int = 0
+    #: Why it was given up.
+    failed: str = ""
+    ttft_s: float = 0.0
+    tpot_total_s: float = 0.0
+    tpot_count: int = 0
+    calls: list[RunningCall] = field(default_factory=list)
+    #: By call, the calls that read its output.
+    consumers: list[list[int]] = field(default_factory=list)
 
-    def __init__(
-        self, plan: ApplicationPlan, arrived_s: float, network: Network, seed: int, *, counted: bool
-    ) -> None:
-        self.plan = plan
-        self.arrived_s = arrived_s
-        #: Whether it counts in the results: it came after the warm-up.
-        self.counted = counted
-        self.calls = [
-            RunningCall(
-                self,
-                call,
-                # The same for every policy that the workload is tried with.
-                network.round_trip_s(uniform(seed, plan.id, call.index) if network.varies else 0.0),
-            )
-            for call in plan.calls
-        ]
-        self.consumers: list[list[int]] = [[] for _ in plan.calls]
+    @classmethod
+    def start(
+        cls, plan: ApplicationPlan, now: float, options: SimulationOptions, *, counted: bool
+    ) -> RunningApplication:
+        """The application with its calls, none of them sent."""
+        run = cls(plan, now, counted, ended_s=plan.arrival_s, unfinished=len(plan.calls))
+        network = options.network
         for call in plan.calls:
+            # The same for every policy that the workload is tried with.
+            where = uniform(options.seed, plan.id, call.index) if network.varies else 0.0
+            run.calls.append(RunningCall(run, call, network.round_trip_s(where), len(call.after)))
+            run.consumers.append([])
             for producer in call.after:
-                self.consumers[producer].append(call.index)
-        self.unfinished = len(plan.calls)
-        #: Calls that were sent and have not ended.
-        self.live = 0
-        #: Why it was given up.
-        self.failed = ""
-        self.ended_s = plan.arrival_s
-        self.ttft_s = 0.0
-        self.tpot_total_s = 0.0
-        self.tpot_count = 0
+                run.consumers[producer].append(call.index)
+        return run
 
 
 class MeasureRecorder:
@@ -135,14 +96,16 @@ class MeasureRecorder:
             run.tpot_count += 1
         if not run.counted:
             return
+        latency = now + back_s - call.start_s
         times = CallTimes(
             prompt_tokens=sequence.prompt.tokens,
             output_tokens=tokens,
             cached_tokens=sequence.cached,
             prefilled_tokens=sequence.prefilled,
-            latency_s=now + back_s - call.start_s,
+            latency_s=latency,
             ttft_s=ttft,
             tpot_s=tpot,
+            normalised_s=latency / tokens if tokens else None,
             held_s=sequence.submitted_at - call.submitted_s,
             queued_s=sequence.admitted_at - sequence.submitted_at,
         )
@@ -184,41 +147,20 @@ class Clients:
 
     Args:
         workload: what arrives.
-        mode: how much the server knows of applications.
+        options: mode, network, seed, warm-up and number of applications.
         clock: the simulation's.
-        server: where calls are sent; it tells how they end, by `call_done` and `call_failed`.
-        network: round trips of calls.
-        seed: of the network's draws.
-        warm_up: share of the applications, by order of arrival, that do not count.
-        max_applications: stop taking in applications after so many.
-
-    Raises:
-        ValueError: the warm-up is no share.
+        server: where calls are sent; it reports their ends by `call_done` and `call_failed`.
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        mode: ClientMode,
-        clock: Clock,
-        server: Server,
-        *,
-        network: Network,
-        seed: int,
-        warm_up: float,
-        max_applications: int | None,
+        self, workload: Workload, options: SimulationOptions, clock: Clock, server: Server
     ) -> None:
-        if not 0 <= warm_up < 1:
-            raise ValueError(f"warm_up must be a share from 0 to below 1, not {warm_up}")
         self._workload = workload
-        self._mode: ClientMode = mode
+        self._options = options
         self._clock = clock
         self._server = server
-        self._network = network
-        self._seed = seed
-        self._max_applications = max_applications
         self._arrivals = iter(workload.arrivals())
-        self._first_counted = self._count_warm_up(warm_up)
+        self._first_counted = self._count_warm_up()
         self._expected = 0
         self._started = 0
         #: Applications that run or are due, and those that have ended.
@@ -228,14 +170,15 @@ class Clients:
         self.measured_from: float | None = None
         self.recorder = MeasureRecorder()
 
-    def _count_warm_up(self, warm_up: float) -> int:
+    def _count_warm_up(self) -> int:
         """How many applications come before those that count."""
+        warm_up = self._options.warm_up
         if not warm_up:
             return 0
         count = 0
         for _ in self._workload.arrivals():
             count += 1
-            if count == self._max_applications:
+            if count == self._options.max_applications:
                 break
         return int(count * warm_up)
 
@@ -251,7 +194,10 @@ class Clients:
                 self._expect(plan, plan.arrival_s, is_open_loop=True)
 
     def _may_expect(self) -> bool:
-        return self._max_applications is None or self._expected < self._max_applications
+        return (
+            self._options.max_applications is None
+            or self._expected < self._options.max_applications
+        )
 
     def _expect(self, plan: ApplicationPlan, time: float, *, is_open_loop: bool) -> None:
         self._expected += 1
@@ -265,7 +211,7 @@ class Clients:
         self._started += 1
         if counted and self.measured_from is None:
             self.measured_from = now
-        for call in RunningApplication(plan, now, self._network, self._seed, counted=counted).calls:
+        for call in RunningApplication.start(plan, now, self._options, counted=counted).calls:
             if not call.plan.after:
                 call.inputs_at = now
                 self._send(call)
@@ -276,7 +222,7 @@ class Clients:
 
     def _stays_inside(self, call: CallPlan) -> bool:
         """Whether the server starts it by itself, once its inputs are there."""
-        return self._mode == "graph" and not call.pause_s
+        return self._options.mode == "graph" and not call.pause_s
 
     def _send(self, call: RunningCall) -> None:
         call.run.live += 1
@@ -342,7 +288,7 @@ class Clients:
         if run.live or (run.unfinished and not run.failed):
             return
         plan = run.plan
-        if self._mode == "graph":
+        if self._options.mode == "graph":
             self._server.forget_application(plan.id)
         self.recorder.add_application(run)
         self.live_runs -= 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,8 +134,7 @@ def _middle(bucket: int) -> float:
     return value if value > _SMALLEST * _GROWTH else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimes:
+class CallTimes(NamedTuple):
     """One finished call."""
 
     prompt_tokens: int
@@ -147,33 +146,35 @@ class CallTimes:
     ttft_s: float
     #: Seconds per token after the first; None for fewer than two.
     tpot_s: float | None
+    #: Latency per output token; None without any.
+    normalised_s: float | None
     #: In the scheduler's queue, and in the engine's.
     held_s: float
     queued_s: float
 
 
+@dataclass(slots=True)
 class Measures:
     """Figures of some applications: of all, of one kind, or of one tenant."""
 
-    def __init__(self) -> None:
-        self.applications = 0
-        self.failed = 0
-        #: With a goal; and those of them that met it.
-        self.with_goal = 0
-        self.good = 0
-        self.calls = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.prefilled_tokens = 0
-        self.output_tokens = 0
-        self.job_s = Sketch()
-        self.latency_s = Sketch()
-        self.ttft_s = Sketch()
-        self.tpot_s = Sketch()
-        #: Latency per output token.
-        self.normalised_s = Sketch()
-        self.held_s = Sketch()
-        self.queued_s = Sketch()
+    applications: int = 0
+    failed: int = 0
+    #: With a goal; and those of them that met it.
+    with_goal: int = 0
+    good: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    output_tokens: int = 0
+    job_s: Sketch = field(default_factory=Sketch)
+    #: Of calls: see `CallTimes`.
+    latency_s: Sketch = field(default_factory=Sketch)
+    ttft_s: Sketch = field(default_factory=Sketch)
+    tpot_s: Sketch = field(default_factory=Sketch)
+    normalised_s: Sketch = field(default_factory=Sketch)
+    held_s: Sketch = field(default_factory=Sketch)
+    queued_s: Sketch = field(default_factory=Sketch)
 
     @property
     def hit_rate(self) -> float:
@@ -188,18 +189,12 @@ class Measures:
 
     def add_call(self, call: CallTimes) -> None:
         self.calls += 1
-        self.prompt_tokens += call.prompt_tokens
-        self.output_tokens += call.output_tokens
-        self.cached_tokens += call.cached_tokens
-        self.prefilled_tokens += call.prefilled_tokens
-        self.latency_s.add(call.latency_s)
-        self.ttft_s.add(call.ttft_s)
-        if call.tpot_s is not None:
-            self.tpot_s.add(call.tpot_s)
-        if call.output_tokens:
-            self.normalised_s.add(call.latency_s / call.output_tokens)
-        self.held_s.add(call.held_s)
-        self.queued_s.add(call.queued_s)
+        for name, value in zip(CallTimes._fields, call, strict=True):
+            mine = getattr(self, name)
+            if not isinstance(mine, Sketch):
+                setattr(self, name, mine + value)
+            elif value is not None:
+                mine.add(value)
 
     def add_application(
         self, plan: ApplicationPlan, job_s: float, ttft_s: float, tpot_s: float, *, failed: bool
@@ -217,26 +212,22 @@ class Measures:
             self.job_s.add(job_s)
 
     def merge(self, other: Measures) -> None:
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in _DISTRIBUTIONS:
-            getattr(self, name).merge(getattr(other, name))
+        for name in self.__slots__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Sketch):
+                mine.merge(theirs)
+            else:
+                setattr(self, name, mine + theirs)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "hit_rate": self.hit_rate if self.prompt_tokens else None,
-            **{name: getattr(self, name).summary() for name in _DISTRIBUTIONS},
-        }
-
-
-_COUNTS = (
-    "applications", "failed", "with_goal", "good", "calls", "prompt_tokens", "cached_tokens",
-    "prefilled_tokens", "output_tokens",
-)  # fmt: skip
-_DISTRIBUTIONS = (
-    "job_s", "latency_s", "ttft_s", "tpot_s", "normalised_s", "held_s", "queued_s",
-)  # fmt: skip
+        plain: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, Sketch):
+                plain.setdefault("hit_rate", self.hit_rate if self.prompt_tokens else None)
+                value = value.summary()
+            plain[name] = value
+        return plain
 
 
 def jain(values: Iterable[float]) -> float:
@@ -246,20 +237,38 @@ def jain(values: Iterable[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineUse:
+    """What one engine did."""
+
     id: str
-    busy_s: float
-    steps: int
-    prefilled_tokens: int
-    generated_tokens: int
-    preemptions: int
-    reloaded_tokens: int
-    evicted_tokens: int
-    #: Over its busy time.
-    mean_batch: float
-    mean_kv_tokens: float
     capacity_tokens: int
+    busy_s: float = 0.0
+    steps: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    reloaded_tokens: int = 0
+    evicted_tokens: int = 0
+    #: Integrals over busy time: of sequences and of KV tokens in use.
+    batch_seconds: float = 0.0
+    kv_seconds: float = 0.0
+
+    @property
+    def mean_batch(self) -> float:
+        """Sequences, over its busy time."""
+        return self.batch_seconds / (self.busy_s or 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        names = (
+            "id", "busy_s", "steps", "prefilled_tokens", "generated_tokens", "preemptions",
+            "reloaded_tokens", "evicted_tokens", "mean_batch",
+        )  # fmt: skip
+        return {
+            **{name: getattr(self, name) for name in names},
+            "mean_kv_tokens": self.kv_seconds / (self.busy_s or 1.0),
+            "capacity_tokens": self.capacity_tokens,
+        }
 
 
 @dataclass(slots=True)
@@ -357,10 +366,7 @@ class Results:
             "total": self.total.to_dict(),
             "kinds": _to_dicts(self.kinds),
             "tenants": _to_dicts(self.tenants),
-            "engines": [
-                {name: getattr(engine, name) for name in EngineUse.__slots__}
-                for engine in self.engines
-            ],
+            "engines": [engine.to_dict() for engine in self.engines],
             "failures": dict(sorted(self.failures.items())),
             "actions": dict(sorted(self.actions.items())),
             "ignored": dict(sorted(self.ignored.items())),

@@ -7,24 +7,21 @@ into its events, and does what its actions say.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
 
-from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, WakeAt
-from parrot_scheduler.config import SchedulerConfig
+from parrot_scheduler.actions import Cancel, Forget, Place, Reject, WakeAt
 from parrot_scheduler.events import ApplicationFinished, Event, TaskFinished, TaskSubmitted, Tick
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import TaskId
 
-from parrot_simulator.clients import Clients, Network, RunningCall
+from parrot_simulator.clients import Clients, RunningCall
 from parrot_simulator.clock import Clock
 from parrot_simulator.engines.engine import SimulatedEngine
-from parrot_simulator.engines.fleet import EngineChange, Fleet, Staleness
-from parrot_simulator.engines.profiles import EngineProfile
+from parrot_simulator.engines.fleet import Fleet
 from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.metrics import Results
-from parrot_simulator.plan import ClientMode, Workload
+from parrot_simulator.options import SimulationOptions
+from parrot_simulator.plan import Workload
 from parrot_simulator.tasks import TaskMaker
 
 
@@ -32,67 +29,14 @@ class SimulationStuckError(Exception):
     """Calls are unfinished and nothing is going to happen any more."""
 
 
-class StepLog(Protocol):
-    """Where steps of the scheduler are recorded."""
-
-    def record(self, now: float, events: Sequence[Event], actions: Sequence[Action]) -> None: ...
-
-
-def simulate(
-    workload: Workload,
-    *,
-    engines: Sequence[EngineProfile],
-    config: SchedulerConfig | None = None,
-    mode: ClientMode = "graph",
-    network: Network | None = None,
-    seed: int = 0,
-    warm_up: float = 0.0,
-    max_applications: int | None = None,
-    staleness: Staleness | None = None,
-    changes: Sequence[EngineChange] = (),
-    share_tenants: bool = False,
-    timelines: bool = False,
-    log: StepLog | None = None,
-    progress: Callable[[int, float], None] | None = None,
-) -> Results:
+def simulate(workload: Workload, options: SimulationOptions) -> Results:
     """Run a workload to its end.
 
-    Args:
-        workload: What arrives.
-        engines: One profile an engine; all with prefix caching must have blocks of one size.
-        config: The scheduler's policies and limits.
-        mode: How much the server knows of applications.
-        network: Round trips of calls; none without.
-        seed: Of the network's draws; the workload has its own, the scheduler `config.seed`.
-        warm_up: Share of the applications, by order of arrival, that do not count.
-        max_applications: Stop taking in applications after so many.
-        staleness: How late the scheduler learns of what engines do.
-        changes: Engines that leave (their tasks are submitted anew), drain or join again.
-        share_tenants: Whether tenants share cached prefixes.
-        timelines: Record each engine's timeline over time.
-        log: Told of every step of the scheduler.
-        progress: Called now and then with applications ended so far and the virtual time.
-
     Raises:
-        ValueError: engines that do not go together, or a plan that makes no sense.
+        ValueError: a plan that makes no sense.
         SimulationStuckError: the scheduler forgot a call.
     """
-    return _Simulation(
-        workload,
-        engines=engines,
-        config=config or SchedulerConfig(),
-        mode=mode,
-        network=network or Network(),
-        seed=seed,
-        warm_up=warm_up,
-        max_applications=max_applications,
-        staleness=staleness or Staleness(),
-        changes=changes,
-        share_tenants=share_tenants,
-        timelines=timelines,
-        log=log,
-        progress=progress,
-    ).run()
+    return _Simulation(workload, options).run()
 
 
 @dataclass(slots=True)
@@ -107,31 +51,11 @@ class _Submitted:
 class _Simulation:
     """One run, see `simulate`: the clients' `Server`, and the `Gateway` of the fleet."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        engines: Sequence[EngineProfile],
-        config: SchedulerConfig,
-        mode: ClientMode,
-        network: Network,
-        seed: int,
-        warm_up: float,
-        max_applications: int | None,
-        staleness: Staleness,
-        changes: Sequence[EngineChange],
-        share_tenants: bool,
-        timelines: bool,
-        log: StepLog | None,
-        progress: Callable[[int, float], None] | None,
-    ) -> None:
-        sizes = {profile.block_tokens for profile in engines if profile.prefix_caching}
-        if len(sizes) > 1:
-            raise ValueError(f"engines' blocks must be of one size, not {sorted(sizes)}")
-        self._log = log
-        self._progress = progress
+    def __init__(self, workload: Workload, options: SimulationOptions) -> None:
+        self._workload = workload
+        self._options = options
         self._clock = Clock()
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(options.config)
         #: Events for the scheduler's next step.
         self._events: list[Event] = []
         self._tasks: dict[TaskId, _Submitted] = {}
@@ -140,37 +64,9 @@ class _Simulation:
         self._tick_at: float | None = None
         self._steps = 0
         self._happened = 0
-        self._maker = TaskMaker(
-            mode, block_tokens=sizes.pop() if sizes else None, share_tenants=share_tenants
-        )
-        self._clients = Clients(
-            workload,
-            mode,
-            self._clock,
-            self,
-            network=network,
-            seed=seed,
-            warm_up=warm_up,
-            max_applications=max_applications,
-        )
-        self._fleet = Fleet(
-            engines,
-            self._clock,
-            self,
-            staleness=staleness,
-            changes=changes,
-            with_timelines=timelines,
-        )
-        self._settings: dict[str, Any] = {
-            "workload": workload.name,
-            "mode": mode,
-            "engines": len(engines),
-            "profiles": sorted({profile.name for profile in engines}),
-            "seed": seed,
-            "warm_up": warm_up,
-            "network_s": [network.low_s, network.high_s, len(network.samples_s)],
-            "config": asdict(config),
-        }
+        self._maker = TaskMaker(options)
+        self._clients = Clients(workload, options, self._clock, self)
+        self._fleet = Fleet(options, self._clock, self)
 
     # The loop
 
@@ -185,7 +81,7 @@ class _Simulation:
         return self._results()
 
     def _run(self) -> None:
-        clock, clients = self._clock, self._clients
+        clock, clients, progress = self._clock, self._clients, self._options.progress
         clients.begin()
         if self._events:
             self._step()
@@ -199,16 +95,16 @@ class _Simulation:
             self._happened += 1
             if self._events and clock.next_time() != clock.now:
                 self._step()
-            if self._progress is not None and self._happened % 20_000 == 0:
-                self._progress(clients.ended_runs, clock.now)
+            if progress is not None and self._happened % 20_000 == 0:
+                progress(clients.ended_runs, clock.now)
 
     def _step(self) -> None:
         events, self._events = self._events, []
         now = self._clock.now
         actions = self._scheduler.step(now, events)
         self._steps += 1
-        if self._log is not None:
-            self._log.record(now, events, actions)
+        if self._options.log is not None:
+            self._options.log.record(now, events, actions)
         for action in actions:
             if isinstance(action, Place):
                 self._place(action)
@@ -287,11 +183,24 @@ class _Simulation:
         self._clients.reach_server(self._tasks.pop(sequence.task_id).call)
 
     def _results(self) -> Results:
-        now = self._clock.now
+        now, options = self._clock.now, self._options
         clients, recorder = self._clients, self._clients.recorder
         measured_from = clients.measured_from if clients.measured_from is not None else now
         return Results(
-            settings=self._settings,
+            settings={
+                "workload": self._workload.name,
+                "mode": options.mode,
+                "engines": len(options.engines),
+                "profiles": sorted({profile.name for profile in options.engines}),
+                "seed": options.seed,
+                "warm_up": options.warm_up,
+                "network_s": [
+                    options.network.low_s,
+                    options.network.high_s,
+                    len(options.network.samples_s),
+                ],
+                "config": asdict(options.config),
+            },
             total=recorder.total(),
             kinds=recorder.kinds,
             tenants=recorder.tenants,

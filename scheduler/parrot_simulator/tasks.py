@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from parrot_scheduler.task import LATENCY, BlockHash, GroupRef, Task, TaskId
 
 from parrot_simulator.clients import RunningCall
 from parrot_simulator.engines.prompts import HashedPrompt, PromptMaker, stable_hash
 from parrot_simulator.engines.sequences import EngineSequence
+from parrot_simulator.options import SimulationOptions
 from parrot_simulator.plan import ClientMode, Segment
 
 #: Beginnings of prompts whose names are remembered.
@@ -14,19 +17,15 @@ MAX_BEGINNINGS = 10_000
 
 
 class TaskMaker:
-    """Makes tasks of calls, as much as the server of a mode can know, and sequences.
+    """Makes tasks of calls, as much as the server of a mode can know, and sequences."""
 
-    Args:
-        mode: what the server knows of applications.
-        block_tokens: of the engines' caches; None without any.
-        share_tenants: whether prompts of different tenants have prefixes in common.
-    """
-
-    def __init__(self, mode: ClientMode, *, block_tokens: int | None, share_tenants: bool) -> None:
-        self._mode: ClientMode = mode
+    def __init__(self, options: SimulationOptions) -> None:
+        self._mode: ClientMode = options.mode
+        self._share_tenants = options.share_tenants
+        #: Tokens of a block of the engines' caches; None without any.
+        block_tokens = next(iter(options.block_sizes), None)
         self._hashed = block_tokens is not None
         self._prompts = PromptMaker(block_tokens or 16)
-        self._share_tenants = share_tenants
         self._beginnings: dict[Segment, str] = {}
 
     def make(self, task_id: TaskId, call: RunningCall) -> tuple[Task, EngineSequence]:
@@ -52,36 +51,30 @@ class TaskMaker:
         application, plan = call.run.plan, call.plan
         prefix: tuple[BlockHash, ...] = prompt.hashes() if self._hashed else ()
         first: Segment = plan.prompt[0]
-        if self._mode != "graph":
-            name = application.id
-            return Task(
-                id=task_id,
-                model=application.model,
-                tenant=application.tenant,
-                application=name if self._mode == "session" else f"{name}/{plan.index}",
-                prompt_tokens=prompt.tokens,
-                max_tokens=plan.max_tokens,
-                prefix=prefix,
-                template=self._beginning(first),
-                template_tokens=first.tokens,
-                objective=LATENCY,
-            )
+        known: dict[str, Any] = {"objective": LATENCY, "template": self._beginning(first)}
+        name = application.id
+        if self._mode == "plain":
+            name = f"{name}/{plan.index}"
+        elif self._mode == "graph":
+            known = {
+                "objective": plan.objective,
+                "template": plan.template or known["template"],
+                "groups": tuple(
+                    GroupRef(f"{name}/{group.id}", group.size, group.objective)
+                    for group in plan.groups
+                ),
+                "successors": plan.successors,
+            }
         return Task(
             id=task_id,
             model=application.model,
             tenant=application.tenant,
-            application=application.id,
+            application=name,
             prompt_tokens=prompt.tokens,
             max_tokens=plan.max_tokens,
             prefix=prefix,
-            template=plan.template or self._beginning(first),
             template_tokens=first.tokens,
-            objective=plan.objective,
-            groups=tuple(
-                GroupRef(f"{application.id}/{group.id}", group.size, group.objective)
-                for group in plan.groups
-            ),
-            successors=plan.successors,
+            **known,
         )
 
     def _beginning(self, first: Segment) -> str:

@@ -16,10 +16,9 @@ from parrot_scheduler.actions import Action, Place
 from parrot_scheduler.config import PRESETS, SchedulerConfig
 from parrot_scheduler.events import EngineReport, Event, TaskFinished, TaskSubmitted
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, StepModel
-from parrot_simulator.clients import Network
-from parrot_simulator.engines.fleet import EngineChange, Staleness
 from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.metrics import Results, Sketch, Timeline, jain
+from parrot_simulator.options import EngineChange, Network, SimulationOptions, Staleness
 from parrot_simulator.plan import ApplicationPlan, CallPlan, ClientMode, Segment
 from parrot_simulator.simulation import simulate
 
@@ -90,7 +89,7 @@ def alone_s(prompt: int, output: int) -> float:
 def run(workload: Listed, mode: ClientMode = "graph", **more: object) -> Results:
     more.setdefault("engines", [ENGINE])
     more.setdefault("config", FCFS)
-    return simulate(workload, mode=mode, **more)  # type: ignore[arg-type]
+    return simulate(workload, SimulationOptions(mode=mode, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -268,8 +267,8 @@ def test_tenants_share_only_when_they_are_let() -> None:
 PROGRAM = """
 import hashlib, json, sys
 from parrot_scheduler.config import PRESETS
-from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import PROFILES
+from parrot_simulator.options import Network, SimulationOptions
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import build
 
@@ -280,8 +279,10 @@ class Log:
         self.digest.update(repr((now, events, actions)).encode())
 
 log = Log()
-results = simulate(build("gpts"), engines=[PROFILES["H200-8B"]] * 3, config=PRESETS[sys.argv[1]],
-                   network=Network(0.1, 0.3), max_applications=60, log=log)
+options = SimulationOptions(
+    engines=[PROFILES["H200-8B"]] * 3, config=PRESETS[sys.argv[1]], network=Network(0.1, 0.3),
+    max_applications=60, log=log)
+results = simulate(build("gpts"), options)
 print(log.digest.hexdigest(), json.dumps(results.to_dict(), sort_keys=True))
 """
 
@@ -353,8 +354,7 @@ def test_every_call_ends_once(
     plans = [data.draw(applications(i)) for i in range(count)]
     log = Recorded()
     changes = [EngineChange(0.3, 0, "leave"), EngineChange(1.0, 0, "join")] if leaves else []
-    results = simulate(
-        Listed(plans),
+    options = SimulationOptions(
         engines=[
             ENGINE.with_(
                 capacity_tokens=capacity, max_batch=4, max_batch_tokens=256, prefix_caching=caching
@@ -368,6 +368,7 @@ def test_every_call_ends_once(
         changes=changes,
         log=log,
     )
+    results = simulate(Listed(plans), options)
     total = results.total
     assert total.applications == count
     assert total.failed == sum(results.failures.values())

@@ -15,7 +15,7 @@ Partly filled blocks count by their tokens: half a block per sequence less than 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 from parrot_scheduler.lazy_heap import LazyHeap
@@ -25,7 +25,7 @@ from parrot_simulator.engines.batch import DecodeBatch, MacroStep, StepBudget
 from parrot_simulator.engines.cache import Cache
 from parrot_simulator.engines.profiles import EngineProfile
 from parrot_simulator.engines.sequences import EngineSequence, KvAllocations
-from parrot_simulator.metrics import Timeline
+from parrot_simulator.metrics import EngineUse, Timeline
 
 
 class Listener(Protocol):
@@ -50,21 +50,6 @@ class Listener(Protocol):
     def stepped(self, engine: SimulatedEngine, now: float) -> None:
         """The engine has planned its next steps: its counts and block events are current."""
         ...
-
-
-@dataclass(slots=True)
-class EngineCounts:
-    """What happened so far, macro-steps in work not included."""
-
-    busy_s: float = 0.0
-    steps: int = 0
-    prefilled_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    reloaded_tokens: int = 0
-    #: Integrals over busy time, per second: of sequences and of tokens in use.
-    batch_seconds: float = 0.0
-    kv_seconds: float = 0.0
 
 
 class SimulatedEngine:
@@ -92,7 +77,8 @@ class SimulatedEngine:
             host_tokens=profile.host_tokens if profile.prefix_caching else 0,
             records=profile.prefix_caching,
         )
-        self.counts = EngineCounts()
+        #: Macro-steps in work not included.
+        self.counts = EngineUse(engine_id, profile.capacity_tokens)
         self._timeline = timeline
         self._listener = listener
         self._serial = 0
@@ -126,6 +112,11 @@ class SimulatedEngine:
     @property
     def used_tokens(self) -> int:
         return self.cache.pinned_tokens + self.cache.private_tokens
+
+    @property
+    def use(self) -> EngineUse:
+        """A copy of the counts so far."""
+        return replace(self.counts, evicted_tokens=self.cache.evicted_tokens)
 
     def check(self) -> None:
         """Assert that counts agree with what is there; for tests."""

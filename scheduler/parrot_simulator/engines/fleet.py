@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 from parrot_scheduler.events import (
     BlocksEvicted,
@@ -20,28 +18,9 @@ from parrot_scheduler.task import EngineId
 
 from parrot_simulator.clock import Clock
 from parrot_simulator.engines.engine import SimulatedEngine
-from parrot_simulator.engines.profiles import EngineProfile
 from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.metrics import EngineUse, Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Staleness:
-    """How late the scheduler learns of things, in seconds. The end of a task is never late."""
-
-    blocks_s: float = 0.0
-    progress_s: float = 0.0
-    report_s: float = 0.0
-    #: Shortest time between two reports of an engine.
-    report_interval_s: float = 1.0
-
-
-class EngineChange(NamedTuple):
-    """An engine leaves, drains or joins again; by its place among `engines`."""
-
-    at_s: float
-    engine: int
-    what: Literal["leave", "drain", "join"]
+from parrot_simulator.options import EngineChange, SimulationOptions
 
 
 class Gateway(Protocol):
@@ -64,54 +43,36 @@ class Fleet:
     """The engines, by id; implements `engine.Listener`.
 
     Args:
-        profiles: one an engine; all have joined by the time this returns.
+        options: profiles, of which each is an engine that has joined by the time this returns;
+            staleness, changes, and whether timelines are recorded.
         clock: the simulation's.
         gateway: receives what they do.
-        staleness: how late the scheduler learns of what engines do.
-        changes: engines that leave, drain or join again.
-        with_timelines: record each engine's timeline over time.
-
-    Raises:
-        ValueError: a change names no engine.
     """
 
-    def __init__(
-        self,
-        profiles: Sequence[EngineProfile],
-        clock: Clock,
-        gateway: Gateway,
-        *,
-        staleness: Staleness,
-        changes: Sequence[EngineChange],
-        with_timelines: bool,
-    ) -> None:
-        for change in changes:
-            if not 0 <= change.engine < len(profiles):
-                raise ValueError(f"changes: there is no engine {change.engine}")
-        self._profiles = profiles
+    def __init__(self, options: SimulationOptions, clock: Clock, gateway: Gateway) -> None:
+        self._options = options
+        self._staleness = options.staleness
         self._clock = clock
         self._gateway = gateway
-        self._staleness = staleness
-        self._with_timelines = with_timelines
         self.engines: dict[EngineId, SimulatedEngine] = {}
         self.timelines: dict[str, Timeline] = {}
         self._reported_at: dict[EngineId, float] = {}
         self._left: list[EngineUse] = []
-        for index in range(len(profiles)):
+        for index in range(len(options.engines)):
             self._join(index)
-        for change in changes:
+        for change in options.changes:
             clock.at(change.at_s, self._apply, change)
 
     def uses(self) -> list[EngineUse]:
         """What each engine did until now or until it left, those that have left first."""
-        return [*self._left, *map(_use_of, self.engines.values())]
+        return [*self._left, *(engine.use for engine in self.engines.values())]
 
     def _join(self, index: int) -> None:
-        profile = self._profiles[index]
+        profile = self._options.engines[index]
         engine_id = f"engine-{index}"
-        timeline = (
-            self.timelines.setdefault(engine_id, Timeline()) if self._with_timelines else None
-        )
+        timeline = None
+        if self._options.timelines:
+            timeline = self.timelines.setdefault(engine_id, Timeline())
         engine = SimulatedEngine(engine_id, profile, self, timeline)
         self.engines[engine_id] = engine
         self._reported_at[engine_id] = float("-inf")
@@ -129,7 +90,7 @@ class Fleet:
             self._gateway.notify(EngineDraining(engine_id))
         else:
             lost = engine.stop(self._clock.now)
-            self._left.append(_use_of(engine))
+            self._left.append(engine.use)
             del self.engines[engine_id]
             self._gateway.notify(EngineLeft(engine_id))
             for sequence in lost:
@@ -176,21 +137,3 @@ class Fleet:
             self._reported_at[engine.id] = now
             report = EngineReport(engine.id, engine.running, engine.waiting, engine.used_tokens)
             self._notify(report, staleness.report_s)
-
-
-def _use_of(engine: SimulatedEngine) -> EngineUse:
-    counts = engine.counts
-    busy = counts.busy_s or 1.0
-    return EngineUse(
-        id=engine.id,
-        busy_s=counts.busy_s,
-        steps=counts.steps,
-        prefilled_tokens=counts.prefilled_tokens,
-        generated_tokens=counts.generated_tokens,
-        preemptions=counts.preemptions,
-        reloaded_tokens=counts.reloaded_tokens,
-        evicted_tokens=engine.cache.evicted_tokens,
-        mean_batch=counts.batch_seconds / busy,
-        mean_kv_tokens=counts.kv_seconds / busy,
-        capacity_tokens=engine.profile.capacity_tokens,
-    )

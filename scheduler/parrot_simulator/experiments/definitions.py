@@ -22,8 +22,8 @@ from math import exp
 from statistics import NormalDist
 from typing import Any, Literal, TypeAlias
 
-from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import DEFAULT_PROFILE
+from parrot_simulator.options import Network
 from parrot_simulator.plan import ClientMode
 
 #: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over

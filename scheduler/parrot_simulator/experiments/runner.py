@@ -16,7 +16,6 @@ from typing import Any
 
 from parrot_scheduler.config import PRESETS
 
-from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import PROFILES
 from parrot_simulator.experiments.definitions import (
     ABLATION,
@@ -29,6 +28,7 @@ from parrot_simulator.experiments.definitions import (
     Point,
 )
 from parrot_simulator.metrics import Measures, Results, Sketch
+from parrot_simulator.options import Network, SimulationOptions
 from parrot_simulator.plan import ApplicationPlan, Workload
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import Changed, build
@@ -156,14 +156,14 @@ def run_arm(
     workload: Workload, arm: Arm, *, profile: str, engines: int, network: Network, seed: int
 ) -> Results:
     """One simulation of a workload, as an arm runs it."""
-    return simulate(
-        workload,
+    options = SimulationOptions(
         config=replace(PRESETS[arm.preset], seed=seed, **arm.policy),
         engines=[PROFILES[profile].with_(**arm.engine)] * engines,
         mode=arm.client,
         network=network,
         seed=seed,
     )
+    return simulate(workload, options)
 
 
 def asking_for(workload: Workload, max_tokens: int) -> Workload:

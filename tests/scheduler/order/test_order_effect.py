@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from parrot_scheduler.config import PRESETS
 from parrot_scheduler.task import THROUGHPUT, Objective
-from parrot_simulator.clients import Network
 from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.metrics import Results
+from parrot_simulator.options import SimulationOptions
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, Workload
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads.tenants import Backlog
@@ -52,7 +52,7 @@ def run(
     engine: EngineProfile = ENGINE,
 ) -> Results:
     config = replace(PRESETS["parrot"], order=order, admission=admission)
-    return simulate(workload, engines=[engine], config=config, mode="graph", network=Network())
+    return simulate(workload, SimulationOptions(engines=[engine], config=config))
 
 
 def test_a_tenant_with_little_work_does_not_wait_for_all_of_anothers() -> None:

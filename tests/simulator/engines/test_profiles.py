@@ -7,6 +7,7 @@ import random
 import pytest
 from parrot_scheduler.config import PRESETS
 from parrot_simulator.engines.profiles import PROFILES, EngineProfile
+from parrot_simulator.options import SimulationOptions
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import build
 from simulated import BLOCK, Bench
@@ -79,10 +80,10 @@ def test_mixed_requests_of_the_h200() -> None:
 @pytest.mark.parametrize(("batch", "measured_s"), [(8, 7.9), (16, 12.1), (32, 18.4), (64, 32.7)])
 def test_the_assistant_of_figure_14_on_the_a100(batch: int, measured_s: float) -> None:
     """The paper's second baseline: one copy of the prompt in memory, read once for each call."""
-    results = simulate(
-        build("copilot", {"batch": batch}),
+    options = SimulationOptions(
         engines=[PROFILES["A100-7B-2024"]],
         config=PRESETS["lmetric"],
         mode="plain",
     )
+    results = simulate(build("copilot", {"batch": batch}), options)
     assert results.total.job_s.mean == pytest.approx(measured_s, rel=0.13)
