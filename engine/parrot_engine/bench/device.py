@@ -1,15 +1,22 @@
-"""How fast the device can be at all, and how long something takes on it.
+"""Limits of a device, and the least times that they allow a model.
 
-Limits are measured in the same run as what is compared with them: bytes by a large copy,
+Limits are measured in the same run as the figures compared with them: bytes by a large copy,
 arithmetic by a large matrix product, both on random data.
+
+A decode step takes at least the time to read all weights and keys once, and at least that of its
+arithmetic; a prefill at least that of its arithmetic. Activations, norms and new keys are left out:
+the bounds are low.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from parrot_engine.attention.storage import is_quantized, token_bytes
+from parrot_engine.models.config import ModelConfig
 
 
 class Limits(NamedTuple):
@@ -76,3 +83,83 @@ def _eager_s(work: Callable[[], Any], calls: int = 20) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000 / calls
+
+
+class Segment(NamedTuple):
+    """Tokens of prompts that are computed once: so many, behind so many others."""
+
+    start: int
+    length: int
+
+
+class Bounds(NamedTuple):
+    """Bounds of one model on one device."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    limits: Limits
+    #: Whether the KV cache is of float8 with scales, not of `dtype`.
+    kv_quantized: bool = False
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights that every token meets: all products of all layers."""
+        config = self.config
+        heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+        return config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, which only tokens with logits meet."""
+        return self.config.vocab_size * self.config.hidden_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one token, all layers together."""
+        config = self.config
+        return config.num_layers * token_bytes(
+            config.num_kv_heads, config.head_dim, self.dtype, quantized=self.kv_quantized
+        )
+
+    def step_s(self, rows: int, kv_tokens: float, attended: float) -> float:
+        """Seconds of a step of `rows` decodes.
+
+        Args:
+            rows: decodes, one token each.
+            kv_tokens: tokens whose keys and values are read, shared ones once.
+            attended: tokens that the rows attend to, summed over rows.
+        """
+        weights = self.layer_weights + self.head_weights
+        moved = weights * int(self.dtype.itemsize) + kv_tokens * self.kv_bytes
+        flops = 2 * weights * rows + self._attention_flops(attended)
+        return max(moved / self.limits.bytes_per_s, flops / self.limits.flops_per_s)
+
+    def prefill_s(self, segments: Sequence[Segment], rows: int) -> float:
+        """Seconds to compute segments, `rows` tokens of which get logits."""
+        tokens = sum(segment.length for segment in segments)
+        attended = sum(s.length * (s.start + (s.length + 1) / 2) for s in segments)
+        flops = 2 * (self.layer_weights * tokens + self.head_weights * rows)
+        return (flops + self._attention_flops(attended)) / self.limits.flops_per_s
+
+    def _attention_flops(self, attended: float) -> float:
+        config = self.config
+        return 4 * config.num_layers * config.num_heads * config.head_dim * attended
+
+
+def bounds_of(
+    config: ModelConfig,
+    dtype: str,
+    limits: Limits | None,
+    devices: int = 1,
+    *,
+    kv_cache_dtype: str = "auto",
+) -> Bounds | None:
+    """Bounds of a model on so many devices that share all work and need no time to talk.
+
+    None without limits, and for models with sliding windows.
+    """
+    if limits is None or any(window is not None for window in config.windows):
+        return None
+    together = Limits(*(devices * limit for limit in limits))
+    quantized = is_quantized(kv_cache_dtype, config.head_dim)
+    return Bounds(config, getattr(torch, dtype), together, quantized)

@@ -23,14 +23,19 @@ from typing import Any
 
 import torch
 
-from parrot_engine.bench.device import Limits, measure_limits
-from parrot_engine.bench.engine_bounds import bounds_of
-from parrot_engine.bench.engine_cases import GROUPS, Bench, run_cases
-from parrot_engine.bench.engine_peers import PEERS, is_installed, open_peer
-from parrot_engine.bench.engine_prompts import QUICK, PromptSource, Sizes
-from parrot_engine.bench.engine_report import line_of, machine, memory, summary, table
-from parrot_engine.bench.engine_results import BenchError, CaseResult
-from parrot_engine.bench.engine_subjects import ParrotSubject
+from parrot_engine.bench.cases import GROUPS, Bench, run_cases
+from parrot_engine.bench.device import Limits, bounds_of, measure_limits
+from parrot_engine.bench.prompts import QUICK, PromptSource, Sizes
+from parrot_engine.bench.report import (
+    BenchError,
+    CaseResult,
+    line_of,
+    machine,
+    memory,
+    summary,
+    table,
+)
+from parrot_engine.bench.subjects import PEERS, ParrotSubject, is_installed, open_peer
 from parrot_engine.exceptions import ParrotEngineError
 from parrot_engine.llm import LLM
 from parrot_engine.loading.factory import add_engine_flags

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 from parrot_engine.bench import engine as command
-from parrot_engine.bench.device import Limits
-from parrot_engine.bench.engine_bounds import Bounds, Segment, bounds_of
-from parrot_engine.bench.engine_cases import GROUPS, Bench
-from parrot_engine.bench.engine_prompts import QUICK, Prompts, PromptSource, Sizes
-from parrot_engine.bench.engine_report import table
-from parrot_engine.bench.engine_results import BenchError, CaseResult, Figure
-from parrot_engine.bench.engine_subjects import ParrotSubject
+from parrot_engine.bench.cases import GROUPS, Bench
+from parrot_engine.bench.device import Bounds, Limits, Segment, bounds_of
+from parrot_engine.bench.prompts import QUICK, Prompts, PromptSource, Sizes
+from parrot_engine.bench.report import BenchError, CaseResult, Figure, table
+from parrot_engine.bench.subjects import ParrotSubject
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.models.loader import read_model_config
 

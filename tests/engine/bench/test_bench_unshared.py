@@ -10,9 +10,9 @@ import pytest
 from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from parrot_engine import LLM
 from parrot_engine.attention import work_list
-from parrot_engine.bench.engine_cases import GROUPS, Bench
-from parrot_engine.bench.engine_prompts import PromptSource, Sizes
-from parrot_engine.bench.engine_subjects import ParrotSubject
+from parrot_engine.bench.cases import GROUPS, Bench
+from parrot_engine.bench.prompts import PromptSource, Sizes
+from parrot_engine.bench.subjects import ParrotSubject
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 

@@ -126,7 +126,7 @@ def test_copilot_prompts_have_the_recorded_lengths() -> None:
 def test_the_engines_study_of_figure_14_has_the_same_lengths() -> None:
     """The engine imports nothing of the simulator: it keeps quantiles of these prompts."""
     pytest.importorskip("torch")
-    from parrot_engine.bench.engine_copilot import RECORDED
+    from parrot_engine.bench.prompts import RECORDED
 
     assert RECORDED.system == COPILOT_SYSTEM_TOKENS
     ordered = sorted(COPILOT_PROMPTS)

@@ -1,7 +1,7 @@
 """The cases of `parrot-gateway bench engine`, each on one engine.
 
 A decode step takes (time of N tokens - time of 1) / (N - 1), with the prompts in the prefix cache.
-Every run is checked: each request must have got as many tokens as it asked for.
+Every run is checked: each request must have got all of its tokens.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from parrot_engine.bench.engine_bounds import Bounds
-from parrot_engine.bench.engine_copilot import (
+import numpy as np
+
+from parrot_engine.bench.device import Bounds
+from parrot_engine.bench.load import run_requests
+from parrot_engine.bench.prompts import (
     PRINTED_ALONE,
     PRINTED_PAGED,
-    copilot_prompts,
-    mean_ms,
-    needed_tokens,
-    run_slots,
+    Prompts,
+    PromptSource,
+    Sizes,
 )
-from parrot_engine.bench.engine_load import run_load
-from parrot_engine.bench.engine_prompts import Prompts, PromptSource, Sizes
-from parrot_engine.bench.engine_results import BenchError, CaseResult, Figure
-from parrot_engine.bench.engine_subjects import ParrotSubject, Subject
+from parrot_engine.bench.report import BenchError, CaseResult, Figure
+from parrot_engine.bench.subjects import ParrotSubject, Subject
 
 #: Prompts of one repetition.
 _Make: TypeAlias = Callable[[int], Prompts]
@@ -35,7 +35,7 @@ _SINGLE_PREFILLS = 5
 
 @dataclass(slots=True)
 class Bench:
-    """An engine, and how it is measured."""
+    """An engine, and the parameters of its measurement."""
 
     subject: Subject
     source: PromptSource
@@ -51,7 +51,7 @@ class Bench:
         """Seconds from submission to the last token.
 
         Raises:
-            BenchError: an engine did not generate what it was asked for.
+            BenchError: the engine did not generate as many tokens as requested.
         """
         begin = time.perf_counter()
         counts = self.subject.generate(prompts)
@@ -63,12 +63,18 @@ class Bench:
             )
         return elapsed
 
-    def obstacle(self, prompts: Prompts) -> str | None:
-        """Why the engine cannot hold these prompts."""
+    def obstacle(self, prompts: Prompts, needed: int | None = None) -> str | None:
+        """Why the engine cannot run these prompts.
+
+        Args:
+            prompts: to run.
+            needed: tokens of KV that they take at once; None: all prompts and outputs together.
+        """
         longest, room = self.subject.max_context_tokens, self.subject.cache_tokens
         if longest is not None and prompts.longest > longest:
             return f"contexts of {prompts.longest} tokens; the model allows {longest}"
-        needed = prompts.num_distinct + prompts.num_output_tokens
+        if needed is None:
+            needed = prompts.num_distinct + prompts.num_output_tokens
         if room is not None and needed > room:
             return f"{needed} tokens; the KV cache holds {room}"
         return None
@@ -90,7 +96,7 @@ class Bench:
         return CaseResult(case, self.subject.name, skipped=reason)
 
 
-#: Runs some cases and tells of each.
+#: Runs some cases and yields the result of each.
 _Group: TypeAlias = Callable[[Bench], Iterator[CaseResult]]
 
 
@@ -143,25 +149,26 @@ def _decode(bench: Bench) -> Iterator[CaseResult]:
         yield _jobs(bench, case, make)
 
 
-def _make_shared(bench: Bench, case: str, families: int) -> _Make:
+def _trees(
+    bench: Bench, case: str, root: int, *, roots: int = 1, groups: int = 1, branch: int = 0
+) -> _Make:
+    """Prompts of `sizes.sharers` leaves; see `PromptSource.tree`."""
     sizes = bench.sizes
-
-    def make(number: int) -> Prompts:
-        return bench.source.tree(
-            case,
-            number,
-            roots=families,
-            root=sizes.shared,
-            leaves=sizes.sharers,
-            own=sizes.own,
-            tokens=sizes.shared_tokens,
-        )
-
-    return make
+    return lambda number: bench.source.tree(
+        case,
+        number,
+        roots=roots,
+        root=root,
+        groups=groups,
+        branch=branch,
+        leaves=sizes.sharers,
+        own=sizes.own,
+        tokens=sizes.shared_tokens,
+    )
 
 
 def _shared(bench: Bench) -> Iterator[CaseResult]:
-    result = _jobs(bench, "shared", _make_shared(bench, "shared", 1))
+    result = _jobs(bench, "shared", _trees(bench, "shared", bench.sizes.shared))
     if result.skipped is None:
         bench.shared_step_ms = result.figure("step").median
     yield result
@@ -173,7 +180,8 @@ def _unshared(bench: Bench) -> Iterator[CaseResult]:
         yield bench.skip("unshared", "sharing cannot be switched off here")
         return
     with subject.without_sharing():
-        result = _jobs(bench, "unshared", _make_shared(bench, "unshared", 1), shares=False)
+        make = _trees(bench, "unshared", bench.sizes.shared)
+        result = _jobs(bench, "unshared", make, shares=False)
     if result.skipped is None and bench.shared_step_ms is not None:
         ratio = result.figure("step").median / bench.shared_step_ms
         gain = Figure("gain_of_sharing", "x", (ratio,))
@@ -182,25 +190,14 @@ def _unshared(bench: Bench) -> Iterator[CaseResult]:
 
 
 def _families(bench: Bench) -> Iterator[CaseResult]:
-    yield _jobs(bench, "families", _make_shared(bench, "families", bench.sizes.families))
+    sizes = bench.sizes
+    make = _trees(bench, "families", sizes.shared, roots=sizes.families)
+    yield _jobs(bench, "families", make)
 
 
 def _tree(bench: Bench) -> Iterator[CaseResult]:
     sizes = bench.sizes
-
-    def make(number: int) -> Prompts:
-        return bench.source.tree(
-            "tree",
-            number,
-            roots=1,
-            root=sizes.root,
-            groups=sizes.groups,
-            branch=sizes.branch,
-            leaves=sizes.sharers,
-            own=sizes.own,
-            tokens=sizes.shared_tokens,
-        )
-
+    make = _trees(bench, "tree", sizes.root, groups=sizes.groups, branch=sizes.branch)
     yield _jobs(bench, "tree", make)
 
 
@@ -242,9 +239,9 @@ def _prefill(bench: Bench) -> Iterator[CaseResult]:
 def _measure_mixed(bench: Bench) -> CaseResult:
     # Once: it is long enough to be steady.
     prompts = bench.source.mixed("mixed", 0, bench.sizes.requests, bench.sizes)
-    longest = bench.subject.max_context_tokens
-    if longest is not None and prompts.longest > longest:
-        return bench.skip("mixed", f"contexts of {prompts.longest}; the model allows {longest}")
+    obstacle = bench.obstacle(prompts, needed=0)
+    if obstacle is not None:
+        return bench.skip("mixed", obstacle)
     elapsed = bench.time_s(prompts)
     bench.capacity = len(prompts.token_ids) / elapsed
     return bench.result(
@@ -276,10 +273,10 @@ def _load(bench: Bench) -> Iterator[CaseResult]:
         count = max(4, round(rate * sizes.load_s))
         prompts = bench.source.mixed(case, 0, count, sizes)
         arrivals = bench.source.arrivals(case, 1, count, rate)
-        outcome = run_load(subject.llm, prompts, arrivals)
-        first, between = (
-            outcome.percentiles_ms(values) for values in (outcome.first, outcome.between)
-        )
+        timings = run_requests(subject.llm, prompts, arrivals=arrivals)
+        first = _percentiles_ms([timing.first_s for timing in timings])
+        between = _percentiles_ms([gap for timing in timings for gap in timing.between_s])
+        wall_s = max(timing.tokens[-1] for timing in timings) - timings[0].arrival
         yield bench.result(
             case,
             prompts,
@@ -288,41 +285,47 @@ def _load(bench: Bench) -> Iterator[CaseResult]:
             Figure("first_token_p99", "ms", (first[1],)),
             Figure("between_tokens_p50", "ms", (between[0],)),
             Figure("between_tokens_p99", "ms", (between[1],)),
-            Figure("output", "tok/s", (outcome.output_tokens / outcome.wall_s,)),
+            Figure("output", "tok/s", (prompts.num_output_tokens / wall_s,)),
         )
 
 
+def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:
+    """Median and 99th percentile in milliseconds."""
+    median, high = np.percentile(seconds, (50, 99)) if seconds else (0.0, 0.0)
+    return 1000 * float(median), 1000 * float(high)
+
+
 def _copilot(bench: Bench) -> Iterator[CaseResult]:
-    """The paper's figure 14, with its printed ratios."""
+    """The paper's figure 14, with its printed ratios, in three ways.
+
+    As there: the prompt is held once and attention reads it once; it is held once and each row
+    reads it for itself (`paged`); each request has a prompt of its own (`alone`).
+    """
     subject = bench.subject
     if not isinstance(subject, ParrotSubject):
         yield bench.skip("copilot", "measured for this engine only")
         return
     for slots in bench.sizes.slots:
-        case, shared_ms = f"copilot-{slots}", 0.0
+        shared_ms = 0.0
         for way, printed in (("", {}), ("-paged", PRINTED_PAGED), ("-alone", PRINTED_ALONE)):
-            alone = way == "-alone"
-            prompts = copilot_prompts(bench.source, bench.sizes, case + way, alone=alone)
-            if way == "-paged" and not subject.shares:
-                yield bench.skip(case + way, "sharing cannot be switched off here")
+            case, alone, paged = f"copilot-{slots}{way}", way == "-alone", way == "-paged"
+            prompts = bench.source.copilot(case, bench.sizes, alone=alone)
+            obstacle = bench.obstacle(prompts, prompts.needed_tokens(slots, alone=alone))
+            if paged and not subject.shares:
+                obstacle = "sharing cannot be switched off here"
+            if obstacle is not None:
+                yield bench.skip(case, obstacle)
                 continue
-            room, needed = subject.cache_tokens, needed_tokens(prompts, slots, alone=alone)
-            longest = subject.max_context_tokens
-            if longest is not None and prompts.longest > longest:
-                yield bench.skip(case + way, f"contexts of {prompts.longest}; allowed {longest}")
-                continue
-            if room is not None and needed > room:
-                yield bench.skip(case + way, f"{needed} tokens; the KV cache holds {room}")
-                continue
-            with subject.without_sharing() if way == "-paged" else nullcontext():
-                latency_ms = mean_ms(run_slots(subject.llm, prompts, slots))
+            with subject.without_sharing() if paged else nullcontext():
+                timings = run_requests(subject.llm, prompts, slots=slots)
+            latency_ms = 1000 * sum(timing.latency_s for timing in timings) / len(timings)
             figures = [Figure("latency_mean", "ms", (latency_ms,))]
             shared_ms = shared_ms or latency_ms
             if way:
                 figures.append(Figure("over_shared", "x", (latency_ms / shared_ms,)))
             if slots in printed:
                 figures.append(Figure("printed_in_paper", "x", (printed[slots],)))
-            yield bench.result(case + way, prompts, *figures)
+            yield bench.result(case, prompts, *figures)
 
 
 #: By the names of `--cases`, in the order in which they run.
@@ -349,7 +352,7 @@ def warm_up(bench: Bench) -> None:
 
 
 def run_cases(bench: Bench, names: list[str]) -> Iterator[CaseResult]:
-    """The cases of some groups, each told as it ends."""
+    """The results of the cases of some groups, each as it ends."""
     warm_up(bench)
     for name, group in GROUPS.items():
         if name in names:
