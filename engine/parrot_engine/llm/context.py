@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
-from parrot_engine.llm.completion import Completion, CompletionOutput
-from parrot_engine.llm.request import Prompt, tokenizer_of
+from parrot_engine.llm.request import Completion, CompletionOutput, Prompt, tokenizer_of
 from parrot_engine.llm.session import Session, raise_failure
 from parrot_engine.protocol import Event, Fill, Filled, Generate, Generated, SamplingParams
 from parrot_engine.text import Tokenizer
@@ -19,11 +17,7 @@ class LLMContext:
     """
 
     def __init__(
-        self,
-        session: Session,
-        tokenizer: Tokenizer | None,
-        context_id: int,
-        token_ids: list[int],
+        self, session: Session, tokenizer: Tokenizer | None, context_id: int, token_ids: list[int]
     ) -> None:
         """Made by `LLM.context` and `fork`."""
         self._session = session
@@ -76,7 +70,7 @@ class LLMContext:
         params = params if params is not None else self._session.default_params()
         completion = Completion(self._tokenizer, self.token_ids, params)
         # NOTE: the engine knows no stop strings and may be ahead when one is found; so it runs on
-        # a fork, which then either takes the context's place or is thrown away.
+        # a fork, which then either replaces the context or is freed.
         target = self._session.new_id() if params.stop else self.id
         try:
             self._run(Generate(target, params, None if target == self.id else self.id), completion)
@@ -99,12 +93,8 @@ class LLMContext:
     def fork(self) -> LLMContext:
         """Another context that begins with all tokens of this one and shares their KV."""
         self._check_open()
-        child = LLMContext(
-            self._session,
-            self._tokenizer,
-            self._session.new_id(),
-            list(self.token_ids),
-        )
+        new_id = self._session.new_id()
+        child = LLMContext(self._session, self._tokenizer, new_id, list(self.token_ids))
         self._session.call(Fill(child.id, [], parent_context_id=self.id))
         return child
 
@@ -117,12 +107,7 @@ class LLMContext:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.free()
 
     def _run(self, generate: Generate, completion: Completion) -> None:

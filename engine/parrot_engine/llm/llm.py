@@ -1,9 +1,8 @@
-"""The class `LLM`: a model, loaded or given, and what can be asked of it."""
+"""The class `LLM`: a model, loaded or given, and its generations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 from parrot_engine.llm.context import LLMContext
@@ -39,7 +38,7 @@ class LLM:
                 for the small demo model that comes with the package.
             kind: `builtin`, `huggingface`, or `auto`: the builtin engine where it knows the
                 model, else the huggingface engine, with a warning in the log.
-            skip_tokenizer: do not read the model's tokenizer, which need not be there: prompts are
+            skip_tokenizer: do not read the model's tokenizer, which may be missing: prompts are
                 token ids, outputs have no text.
             options: the other fields of `parrot_engine.loading.factory.EngineOptions`, such as
                 `device`, `dtype`, `kv_cache_bytes` and `dummy_weights`. What the chosen engine does
@@ -62,7 +61,7 @@ class LLM:
     def of(cls, engine: Engine, tokenizer: Tokenizer | None) -> Self:
         """An LLM on any engine, with or without a tokenizer.
 
-        Nobody else may drive the engine, and closing the LLM closes it.
+        The LLM alone drives the engine, and closing it closes the engine.
         """
         llm = cls.__new__(cls)
         llm._begin(engine, tokenizer)
@@ -98,7 +97,7 @@ class LLM:
         return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def default_params(self) -> SamplingParams:
-        """`SamplingParams` with what the checkpoint itself recommends."""
+        """`SamplingParams` with the checkpoint's own defaults."""
         return self._session.default_params()
 
     def generate(
@@ -129,7 +128,7 @@ class LLM:
             GenerationError: a prompt failed, for example because it is too long. Everything else
                 under way is cancelled; the LLM can be used again.
             ValueError: no tokens in a prompt, `n` below 1, not as many params as prompts, or
-                text in or out that nobody can tokenize.
+                text in or out without a tokenizer.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -194,7 +193,7 @@ class LLM:
             failed) and `cancel()`.
 
         Raises:
-            ValueError: the prompt has no tokens, or text in or out that nobody can tokenize.
+            ValueError: the prompt has no tokens, or text in or out without a tokenizer.
         """
         request = Request(
             self._session,
@@ -225,12 +224,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _pair(

@@ -1,4 +1,4 @@
-"""One prompt: submitted, heard of, put together."""
+"""One prompt and its continuations: submitted, collected from events, assembled."""
 
 from __future__ import annotations
 
@@ -7,37 +7,139 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from parrot_engine.exceptions import GenerationError
-from parrot_engine.llm.completion import Completion, CompletionOutput
 from parrot_engine.llm.session import Session
 from parrot_engine.protocol import (
     Event,
     Failed,
     Fill,
     Filled,
+    FinishReason,
     FreeContext,
     Generate,
     Generated,
     SamplingParams,
     TokenLogprobs,
 )
-from parrot_engine.text import Tokenizer
+from parrot_engine.text import OutputText, Tokenizer
 
 #: A text, or the token ids of one.
 Prompt: TypeAlias = str | Sequence[int]
 
-#: Told of new tokens of a request as they come, whichever continuation they belong to.
+#: Called with new tokens of a request as they come, whichever continuation they belong to.
 OnTokens: TypeAlias = Callable[[Sequence[int]], None]
 
 
 def tokenizer_of(tokenizer: Tokenizer | None) -> Tokenizer:
-    """The tokenizer, where it is needed.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The tokenizer; `ValueError` where there is none."""
     if tokenizer is None:
         raise ValueError("this LLM has no tokenizer: prompts are token ids, and so are outputs")
     return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation of a prompt."""
+
+    #: Number among the continuations of the same prompt.
+    index: int
+    #: Without special tokens and without the stop string; empty where no text was asked for.
+    text: str
+    #: All generated tokens, an end-of-text or stop id included; with a stop string up to the token
+    #: that completed it.
+    token_ids: list[int]
+    finish_reason: FinishReason
+    #: The stop string or stop id that ended it; None for end of text, and for `length`.
+    stop_reason: str | int | None = None
+    #: One entry a token when asked for.
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class Completion:
+    """Collects the events of one Generate.
+
+    Args:
+        tokenizer: None for tokens without text.
+        prompt_token_ids: the prompt, whose text the completion's text continues.
+        params: of the Generate; stop strings apply.
+        index: its number among the continuations of the prompt.
+
+    Raises:
+        ValueError: stop strings, but no text to find them in.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        index: int = 0,
+    ) -> None:
+        if params.stop and tokenizer is None:
+            raise ValueError("stop strings need text: leave them out, or have tokens detokenized")
+        self._params = params
+        self._index = index
+        self._output: OutputText | None = None
+        if tokenizer is not None:
+            self._output = OutputText(tokenizer, prompt_token_ids, params.stop)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._finish_reason: FinishReason | None = None
+        self._stop_string: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended: further tokens are not part of it."""
+        return self._finish_reason is not None
+
+    @property
+    def stopped_by_string(self) -> bool:
+        """Whether it ended by a stop string, of which the engine knows nothing."""
+        return self._stop_string is not None
+
+    def push(self, event: Generated) -> None:
+        """Take new tokens; does nothing once finished."""
+        if self.finished:
+            return
+        self._token_ids += event.token_ids
+        if self._logprobs is not None and event.logprobs is not None:
+            self._logprobs += event.logprobs
+        self._finish_reason = event.finish_reason
+        if self._output is None:
+            return
+        if self._params.stop:
+            self._detokenize(self._output, event.token_ids)
+        elif self.finished:
+            # All text at once costs less.
+            self._detokenize(self._output, self._token_ids)
+
+    def output(self) -> CompletionOutput:
+        assert self._finish_reason is not None, "the generation still runs"
+        stop_reason: str | int | None = self._stop_string
+        if (
+            stop_reason is None
+            and self._finish_reason == "stop"
+            and self._token_ids[-1] in self._params.stop_token_ids
+        ):
+            stop_reason = self._token_ids[-1]
+        return CompletionOutput(
+            self._index,
+            "".join(self._text),
+            self._token_ids,
+            self._finish_reason,
+            stop_reason,
+            self._logprobs,
+        )
+
+    def _detokenize(self, output: OutputText, token_ids: Sequence[int]) -> None:
+        delta = output.push(token_ids, self._finish_reason)
+        self._text.append(delta.text)
+        self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
+        end = len(self._token_ids) - len(token_ids) + delta.num_tokens
+        del self._token_ids[end:]
+        if self._logprobs is not None:
+            del self._logprobs[end:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +176,7 @@ class Request:
         """Tokenize the prompt; submits nothing yet.
 
         Raises:
-            ValueError: it has no tokens, or there is no tokenizer for what is asked.
+            ValueError: it has no tokens, or text in or out needs a tokenizer and there is none.
         """
         self._session = session
         if isinstance(prompt, str):
@@ -98,7 +200,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether everything has been heard of, or it failed."""
+        """Whether all continuations have ended, or one failed."""
         return self._failure is not None or (self._filled is not None and not self._targets)
 
     def start(self) -> None:
@@ -117,9 +219,9 @@ class Request:
         self._session.submit(self._handle, fill, *generates, FreeContext(self._root))
 
     def cancel(self) -> None:
-        """Give up what is still to come. Does nothing once finished."""
+        """Free what still runs. Does nothing once finished."""
         if not self.finished:
-            self._free()
+            self._session.free(self._root, *self._targets)
 
     def output(self) -> RequestOutput:
         """The outcome, once finished.
@@ -143,9 +245,6 @@ class Request:
             return self._params
         return replace(self._params, seed=(self._params.seed + index) % 2**64)
 
-    def _free(self) -> None:
-        self._session.free(self._root, *self._targets)
-
     def _handle(self, event: Event) -> None:
         if isinstance(event, Generated):
             completion = self._targets[event.context_id]
@@ -162,6 +261,6 @@ class Request:
                 self._session.ignore(event.context_id)
         else:
             self._failure = event
-            self._free()
+            self._session.free(self._root, *self._targets)
         if self._on_end is not None and self.finished:
             self._on_end(self)

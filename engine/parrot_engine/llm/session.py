@@ -1,6 +1,6 @@
-"""An engine that runs while somebody waits for it: hands events to whoever asked for them.
+"""An engine that steps while a caller waits for it, and passes its events to their handlers.
 
-Neither texts nor tokenizers here. Not thread-safe.
+Knows neither texts nor tokenizers. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,36 +22,27 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 
-#: Gets the events of a context. What it raises ends the step, and goes to who waits for it.
+#: Gets the events of a context. What it raises ends the step, and reaches the caller of `step`.
 Handler: TypeAlias = Callable[[Event], None]
 
 
 def raise_failure(event: Event) -> None:
-    """Turn a failure into an exception.
-
-    Raises:
-        GenerationError: the event is a `Failed`.
-    """
+    """Raise `GenerationError` if the event is a failure."""
     if isinstance(event, Failed):
         raise GenerationError(event)
 
 
 class Session:
-    """One engine and the contexts that are waited for."""
+    """One engine and the handlers of its contexts' events."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take an engine that nobody else drives."""
+        """Take an engine, which this session alone drives."""
         self.engine = engine
         self._ids = count(1)
         self._handlers: dict[int, Handler] = {}
 
-    @property
-    def num_awaited(self) -> int:
-        """Contexts whose events somebody waits for."""
-        return len(self._handlers)
-
     def default_params(self) -> SamplingParams:
-        """`SamplingParams` with what the checkpoint itself recommends."""
+        """`SamplingParams` with the checkpoint's own defaults."""
         chosen: dict[str, Any] = dict(self.engine.info.default_sampling)
         if "top_k" in chosen:
             chosen["top_k"] = int(chosen["top_k"])
@@ -79,10 +70,10 @@ class Session:
         self.engine.submit([FreeContext(context_id) for context_id in context_ids])
 
     def step(self) -> None:
-        """One step of the engine; hands out its events.
+        """One step of the engine; passes its events on.
 
         Raises:
-            EngineStateError: somebody waits, but the engine has nothing to do.
+            EngineStateError: events are awaited, but the engine has nothing to do.
             BaseException: whatever a handler raises; the rest of the events is lost.
         """
         result = self.engine.step()

@@ -46,7 +46,7 @@ def llm(shared: LLM) -> Iterator[LLM]:
     shared._session.step()
     stats = shared.stats()
     assert (stats.contexts, stats.free_blocks) == (0, shared.info.num_blocks)
-    assert shared._session.num_awaited == 0
+    assert not shared._session._handlers
     assert isinstance(shared._engine, BuiltinEngine)
     shared._engine.check_integrity()
 
