@@ -17,8 +17,6 @@ Fault = Literal["", "reset", "drop", "half", "truncate", "eof", "stall", "error2
 
 
 class Script(msgspec.Struct, frozen=True):
-    """What happens to one request."""
-
     #: Status of the answer; from 400 on an error body in OpenAI's shape.
     status: int = 200
     #: Requests with one key share a counter, for `times`.
@@ -155,7 +153,6 @@ def whole_body(path: str, model: str, size: int, unicode: int = 0) -> bytes:
 
 @lru_cache(maxsize=64)
 def whole_answer(path: str, model: str, size: int, unicode: int = 0) -> bytes:
-    """`whole_body` with its status line and headers."""
     return http_answer(200, whole_body(path, model, size, unicode))
 
 

@@ -20,9 +20,9 @@ import asyncio
 import hashlib
 import re
 import socket
-import sys
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import httptools
@@ -41,11 +41,10 @@ from parrot_gateway.bench.fake_answers import (
     whole_answer,
     whole_body,
 )
+from parrot_gateway.bench.servers import loop_runner
 
 
 class Record:
-    """One request and how it ended."""
-
     __slots__ = ("body", "ended", "ended_at", "headers", "method", "path", "script", "started_at")
 
     def __init__(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> None:
@@ -60,7 +59,6 @@ class Record:
         self.ended: Literal["running", "complete", "aborted", "fault"] = "running"
 
     def header(self, name: str) -> str | None:
-        """The first header of this name."""
         key = name.lower().encode()
         return next((v.decode() for k, v in self.headers if k.lower() == key), None)
 
@@ -93,7 +91,6 @@ class FakeUpstream:
 
     @property
     def url(self) -> str:
-        """The base URL."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
@@ -121,11 +118,9 @@ class FakeUpstream:
                 await self._changed.wait()
 
     def requests(self, key: str) -> list[Record]:
-        """The requests with this key, oldest first."""
         return [record for record in self.log if record.script.key == key]
 
     def changed(self) -> None:
-        """Wake those who wait for a record."""
         self._changed.set()
 
     def is_faulty_turn(self, script: Script) -> bool:
@@ -146,8 +141,6 @@ _fields_decoder = msgspec.json.Decoder(_Fields)
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; requests one after the other."""
-
     def __init__(self, server: FakeUpstream) -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
@@ -210,7 +203,6 @@ class _Connection(asyncio.Protocol):
     # -- answers
 
     def cut(self) -> None:
-        """Close without another word."""
         self._transport.abort()
 
     def _end(self, how: Literal["complete", "aborted", "fault"]) -> None:
@@ -369,17 +361,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", action="append", help="a model to list; repeatable")
     arguments = parser.parse_args()
-    try:
-        import uvloop
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
-        try:
-            runner.run(_serve(arguments.port, tuple(arguments.model or ("fake", "fake-2"))))
-        except KeyboardInterrupt:
-            sys.exit(0)
+    with loop_runner() as runner, suppress(KeyboardInterrupt):
+        runner.run(_serve(arguments.port, tuple(arguments.model or ("fake", "fake-2"))))
 
 
 if __name__ == "__main__":

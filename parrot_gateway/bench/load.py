@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from parrot_gateway.bench.servers import loop_runner
+
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """What to send."""
-
     #: Base URL, ending in `/v1`.
     url: str
     body: str
@@ -64,8 +64,6 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What came back."""
-
     requests: int
     errors: int
     seconds: float
@@ -87,8 +85,6 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 class _Run:
-    """Shared by the connections of one run."""
-
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.left = plan.requests
@@ -117,8 +113,6 @@ class _Run:
 
 
 class _Client(asyncio.Protocol):
-    """One connection."""
-
     def __init__(self, run: _Run, request: bytes) -> None:
         self._run = run
         self._request = request
@@ -147,7 +141,6 @@ class _Client(asyncio.Protocol):
             self._finished.set_result(None)
 
     def close(self) -> None:
-        """Cut the connection."""
         self._busy = False
         self._transport.abort()
 
@@ -303,15 +296,8 @@ async def run_load(plan: LoadPlan) -> LoadResult:
 
 
 def main() -> None:
-    """Read a plan from standard input, print the result."""
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadPlan)
-    try:
-        import uvloop
-
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
+    with loop_runner() as runner:
         result = runner.run(drive(plan))
     sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
 

@@ -43,8 +43,6 @@ Peer = Literal["bare", "litellm"]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What to run."""
-
     rounds: int = 5
     #: Multiplies the number of requests in a run.
     scale: float = 1.0
@@ -57,8 +55,6 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Scenario(NamedTuple):
-    """One kind of load."""
-
     name: str
     model: str
     concurrency: int
@@ -67,7 +63,6 @@ class Scenario(NamedTuple):
     streamed: bool = False
 
     def plan(self, url: str, options: Options) -> LoadPlan:
-        """The load on one server."""
         requests = max(self.concurrency, int(self.requests * options.scale))
         body: dict[str, Any] = {
             "model": self.model,
@@ -85,7 +80,6 @@ class Scenario(NamedTuple):
 
 
 def scenarios(options: Options) -> list[Scenario]:
-    """All kinds of load."""
     return [
         Scenario("one", ANSWER, 1, 1500),
         Scenario("one_64k", ANSWER, 1, 300, prompt_bytes=64 * KIB),
@@ -97,8 +91,6 @@ def scenarios(options: Options) -> list[Scenario]:
 
 
 class Measured(NamedTuple):
-    """What one server did in all rounds."""
-
     results: dict[str, list[LoadResult]]
     #: Processor seconds of the server for each scenario, over all rounds.
     cpu_s: dict[str, float]
@@ -119,14 +111,11 @@ class Measured(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Everything that was measured."""
-
     rows: list[Row]
     notes: list[str]
     details: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain types."""
         rows = [row.to_dict() for row in self.rows]
         return {"rows": rows, "notes": self.notes, **self.details}
 

@@ -48,7 +48,6 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def added(self) -> float | None:
-        """What the gateway adds."""
         return None if self.direct is None else self.gateway - self.direct
 
     @property
@@ -64,7 +63,6 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, differences and ratios included."""
         return {
             "name": self.name,
             "unit": self.unit,
@@ -104,7 +102,6 @@ def machine() -> dict[str, Any]:
 
 
 def show(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Print the table; the notes below it."""
     from rich.table import Table
 
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
@@ -148,7 +145,6 @@ def print_table(table: Table, notes: Sequence[str] = ()) -> None:
 
 
 def write_json(path: Path, benchmark: str, content: Mapping[str, Any]) -> None:
-    """Write what was measured, and where."""
     data = msgspec.json.encode({"benchmark": benchmark, "machine": machine(), **content})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(data, indent=2) + b"\n")

@@ -103,7 +103,6 @@ class Server:
             self._drain.cancel()
 
     def rss_mb(self) -> float:
-        """Resident memory."""
         output = subprocess.run(  # noqa: S603
             ["ps", "-o", "rss=", "-p", str(self._process.pid)],  # noqa: S607
             capture_output=True,
@@ -130,6 +129,15 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This environment without settings of a gateway."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PARROT_")}
     return {**kept, "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+def loop_runner() -> asyncio.Runner:
+    """A runner with uvloop where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 async def start_fake_upstream(models: Sequence[str]) -> Server:

@@ -27,8 +27,6 @@ GATEWAY_PACKAGES = ("uvicorn", "httptools", "uvloop", "fastapi", "aiohttp", "msg
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at."""
-
     topic: str
     state: State
     what: str
@@ -51,7 +49,6 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
-    """Print findings as a table."""
     from rich.console import Console
     from rich.table import Table
 

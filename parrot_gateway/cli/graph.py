@@ -30,8 +30,6 @@ class GraphUnavailableError(Exception):
 
 
 class Format(StrEnum):
-    """What is printed."""
-
     TEXT = "text"
     MERMAID = "mermaid"
     SVG = "svg"

@@ -19,11 +19,9 @@ import typer
 
 from parrot_gateway import __version__
 from parrot_gateway.bench.apps.command import apps_command
-from parrot_gateway.bench.engine import ENGINE_COMMAND_SETTINGS, engine_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.cli.graph import graph_command
-from parrot_gateway.cli.paper import ablation_command, paper_command
 from parrot_gateway.cli.simulate import simulate
 
 if TYPE_CHECKING:
@@ -39,12 +37,9 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure this installation on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(simulate, name="simulate")
-simulate.command("paper")(paper_command)
-simulate.command("ablation")(ablation_command)
 
 
 def main() -> None:
-    """Entry point of the console script."""
     app()
 
 
@@ -158,15 +153,22 @@ def serve(
     raise typer.Exit(status)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
+def _become(module: str, context: typer.Context) -> None:
+    """Become a program of the engine: the gateway's process must never load torch."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])  # noqa: S606
+
+
+#: The options of such a command are those of the program.
+_PASS_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+
+
+@app.command(**_PASS_ON)
 def engine(context: typer.Context) -> None:
     """Run one engine: --join URL for a gateway, --listen on its own (see engine --help)."""
-    # The engine is a program of its own: the gateway's process must never load torch.
-    arguments = [sys.executable, "-m", "parrot_engine", *context.args]
-    os.execv(sys.executable, arguments)  # noqa: S606
+    _become("parrot_engine", context)
 
 
 @app.command()
@@ -183,9 +185,14 @@ def doctor() -> None:
 bench.command("overhead")(overhead_command)
 bench.command("apps")(apps_command)
 bench.command("scheduler")(scheduler_command)
-bench.command("engine", context_settings=ENGINE_COMMAND_SETTINGS, add_help_option=False)(
-    engine_command
-)
+
+
+@bench.command("engine", **_PASS_ON)
+def bench_engine(context: typer.Context) -> None:
+    """Measure the builtin engine: steps, prefill, shared prompts, load (see --help)."""
+    _become("parrot_engine.bench.engine", context)
+
+
 app.command("graph")(graph_command)
 
 

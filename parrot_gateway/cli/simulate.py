@@ -1,25 +1,25 @@
-"""`parrot-gateway simulate WORKLOAD`: the scheduler on a virtual clock; options, progress, tables.
+"""`parrot-gateway simulate`: the scheduler on a virtual clock; options, progress, tables.
 
-All that is simulated is in `parrot_simulator`; nothing here decides anything. What does
-not begin with the name of another subcommand is a workload to simulate.
+All that is simulated is in `parrot_simulator`; nothing here decides anything. What does not begin
+with the name of a subcommand (`paper`, `ablation`) is a workload to simulate.
 """
 
 from __future__ import annotations
 
-import sys
+import json as json_module
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from parrot_scheduler.config import SchedulerConfig
-    from parrot_simulator.engines.profiles import EngineProfile
+    from parrot_simulator.experiments.definitions import Experiment
     from parrot_simulator.metrics import Results
     from parrot_simulator.options import Network, SimulationOptions
     from parrot_simulator.plan import Workload
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 PROGRESS_INTERVAL_S = 1.0
 
 
-class SimulateError(Exception):
-    """What was asked for cannot be simulated; the message names the option."""
+V = TypeVar("V")
+
+Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results.")]
 
 
 class _WorkloadFirst(TyperGroup):
@@ -119,7 +120,7 @@ def workload_command(
     stale_ms: Annotated[
         float, typer.Option(min=0, help="How late the scheduler hears of caches and progress.")
     ] = 0.0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results.")] = None,
+    json: Json = None,
     plots: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw pictures.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Pictures as PNG, not SVG.")] = False,
     log: Annotated[
@@ -134,16 +135,18 @@ def workload_command(
     ] = None,
 ) -> None:
     """Run the scheduler on a virtual clock, with simulated clients and engines."""
+    from parrot_simulator.engines.profiles import PROFILES
     from parrot_simulator.options import SimulationOptions, Staleness
     from parrot_simulator.plan import ClientMode
+    from parrot_simulator.reports import plots as pictures
+    from parrot_simulator.reports.tables import table, write_json
+    from parrot_simulator.simulation import SimulationStuckError
 
     try:
         if replay is not None:
             _replay(replay)
             return
-        if workload is None:
-            raise SimulateError(f"WORKLOAD is missing; there are {_workloads()}, or a trace file")
-        kind = _profile(profile).with_(
+        kind = _named(profile, PROFILES, "profile").with_(
             prefix_caching=prefix_caching,
             chunked_prefill=chunked_prefill,
             shared_attention=shared_attention,
@@ -157,16 +160,12 @@ def workload_command(
         )
         swept, values = _sweep(sweep)
         if log is not None and len(configs) * len(values) > 1:
-            raise SimulateError("--log records one run: name one --policy, and no --sweep")
+            raise ValueError("--log records one run: name one --policy, and no --sweep")
         if plots is not None:
-            from parrot_simulator.reports.plots import require_matplotlib
-
-            require_matplotlib()
-        if mode not in get_args(ClientMode):
-            raise SimulateError(f"--mode {mode!r}: there are {', '.join(get_args(ClientMode))}")
+            pictures.require_matplotlib()
         options = SimulationOptions(
             engines=[kind] * engines,
-            mode=cast("ClientMode", mode),
+            mode=_named(mode, {name: name for name in get_args(ClientMode)}, "mode"),
             network=_network(network_ms),
             seed=seed,
             warm_up=warm_up,
@@ -180,27 +179,90 @@ def workload_command(
             for value in values:
                 run_name = f"{name} {swept}={value:g}" if swept else name
                 settings = [*(parameter or []), *([f"{swept}={value}"] if swept else [])]
-                results[run_name] = sweeps.setdefault(name, {})[value] = _run(
+                results[run_name] = sweeps.setdefault(name, {})[value] = _run_workload(
                     run_name,
                     _workload(workload, settings, scale, seed),
                     replace(options, config=config),
                     log,
                 )
-        _show(results, json)
+        typer.echo(table(results))
+        if json is not None:
+            write_json(results, json)
         if plots is not None:
-            _draw(results, sweeps, swept, plots, "png" if png else "svg")
-    except (SimulateError, OSError, ValueError) as error:
+            suffix = "png" if png else "svg"
+            paths = pictures.draw(results, plots, suffix)
+            if swept:
+                paths.append(pictures.draw_load(sweeps, plots / f"load.{suffix}", swept))
+            for path in paths:
+                _report(f"drew {path}")
+    except (OSError, ValueError, pictures.PlotsUnavailableError, SimulationStuckError) as error:
         _fail(str(error))
-    except Exception as error:
-        from parrot_simulator.reports.plots import PlotsUnavailableError
-        from parrot_simulator.simulation import SimulationStuckError
-
-        if isinstance(error, PlotsUnavailableError | SimulationStuckError):
-            _fail(str(error))
-        raise
 
 
-def _run(name: str, workload: Workload, options: SimulationOptions, log: Path | None) -> Results:
+@simulate.command("paper")
+def paper_command(
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Figure of the paper (10 to 18), `fleet …`, or `paper`, `fleet` for all of a "
+            "kind; repeatable. `fleet goodput` looks for the highest load that each arm bears.",
+            show_default="all",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="First and last point of each, one seed; goodput coarsely."),
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repetitions.", show_default="3; of goodput 1")
+    ] = None,
+    json: Json = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Draw a picture of each.")
+    ] = None,
+) -> None:
+    """Run the experiments of the Parrot paper, and a fleet of today's engines."""
+    from parrot_simulator.experiments import runner
+    from parrot_simulator.experiments.definitions import GOODPUT
+    from parrot_simulator.experiments.goodput import STRIDE
+    from parrot_simulator.reports.plots import PlotsUnavailableError, require_matplotlib
+
+    try:
+        figures = figure or []
+        others = [name for name in figures if name != GOODPUT]
+        experiments = [] if figures and not others else runner.select(others)
+        if plots is not None:
+            require_matplotlib()
+        if quick:
+            experiments = [runner.quick(experiment) for experiment in experiments]
+        data = _run_experiments(experiments, seeds or (1 if quick else runner.DEFAULT_SEEDS), plots)
+        if not figures or {GOODPUT, "fleet"} & {*figures}:
+            data.append(_goodput(seeds=seeds or 1, finest=STRIDE if quick else 1))
+        _write(data, json)
+    except (ValueError, OSError, PlotsUnavailableError) as error:
+        _fail(str(error))
+
+
+@simulate.command("ablation")
+def ablation_command(
+    workload: Annotated[
+        list[str] | None, typer.Option(help="One of the cases; repeatable.", show_default="all")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 1,
+    json: Json = None,
+) -> None:
+    """Switch off each policy of the scheduler in turn."""
+    from parrot_simulator.experiments import runner
+
+    try:
+        _write(_run_experiments(runner.select_ablation(workload or ()), seeds, None), json)
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def _run_workload(
+    name: str, workload: Workload, options: SimulationOptions, log: Path | None
+) -> Results:
     from parrot_simulator.recording import LogFile
     from parrot_simulator.simulation import simulate
 
@@ -213,11 +275,10 @@ def _run(name: str, workload: Workload, options: SimulationOptions, log: Path | 
         options = replace(options, log=recorder, progress=_progress(name, started))
         results = simulate(workload, options)
     seconds = time.perf_counter() - started
-    typer.echo(
+    _report(
         f"{name}: {results.total.calls} calls, {results.events} events, "
         f"{results.duration_s:.1f} virtual s in {seconds:.1f} s "
-        f"({results.events / seconds:,.0f} events/s)",
-        err=True,
+        f"({results.events / seconds:,.0f} events/s)"
     )
     return results
 
@@ -230,36 +291,10 @@ def _progress(name: str, started: float) -> Callable[[int, float], None]:
         moment = time.perf_counter()
         if moment - last >= PROGRESS_INTERVAL_S:
             last = moment
-            sys.stderr.write(
-                f"{name}: {ended} applications, {now:.1f} virtual s "
-                f"after {moment - started:.0f} s\n"
-            )
+            after = f"{now:.1f} virtual s after {moment - started:.0f} s"
+            _report(f"{name}: {ended} applications, {after}")
 
     return show
-
-
-def _show(results: dict[str, Results], json: Path | None) -> None:
-    from parrot_simulator.reports.tables import table, write_json
-
-    typer.echo(table(results))
-    if json is not None:
-        write_json(results, json)
-
-
-def _draw(
-    results: dict[str, Results],
-    sweeps: dict[str, dict[float, Results]],
-    swept: str,
-    folder: Path,
-    suffix: str,
-) -> None:
-    from parrot_simulator.reports.plots import draw, draw_load
-
-    paths = draw(results, folder, suffix)
-    if swept:
-        paths.append(draw_load(sweeps, folder / f"load.{suffix}", swept))
-    for path in paths:
-        typer.echo(f"drew {path}", err=True)
 
 
 def _replay(path: Path) -> None:
@@ -269,34 +304,29 @@ def _replay(path: Path) -> None:
         try:
             outcome = compare(lines)
         except ValueError as error:
-            raise SimulateError(f"--replay {path}: {error}") from None
+            raise ValueError(f"--replay {path}: {error}") from None
     if outcome.differs_at is not None:
         typer.echo(f"step {outcome.differs_at} is decided otherwise:")
         typer.echo(f"  recorded: {outcome.recorded[:2000]}")
         typer.echo(f"  replayed: {outcome.replayed[:2000]}")
         raise typer.Exit(1)
     if not outcome.compared:
-        raise SimulateError(f"--replay {path}: {outcome.steps} steps, but no decisions to compare")
+        raise ValueError(f"--replay {path}: {outcome.steps} steps, but no decisions to compare")
     typer.echo(f"{outcome.compared} of {outcome.steps} steps: the same decisions, byte for byte")
 
 
-def _workloads() -> str:
-    from parrot_simulator.workloads import WORKLOADS
-
-    return ", ".join(WORKLOADS)
-
-
-def _workload(name: str, parameters: list[str], scale: float | None, seed: int) -> Workload:
+def _workload(name: str | None, parameters: list[str], scale: float | None, seed: int) -> Workload:
     from parrot_simulator.traces import open_trace
     from parrot_simulator.workloads import WORKLOADS, build
 
+    known = ", ".join(WORKLOADS)
+    if name is None:
+        raise ValueError(f"WORKLOAD is missing; there are {known}, or a trace file")
     if name not in WORKLOADS:
         if not Path(name).is_file():
-            raise SimulateError(
-                f"there is no workload and no file {name!r}; there are {_workloads()}"
-            )
+            raise ValueError(f"there is no workload and no file {name!r}; there are {known}")
         if parameters or scale is not None:
-            raise SimulateError("--set and --scale are for workloads, not for traces")
+            raise ValueError("--set and --scale are for workloads, not for traces")
         return open_trace(name)
     values: dict[str, str | float] = {"seed": seed}
     if scale is not None:
@@ -304,7 +334,7 @@ def _workload(name: str, parameters: list[str], scale: float | None, seed: int) 
     for item in parameters:
         key, separator, value = item.partition("=")
         if not (key and separator and value):
-            raise SimulateError(f"--set {item!r}: expected NAME=VALUE")
+            raise ValueError(f"--set {item!r}: expected NAME=VALUE")
         values[key.replace("-", "_")] = value
     return build(name, values)
 
@@ -319,16 +349,14 @@ def _sweep(text: str | None) -> tuple[str, list[float]]:
     except ValueError:
         numbers = []
     if not name or not numbers:
-        raise SimulateError(f"--sweep {text!r}: expected NAME=V1,V2,… with numbers")
+        raise ValueError(f"--sweep {text!r}: expected NAME=V1,V2,… with numbers")
     return name, numbers
 
 
-def _profile(name: str) -> EngineProfile:
-    from parrot_simulator.engines.profiles import PROFILES
-
-    if name not in PROFILES:
-        raise SimulateError(f"--profile {name!r}: there are {', '.join(PROFILES)}")
-    return PROFILES[name]
+def _named(name: str, known: Mapping[str, V], option: str) -> V:
+    if name not in known:
+        raise ValueError(f"--{option} {name!r}: there are {', '.join(known)}")
+    return known[name]
 
 
 def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
@@ -337,9 +365,8 @@ def _configs(names: str, changes: dict[str, str]) -> dict[str, SchedulerConfig]:
 
     configs = {}
     for name in names.split(","):
-        if name not in PRESETS:
-            raise SimulateError(f"--policy {name!r}: there are {', '.join(PRESETS)}")
-        configs[name] = replace(PRESETS[name], **changes)  # type: ignore[arg-type]
+        preset = _named(name, PRESETS, "policy")
+        configs[name] = replace(preset, **changes)  # type: ignore[arg-type]
         policies_of(configs[name])
     return configs
 
@@ -351,9 +378,66 @@ def _network(text: str) -> Network:
     try:
         return Network(float(low) / 1000, float(high or low) / 1000)
     except ValueError:
-        raise SimulateError(
+        raise ValueError(
             f"--network-ms {text!r}: expected a time in milliseconds, or two as in 200-300"
         ) from None
+
+
+def _run_experiments(
+    experiments: Sequence[Experiment], seeds: int, plots: Path | None
+) -> list[dict[str, Any]]:
+    """Run experiments, print them and where ours loses, and give them as plain data."""
+    from parrot_simulator.experiments import runner
+    from parrot_simulator.experiments.definitions import OURS
+    from parrot_simulator.reports.plots import draw_experiment
+    from parrot_simulator.reports.tables import experiment_table, losses
+
+    found: list[runner.Comparison] = []
+    data: list[dict[str, Any]] = []
+    for experiment in experiments:
+        outcomes = list(runner.run(experiment, seeds=seeds, progress=_report))
+        comparisons = runner.compare(experiment, outcomes)
+        if experiment.base == OURS.name:
+            found += comparisons
+        typer.echo(experiment_table(experiment, outcomes, comparisons) + "\n")
+        data.append(
+            {
+                "figure": experiment.figure,
+                "metric": experiment.metric,
+                "seeds": seeds,
+                "outcomes": [outcome.to_dict() for outcome in outcomes],
+                "comparisons": [comparison.to_dict() for comparison in comparisons],
+            }
+        )
+        if plots is not None:
+            _report(f"drew {draw_experiment(experiment, outcomes, plots)}")
+    if found:
+        typer.echo(losses(found))
+    return data
+
+
+def _goodput(*, seeds: int, finest: int) -> dict[str, Any]:
+    """Search the goodput of every case, print it, and give it as plain data."""
+    from parrot_simulator.experiments import goodput
+    from parrot_simulator.experiments.definitions import GOODPUT
+    from parrot_simulator.reports.tables import goodput_table, objectives_table
+
+    results: list[goodput.GoodputResult] = []
+    for case in goodput.CASES:
+        found = list(goodput.run(case, seeds=seeds, finest=finest, progress=_report))
+        results += found
+        typer.echo(goodput_table(case, found) + "\n")
+    typer.echo(objectives_table())
+    return {"figure": GOODPUT, "seeds": seeds, "found": [result.to_dict() for result in results]}
+
+
+def _write(data: Sequence[dict[str, Any]], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json_module.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _report(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _fail(message: str) -> None:

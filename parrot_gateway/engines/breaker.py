@@ -68,7 +68,6 @@ class CircuitBreaker:
         return Permit(self._generation)
 
     def success(self, permit: Permit) -> None:
-        """The upstream answered."""
         if permit != self._generation:
             return
         if self._state == "half_open":
@@ -80,7 +79,6 @@ class CircuitBreaker:
             self._failed_at.clear()
 
     def failure(self, permit: Permit, now: float) -> None:
-        """The upstream failed."""
         if permit != self._generation:
             return
         if self._state == "half_open":

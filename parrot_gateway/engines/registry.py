@@ -114,11 +114,9 @@ class EngineRegistry:
             self._notify("draining", engine)
 
     def get(self, engine_id: str) -> RemoteEngine | None:
-        """The engine of this id, if it is still here."""
         return self._engines.get(engine_id)
 
     def engines(self) -> list[RemoteEngine]:
-        """All joined engines, in the order of joining."""
         return list(self._engines.values())
 
     def engines_for(self, model: str) -> list[RemoteEngine]:

@@ -46,8 +46,6 @@ _MAX_KEPT_EACH = 256
 
 @dataclass(slots=True)
 class _Load:
-    """Unfinished work of one context."""
-
     fills: int = 0
     tokens: int = 0
     generates: int = 0
@@ -160,7 +158,6 @@ class RemoteEngine:
 
     @property
     def lost(self) -> bool:
-        """Whether the link is gone."""
         return self._lost is not None
 
     def open(
@@ -214,7 +211,6 @@ class RemoteEngine:
         self._check_open()
 
     def describe(self) -> dict[str, Any]:
-        """This engine as plain types, for `/health`."""
         return {
             "id": self.id,
             "name": self.name,
@@ -233,14 +229,12 @@ class RemoteEngine:
     # --- the link's side ---
 
     def note_stats(self, stats: EngineStats) -> None:
-        """A heartbeat came."""
         self.stats = stats
         self._stats_at = time.monotonic()
         for observer in self._observers:
             observer.stats_changed(self)
 
     def note_blocks(self, changes: BlockChanges) -> None:
-        """The engine's cache has changed."""
         for observer in self._observers:
             observer.blocks_changed(self, changes)
 
@@ -280,7 +274,6 @@ class RemoteEngine:
     # --- the channels' side ---
 
     def lost_error(self) -> EngineLostError:
-        """What calls on this engine end with once it is lost."""
         return EngineLostError(
             f"The engine that ran this call was lost ({self._lost}); please send it again."
         )

@@ -29,7 +29,6 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
         return len(self._line)
 
     def acquire_nowait(self) -> bool:

@@ -88,7 +88,6 @@ class EngineProcess:
     ready_at: float | None = None
 
     def describe(self) -> dict[str, Any]:
-        """This process as plain types, for `/health`."""
         return {
             "model": self.model.served_name,
             "name": self.name,
@@ -155,11 +154,9 @@ class EngineSupervisor:
 
     @property
     def processes(self) -> list[EngineProcess]:
-        """All of them, in the order of the settings."""
         return list(self._processes)
 
     def models(self) -> list[str]:
-        """Names of the configured models."""
         return list(dict.fromkeys(process.model.served_name for process in self._processes))
 
     def state(self, model: str) -> State | None:
@@ -176,7 +173,6 @@ class EngineSupervisor:
         return next((reason for reason in reasons if reason), None)
 
     def describe(self) -> list[dict[str, Any]]:
-        """All processes as plain types, for `/health`."""
         return [process.describe() for process in self._processes]
 
     async def start(self, join_url: str, join_key: str) -> None:
@@ -188,7 +184,6 @@ class EngineSupervisor:
         ]
 
     async def wait_ready(self) -> None:
-        """Return once each process is ready or has failed."""
         for process in self._processes:
             await process.settled.wait()
 

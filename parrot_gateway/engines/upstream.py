@@ -100,11 +100,9 @@ class Upstream:
     # -- what it serves ---------------------------------------------------------------------
 
     def serves(self, model: str) -> bool:
-        """Whether it lists this model."""
         return model in self._names
 
     def serves_any(self) -> bool:
-        """Whether it takes every name."""
         return self.settings.models == "*"
 
     def models(self) -> tuple[str, ...]:

@@ -107,12 +107,10 @@ class UpstreamResponse:
 
     @property
     def at_eof(self) -> bool:
-        """Whether the whole body has been read."""
         return self._inner.content.at_eof()
 
     @property
     def announced_length(self) -> int | None:
-        """The upstream's `Content-Length`."""
         return self._inner.content_length
 
     @property

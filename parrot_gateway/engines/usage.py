@@ -48,7 +48,6 @@ class UsageTotals:
     cached_tokens: int = 0
 
     def add(self, usage: Usage | None) -> None:
-        """Count one successful call."""
         self.calls += 1
         if usage is None:
             self.unmetered += 1
@@ -58,7 +57,6 @@ class UsageTotals:
         self.cached_tokens += usage.cached_tokens
 
     def to_dict(self) -> dict[str, int]:
-        """All counters by name."""
         return dict(sorted(asdict(self).items()))
 
 

@@ -27,7 +27,6 @@ class ConfigFile:
 
     @classmethod
     def empty(cls) -> ConfigFile:
-        """No file: no values."""
         return cls(path=None, data={}, root=None)
 
     @classmethod

@@ -110,7 +110,6 @@ class ModelSettings(_Section):
 
     @property
     def served_name(self) -> str:
-        """The model id that clients see."""
         if self.name is not None:
             return self.name
         path = Path(self.model).expanduser()

@@ -225,8 +225,6 @@ def multi_agent(size: Size, salt: str) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A workload and its usual size."""
-
     build: Callable[[Size, str], Workload]
     count: int
     #: On a CPU with the demo model.

@@ -10,12 +10,7 @@ import typer
 
 from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.workload import SEMANTIC
-from parrot_gateway.bench.report import (
-    JsonFile,
-    load_average,
-    run_with_progress,
-    write_json,
-)
+from parrot_gateway.bench.report import JsonFile, load_average, run_with_progress, write_json
 from parrot_gateway.settings import DEMO_MODEL
 
 #: Applications that compare ways of calling, and those that compare policies of placement.
@@ -125,11 +120,7 @@ def apps_command(
         by_way = run_with_progress(
             lambda progress: asyncio.run(
                 measure.compare_ways(
-                    plan,
-                    delays_ms,
-                    base_url,
-                    key_of_option(api_key) if api_key else None,
-                    progress,
+                    plan, delays_ms, base_url, key_of_option(api_key) if api_key else None, progress
                 )
             )
         )

@@ -44,7 +44,6 @@ class Plan:
     scale: float | None = None
 
     def size(self, app: str, characters_per_token: float) -> Size:
-        """The size of one application."""
         recipe = RECIPES[app]
         return Size(self.count or recipe.count, self.scale or recipe.scale, characters_per_token)
 
@@ -79,8 +78,6 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class AppOutcome(msgspec.Struct, frozen=True):
-    """One application."""
-
     app: str
     count: int
     scale: float
@@ -242,7 +239,6 @@ class Summary(NamedTuple):
 
     @classmethod
     def of(cls, workload: Workload, kind: str, rounds: Sequence[Sequence[float]]) -> Summary:
-        """Of the samples of a kind."""
         unit, factor = ("ms/token", 1000.0) if kind in workload.per_token else ("s", 1.0)
         times = [seconds * factor for seconds in chain.from_iterable(rounds)]
         return cls(unit, median(times), p99(times), fmean(times))
@@ -309,7 +305,6 @@ def salt() -> str:
 
 
 def to_dict(outcome: AppOutcome) -> dict[str, Any]:
-    """All of it as plain types, verdicts included."""
     content: dict[str, Any] = msgspec.to_builtins(outcome)
     for plain, comparison in zip(content["comparisons"], outcome.comparisons, strict=True):
         plain["met"] = comparison.met

@@ -82,8 +82,6 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class PolicyOutcome(msgspec.Struct, frozen=True):
-    """One policy."""
-
     policy: str
     times: list[Times]
     #: Of each round.
@@ -112,8 +110,6 @@ class SpeedUp(msgspec.Struct, frozen=True):
 
 
 class PoliciesOutcome(msgspec.Struct, frozen=True):
-    """One application."""
-
     app: str
     count: int
     scale: float
@@ -198,7 +194,6 @@ async def _compare(
 
 
 async def _run(client: GatewayClient, workload: Workload) -> tuple[RunResult, Work]:
-    """One run, and what the engines did for it."""
     session = f"bench-{secrets.token_hex(8)}"
     before = await _counters(client)
     try:
@@ -228,7 +223,6 @@ async def _counters(client: GatewayClient) -> dict[str, Any]:
 def outcome(
     policy: str, workload: Workload, results: Sequence[RunResult], work: Sequence[Work]
 ) -> PolicyOutcome:
-    """What all rounds of one policy come to."""
     samples = samples_by_kind(workload, results)
     times = []
     for kind, rounds in samples.items():
@@ -287,7 +281,6 @@ def _check_memory(engines: int) -> None:
 
 
 def to_dict(outcome: PoliciesOutcome) -> dict[str, Any]:
-    """All of it as plain types."""
     content: dict[str, Any] = msgspec.to_builtins(outcome)
     for plain, policy in zip(content["policies"], outcome.policies, strict=True):
         plain["prefilled_tokens"] = policy.prefilled()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def show_ways(outcomes: Sequence[AppOutcome]) -> None:
-    """Print a table for each application."""
     console = _console()
     for outcome in outcomes:
         _show_table(
@@ -44,7 +43,6 @@ def show_ways(outcomes: Sequence[AppOutcome]) -> None:
 
 
 def show_policies(outcomes: Sequence[PoliciesOutcome]) -> None:
-    """Print a table for each application."""
     console = _console()
     for outcome in outcomes:
         _show_table(

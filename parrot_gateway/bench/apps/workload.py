@@ -64,7 +64,6 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(call.tokens for call in self.calls)
 
     def depths(self) -> Mapping[str, int]:
@@ -93,19 +92,15 @@ class Workload:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of all jobs."""
         return [call for job in self.jobs for call in job.calls]
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(job.tokens for job in self.jobs)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a workload is made."""
-
     #: Steps, chunks, branches or chats.
     count: int
     #: Multiplies the paper's numbers of tokens (and seconds between arrivals).
