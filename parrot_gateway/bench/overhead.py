@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
@@ -134,39 +136,33 @@ def run(options: Options, progress: Callable[[str], None] = lambda _: None) -> O
 
 
 async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
-    servers: list[Server] = []
-    try:
-        fake = await start_fake_upstream(MODELS)
-        servers.append(fake)
-        gateway = await start_gateway("--upstream", f"fake={fake.url}")
-        servers.append(gateway)
-        measured_servers = {"direct": fake, "gateway": gateway}
+    async with AsyncExitStack() as stack:
+
+        async def started(starting: Awaitable[Server]) -> Server:
+            server = await starting
+            stack.push_async_callback(server.stop)
+            return server
+
+        fake = await started(start_fake_upstream(MODELS))
+        gateway = await started(start_gateway("--upstream", f"fake={fake.url}"))
+        peers: dict[str, Server] = {}
         for name in options.peers:
             progress(f"starting {name}")
-            peer = await _start_peer(name, options, fake.url)
-            servers.append(peer)
-            measured_servers[name] = peer
+            peers[name] = await started(_start_peer(name, options, fake.url))
         idle_mb = gateway.rss_mb()
-        measured = await _measure(options, measured_servers, progress)
+        measured = await _measure(options, {"direct": fake, "gateway": gateway, **peers}, progress)
         rows = _rows(options, measured)
-        busy_mb = gateway.rss_mb()
-        peers_mb: dict[str, float] = {
-            name: measured_servers[name].rss_mb() for name in options.peers
-        }
-        rows.append(Row("memory, idle", "MB", idle_mb, at_most=100))
-        rows.append(Row("memory, at the end", "MB", busy_mb, peers=peers_mb, at_most=100))
-        rows.append(Row("start until ready", "s", gateway.start_s, at_most=1.5))
+        peers_mb = {name: server.rss_mb() for name, server in peers.items()}
+        rows += [
+            Row("memory, idle", "MB", idle_mb, at_most=100),
+            Row("memory, at the end", "MB", gateway.rss_mb(), peers=peers_mb, at_most=100),
+            Row("start until ready", "s", gateway.start_s, at_most=1.5),
+        ]
         if options.soak:
             rows.append(await _soak(options, gateway, progress))
-    finally:
-        for server in reversed(servers):
-            await server.stop()
     details = {
         "options": {"rounds": options.rounds, "scale": options.scale, "streams": options.streams},
-        "runs": {
-            server: {name: msgspec.to_builtins(results) for name, results in each.results.items()}
-            for server, each in measured.items()
-        },
+        "runs": {server: msgspec.to_builtins(each.results) for server, each in measured.items()},
     }
     return Outcome(rows, _notes(measured), details)
 
@@ -184,7 +180,7 @@ async def _start_peer(name: Peer, options: Options, upstream_url: str) -> Server
 async def _measure(
     options: Options, servers: dict[str, Server], progress: Callable[[str], None]
 ) -> dict[str, Measured]:
-    measured = {name: Measured({}, {}) for name in servers}
+    measured = {name: Measured(defaultdict(list), defaultdict(float)) for name in servers}
     for scenario in scenarios(options):
         rounds = options.rounds if scenario.model != PACED else min(options.rounds, 2)
         for number in range(rounds):
@@ -202,10 +198,10 @@ async def _measure(
                         f"{server.name} failed: {result.first_error}"
                     )
                 each = measured[name]
-                each.results.setdefault(scenario.name, []).append(result)
+                each.results[scenario.name].append(result)
                 # The warm-up is part of the processor time.
                 share = result.requests / max(1, result.requests + plan.warmup)
-                each.cpu_s[scenario.name] = each.cpu_s.get(scenario.name, 0.0) + used * share
+                each.cpu_s[scenario.name] += used * share
     return measured
 
 
@@ -221,39 +217,27 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         name: str, unit: str, scenario: str, pick: Callable[[LoadResult], float], **aim: Any
     ) -> Row:
         figures = {who: each.figure(scenario, pick) for who, each in measured.items()}
-        return Row(
-            name,
-            unit,
-            figures["gateway"],
-            direct=figures["direct"],
-            peers={who: value for who, value in figures.items() if who in options.peers},
-            **aim,
-        )
+        direct, gateway = figures.pop("direct"), figures.pop("gateway")
+        return Row(name, unit, gateway, direct=direct, peers=figures, **aim)
+
+    def cpu_row(name: str, unit: str, scenario: str, pick: Callable[[LoadResult], float]) -> Row:
+        factor = 1000 if unit == "us" else 1
+        figures = {who: each.cpu_ms_per(scenario, pick) * factor for who, each in measured.items()}
+        del figures["direct"]
+        return Row(name, unit, figures.pop("gateway"), peers=figures)
+
+    def share_row(name: str, scenario: str, pick: Callable[[LoadResult], float]) -> list[Row]:
+        """The gateway's rate in parts of the bare proxy's."""
+        if "bare" not in measured:
+            return []
+        share = measured["gateway"].figure(scenario, pick) / measured["bare"].figure(scenario, pick)
+        return [Row(name, "x", share, at_least=0.85)]
 
     def per_chunk_us(result: LoadResult) -> float:
         streaming = result.latency_ms.p50 - result.ttft_ms.p50
         return streaming * 1000 / STREAM_CHUNKS
 
     paced = f"{options.streams} paced"
-    gateway = measured["gateway"]
-    peers = {name: measured[name] for name in options.peers}
-
-    def cpu_row(name: str, unit: str, scenario: str, pick: Callable[[LoadResult], float]) -> Row:
-        factor = 1000 if unit == "us" else 1
-        return Row(
-            name,
-            unit,
-            gateway.cpu_ms_per(scenario, pick) * factor,
-            peers={who: each.cpu_ms_per(scenario, pick) * factor for who, each in peers.items()},
-        )
-
-    def share_row(name: str, scenario: str, pick: Callable[[LoadResult], float]) -> list[Row]:
-        """The gateway's rate in parts of the bare proxy's."""
-        if "bare" not in peers:
-            return []
-        bare = peers["bare"].figure(scenario, pick)
-        return [Row(name, "x", gateway.figure(scenario, pick) / bare, at_least=0.85)]
-
     return [
         row("1 call, p50", "ms", "one", lambda r: r.latency_ms.p50,
             at_most=0.4, aims_at_added=True),
@@ -286,10 +270,9 @@ async def _soak(options: Options, gateway: Server, progress: Callable[[str], Non
     """Memory after `soak` calls, less what it was after a tenth of them."""
     scenario = Scenario("soak", ANSWER, 32, 1)
     plan = scenario.plan(gateway.url, options)
-    tenth = max(32, options.soak // 10)
+    done = tenth = max(32, options.soak // 10)
     await run_load(msgspec.structs.replace(plan, requests=tenth, warmup=0))
     before = gateway.rss_mb()
-    done = tenth
     while done < options.soak:
         count = min(20_000, options.soak - done)
         await run_load(msgspec.structs.replace(plan, requests=count, warmup=0))
@@ -303,21 +286,20 @@ def _notes(measured: dict[str, Measured]) -> list[str]:
     notes = ["Medians over alternating rounds; load generator, upstream and gateway share one "
              "machine. Paced streams send a chunk every 20 ms; a gap over 100 ms is a stall. "
              "'+≤' concerns what the gateway adds."]  # fmt: skip
-    for name, results in measured["direct"].results.items():
-        share = max(result.cpu_s / result.seconds for result in results)
-        if share > 0.9:
-            notes.append(
-                f"Direct, {name}: the load generator used {share:.0%} of a core, so the upstream "
-                "alone could do more."
-            )
-    for name, results in measured["gateway"].results.items():
-        share = max(result.cpu_s / result.seconds for result in results)
-        if share > 0.9:
-            notes.append(f"Gateway, {name}: the load generator was the bottleneck ({share:.0%}).")
-    for who in set(measured) & set(get_args(Peer)):
-        for name, results in measured[who].results.items():
+    for who, each in measured.items():
+        for name, results in each.results.items():
+            share = max(result.cpu_s / result.seconds for result in results)
             failed = [result for result in results if result.errors]
-            if failed:
+            if who == "direct" and share > 0.9:
+                notes.append(
+                    f"Direct, {name}: the load generator used {share:.0%} of a core, so the "
+                    "upstream alone could do more."
+                )
+            elif who == "gateway" and share > 0.9:
+                notes.append(
+                    f"Gateway, {name}: the load generator was the bottleneck ({share:.0%})."
+                )
+            elif failed:
                 count = sum(result.errors for result in failed)
                 notes.append(f"{who}, {name}: {count} requests failed: {failed[0].first_error}")
     return notes
@@ -346,9 +328,8 @@ def overhead_command(
 ) -> None:
     """Measure what the gateway adds to an upstream that answers at once."""
     peers = tuple(dict.fromkeys(peer or ()))
-    for name in peers:
-        if name not in get_args(Peer):
-            raise typer.BadParameter("there are bare and litellm", param_hint="--peer")
+    if not set(peers) <= set(get_args(Peer)):
+        raise typer.BadParameter("there are bare and litellm", param_hint="--peer")
     if "litellm" in peers and peer_python is None:
         raise typer.BadParameter(
             "name the Python of the environment that has LiteLLM: --peer-python ENV/bin/python",
