@@ -5,7 +5,7 @@ Plain values, made on the CPU by the batcher, read by the runner and by attentio
 stand in one batch.
 
 A step is *launched* and its outcome waited for later; the next one may be launched in between. It
-can then ask for a token that only the device knows, see `BatchRow.pending`.
+can then use a token that only the device has, see `BatchRow.pending`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SamplingRow:
     num_pending: int = 0
     #: Of the grammar that the generation has to follow.
     matcher: Matcher | None = None
-    #: Nothing but the largest logit is asked for.
+    #: Only the largest logit is needed.
     is_plain: bool = field(init=False)
     #: What is drawn depends on the ids generated before, not on their number alone.
     needs_history: bool = field(init=False)
@@ -179,7 +179,7 @@ class Launch(Protocol):
     def sample(self) -> None:
         """Start the draws of a batch that `awaits_tokens`; those of others start with the step.
 
-        Called before anything else is launched or asked.
+        Called before any other method of this launch or of the runner.
         """
         ...
 

@@ -82,7 +82,7 @@ class ShardError(ParrotEngineError):
 
 
 class EngineStateError(ParrotEngineError):
-    """A bug of the engine: an object was asked for something that its state does not allow."""
+    """A bug of the engine: an operation that the state of an object does not allow."""
 
     def __init__(self, what: str, problem: str, story: Sequence[str] = ()) -> None:
         lines = "".join(f"\n  {line}" for line in story)

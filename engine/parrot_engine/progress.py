@@ -1,7 +1,7 @@
 """Progress of long waits, as whole lines on standard error.
 
-An engine process has no terminal of its own: whoever started it reads lines and passes them on. So
-nothing here redraws a bar, and a wait that is over soon says nothing.
+An engine process has no terminal: its parent reads lines and passes them on. So nothing here
+redraws a bar, and a short wait prints nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def print_line(line: str) -> None:
 
 
 class ProgressLines:
-    """Tells `(done, total)` as lines, not too many of them.
+    """Writes `(done, total)` as lines, at most one every `INTERVAL_S`.
 
     Args:
         what: begins each line.
@@ -54,7 +54,7 @@ def download_bar() -> type[Any]:
     from tqdm import tqdm
 
     class LineBar(tqdm):
-        """Shows what tqdm would draw, each time on a line of its own."""
+        """Writes each state that tqdm would draw as one line."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs |= {"mininterval": INTERVAL_S, "delay": FIRST_LINE_S, "leave": False}

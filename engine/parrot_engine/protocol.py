@@ -55,7 +55,7 @@ class SamplingParams:
     """Parameters of one Generate: how tokens are drawn, and when it ends.
 
     The defaults are those of a plain sampled continuation. `stop` holds strings: an engine works
-    on token ids and ignores it; whoever detokenizes applies it (the gateway, `LLM`, the engine's
+    on token ids and ignores it; it is applied where text is made (the gateway, `LLM`, the engine's
     own HTTP server).
     """
 
@@ -159,7 +159,7 @@ class Filled:
     num_tokens: int
     #: How many of them were found in the prefix cache instead of computed.
     cached_tokens: int
-    #: One entry a token of this Fill when asked for; None for a context's first token.
+    #: One entry a token of this Fill, if requested; None for a context's first token.
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
@@ -175,7 +175,7 @@ class Generated:
 
     context_id: int
     token_ids: list[int]
-    #: One entry a token when asked for.
+    #: One entry a token, if requested.
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
 
@@ -218,7 +218,7 @@ class EngineInfo:
     #: Sequences per step, tokens per step.
     max_batch_size: int = 1
     max_batch_tokens: int = 0
-    #: Whether it tells which blocks it caches (`BlockReporting`).
+    #: Whether it reports which blocks it caches (`BlockReporting`).
     reports_blocks: bool = False
     #: Sampling defaults of the checkpoint's generation_config (temperature, top_p, top_k, …).
     default_sampling: dict[str, float] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class EngineStats:
     host_blocks: int = 0
     blocks_to_host: int = 0
     blocks_from_host: int = 0
-    #: Seconds spent in steps, counted by whoever drives the engine.
+    #: Seconds spent in steps, counted by its driver.
     busy_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class LossReporting(Protocol):
 
 @runtime_checkable
 class BlockReporting(Protocol):
-    """An engine that tells which blocks it caches."""
+    """An engine that reports which blocks it caches."""
 
     def take_block_changes(self, *, everything: bool = False) -> BlockChanges:
         """The changes since the last call; with `everything` all that it holds."""

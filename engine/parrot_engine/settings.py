@@ -1,7 +1,6 @@
 """Settings of both engines, and how large the builtin engine's KV cache becomes.
 
-Plain values without torch. Names of devices and dtypes are checked by the loader, which knows
-what the machine offers.
+Plain values without torch. The loader checks names of devices and dtypes against the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from parrot_engine.exceptions import SettingsError
 
-#: With nothing said, the cache holds this many contexts of full length …
+#: By default the cache holds this many contexts of full length …
 DEFAULT_CACHED_CONTEXTS = 16
 #: … but takes at most this share of the memory that is free once the weights are loaded.
 DEFAULT_MEMORY_SHARE = 0.4
@@ -215,7 +214,7 @@ class HuggingFaceSettings:
 
     device: str = "auto"
     dtype: str = "auto"
-    #: Longest context; None: what the model's configuration says.
+    #: Longest context; None: that of the model's configuration.
     max_context_tokens: int | None = None
     #: Contexts that advance in one step.
     max_batch_size: int = 8

@@ -48,7 +48,7 @@ def run_requests(
     """Run all prompts, in their order.
 
     Args:
-        llm: used by nobody else.
+        llm: used by this run alone.
         prompts: what to run.
         arrivals: when each arrives, in seconds from now.
         slots: without arrivals, how many run at once: one arrives when a slot is free.

@@ -133,7 +133,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def memory(device: torch.device) -> dict[str, int]:
-    """Memory in use now, in bytes: of the GPU by anybody, or the most that this process had."""
+    """Memory in use now, in bytes: of the GPU by all processes, or the peak of this process."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return {

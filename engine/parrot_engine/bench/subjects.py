@@ -55,7 +55,7 @@ class ParrotSubject:
     name = "parrot"
 
     def __init__(self, llm: LLM, *, devices: int = 1) -> None:
-        """Take an LLM on so many devices that nobody else uses."""
+        """Take an LLM on so many devices, which it uses alone."""
         self.llm = llm
         self._devices = devices
         info = llm.info

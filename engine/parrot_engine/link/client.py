@@ -56,7 +56,7 @@ _FINAL_STATUSES = frozenset({400, 401, 403, 404, 405, 410, 426})
 
 
 class LinkRefusedError(ParrotEngineError):
-    """The gateway does not want this engine, and trying again will not help."""
+    """The gateway refuses this engine, and another try would be refused too."""
 
 
 class EngineLink:
@@ -107,7 +107,7 @@ class EngineLink:
             LinkRefusedError: wrong key, wrong address, or a gateway of another version.
         """
         backoff_s = _FIRST_BACKOFF_S
-        # That a gateway which has said that it leaves is away is no news.
+        # After an orderly end the gateway is expected to be away: logged as debug.
         level = logging.WARNING
         while not self._stop.is_set():
             websocket = None
@@ -259,7 +259,7 @@ class Outbox:
         self._room.release()
 
     async def send_all(self, websocket: ClientConnection) -> None:
-        """Send one message per step, for ever."""
+        """Send one message per step until cancelled."""
         while True:
             while self._messages:
                 message = self._messages.popleft()

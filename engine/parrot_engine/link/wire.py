@@ -2,7 +2,7 @@
 
 One binary WebSocket frame is one message: a MessagePack array that begins with the message's tag.
 Primitives and events travel the same way inside their messages. Decoding is strict: an unknown
-tag, a missing or surplus field, or a value of another type is a `WireError`, and whoever gets one
+tag, a missing or surplus field, or a value of another type is a `WireError`, and its receiver
 closes the link. The engine checks the values, such as ranges.
 
 The types of `protocol` stay plain dataclasses, so that an offline engine needs no msgspec; the
@@ -23,19 +23,7 @@ from typing import Any, TypeAlias, cast, get_type_hints
 
 import msgspec
 
-from parrot_engine.protocol import (
-    PROTOCOL_VERSION,
-    EngineInfo,
-    EngineStats,
-    Event,
-    Failed,
-    Fill,
-    Filled,
-    FreeContext,
-    Generate,
-    Generated,
-    Primitive,
-)
+from parrot_engine import protocol
 from parrot_engine.text.tokenizer import TextAssets
 
 #: Largest message in bytes. A tokenizer of 250,000 entries takes about 20 MB.
@@ -52,9 +40,9 @@ class Register:
 
     #: The engine's own name, for operators: `host:pid` unless given.
     name: str
-    info: EngineInfo
+    info: protocol.EngineInfo
     text: TextAssets
-    protocol_version: int = PROTOCOL_VERSION
+    protocol_version: int = protocol.PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +67,14 @@ class Refused:
 class Submit:
     """Primitives for the engine, in order."""
 
-    primitives: list[Primitive]
+    primitives: list[protocol.Primitive]
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
     """The events of one engine step, for all of its contexts."""
 
-    events: list[Event]
+    events: list[protocol.Event]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +89,7 @@ class Blocks:
 class Heartbeat:
     """The engine is alive; its gauges and counters."""
 
-    stats: EngineStats
+    stats: protocol.EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +103,8 @@ FromEngine: TypeAlias = Register | Events | Blocks | Heartbeat | Goodbye
 FromGateway: TypeAlias = Registered | Refused | Submit
 Message: TypeAlias = FromEngine | FromGateway
 
-_PRIMITIVES: tuple[type, ...] = (Fill, Generate, FreeContext)
-_EVENTS: tuple[type, ...] = (Filled, Generated, Failed)
+_PRIMITIVES: tuple[type, ...] = (protocol.Fill, protocol.Generate, protocol.FreeContext)
+_EVENTS: tuple[type, ...] = (protocol.Filled, protocol.Generated, protocol.Failed)
 _FROM_ENGINE: tuple[type, ...] = (Register, Events, Blocks, Heartbeat, Goodbye)
 _FROM_GATEWAY: tuple[type, ...] = (Registered, Refused, Submit)
 

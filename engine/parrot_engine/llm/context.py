@@ -69,8 +69,8 @@ class LLMContext:
         self._check_open()
         params = params if params is not None else self._session.default_params()
         completion = Completion(self._tokenizer, self.token_ids, params)
-        # NOTE: the engine knows no stop strings and may be ahead when one is found; so it runs on
-        # a fork, which then either replaces the context or is freed.
+        # NOTE: the engine does not see stop strings and may be ahead when one is found; so it runs
+        # on a fork, which then either replaces the context or is freed.
         target = self._session.new_id() if params.stop else self.id
         try:
             self._run(Generate(target, params, None if target == self.id else self.id), completion)

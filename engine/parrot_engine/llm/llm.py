@@ -36,7 +36,7 @@ class LLM:
         Args:
             model: a folder with a checkpoint, a hub id (downloaded when it is not there), or None
                 for the small demo model that comes with the package.
-            kind: `builtin`, `huggingface`, or `auto`: the builtin engine where it knows the
+            kind: `builtin`, `huggingface`, or `auto`: the builtin engine where it supports the
                 model, else the huggingface engine, with a warning in the log.
             skip_tokenizer: do not read the model's tokenizer, which may be missing: prompts are
                 token ids, outputs have no text.

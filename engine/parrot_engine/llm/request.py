@@ -42,7 +42,7 @@ class CompletionOutput:
 
     #: Number among the continuations of the same prompt.
     index: int
-    #: Without special tokens and without the stop string; empty where no text was asked for.
+    #: Without special tokens and without the stop string; empty where not detokenized.
     text: str
     #: All generated tokens, an end-of-text or stop id included; with a stop string up to the token
     #: that completed it.
@@ -50,7 +50,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     #: The stop string or stop id that ended it; None for end of text, and for `length`.
     stop_reason: str | int | None = None
-    #: One entry a token when asked for.
+    #: One entry a token, if requested.
     logprobs: list[TokenLogprobs] | None = None
 
 
@@ -95,7 +95,7 @@ class Completion:
 
     @property
     def stopped_by_string(self) -> bool:
-        """Whether it ended by a stop string, of which the engine knows nothing."""
+        """Whether it ended by a stop string, which the engine does not see."""
         return self._stop_string is not None
 
     def push(self, event: Generated) -> None:
@@ -153,7 +153,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     #: Tokens of the prompt that were found in the prefix cache.
     cached_tokens: int
-    #: One entry a token of the prompt when asked for; None for the first.
+    #: One entry a token of the prompt, if requested; None for the first.
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 

@@ -1,6 +1,6 @@
 """From options to a running engine: which kind, which folder, which name.
 
-Knows the engines only by name and imports the chosen one; a machine without transformers can use
+Imports only the chosen engine; a machine without transformers can use
 the builtin engine, and the reverse.
 """
 
@@ -38,7 +38,7 @@ class EngineOptions:
     model: str
     #: The name under which it is served; the folder's name or the hub id by default.
     name: str | None = None
-    #: `auto` takes the builtin engine where it knows the model.
+    #: `auto` takes the builtin engine where it supports the model.
     kind: EngineKind = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -278,7 +278,7 @@ def _load_huggingface(
 
 
 def _chosen(options: EngineOptions, known: tuple[Field[Any], ...]) -> dict[str, Any]:
-    """The options that an engine knows and that were given."""
+    """The options that an engine has and that were given."""
     names = [item.name for item in known if item.name in EngineOptions.__dataclass_fields__]
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 

@@ -1,7 +1,7 @@
 """From a model's name to a folder on this machine.
 
 A folder, the bundled demo model, or a repository of the Hugging Face hub, of which only what can be
-served is downloaded: no pickled weights, no code (unless told).
+served is downloaded: no pickled weights, and code only on request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
 
 
 class ModelNotFoundError(ModelError):
-    """A name that is neither a model folder nor a repository that can be had now."""
+    """A name that is neither a model folder nor a repository that is available now."""
 
 
 def shape_names() -> list[str]:
@@ -45,7 +45,7 @@ def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: b
         with_weights: False for the configuration alone; then `shape_names` are known too.
 
     Raises:
-        ModelNotFoundError: says what was looked for and what to do.
+        ModelNotFoundError: names what is missing and what to do.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
@@ -55,7 +55,7 @@ def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: b
     if name_or_path in shape_names():
         if with_weights:
             raise ModelNotFoundError(
-                f"{name_or_path} is a shape without weights, for measuring: ask for dummy weights."
+                f"{name_or_path} is a shape without weights, for measuring: give it dummy weights."
             )
         return _checked(_SHAPES_FOLDER / name_or_path)
     if not _HUB_ID.match(name_or_path):

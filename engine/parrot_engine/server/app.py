@@ -84,7 +84,7 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
     """The application for one engine, which it closes at its end.
 
     Args:
-        engine: not driven by anybody else.
+        engine: driven by this application alone.
         text: the model's tokenizer.
         key: callers must send it as `Authorization: Bearer …`; None: no key is checked.
     """
@@ -119,7 +119,7 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
 
     @app.exception_handler(_ClientGone)
     async def on_client_gone(_: Request, error: _ClientGone) -> Response:
-        # Nobody reads it.
+        # No client is left to read it.
         return Response(status_code=499)
 
     @app.exception_handler(HTTPException)

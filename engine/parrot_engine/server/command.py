@@ -5,7 +5,7 @@
 
 Keys come from the environment, never from the command line: `PARROT_JOIN_KEY` to join,
 `PARROT_ENGINE_KEY` for the callers of an engine that listens. Progress
-and errors go to standard error; the last line of a failure says what to do.
+and errors go to standard error; the last line of a failure names the remedy.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
     """Keep a loaded engine joined to a gateway until a signal; returns the exit status.
 
     Raises:
-        LinkRefusedError: the gateway does not want this engine.
+        LinkRefusedError: the gateway refuses this engine.
     """
     try:
         from parrot_engine.link.client import EngineLink
@@ -175,7 +175,7 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
 
 
 def _check_join(url: str) -> None:
-    """Refuse what could never join.
+    """Check key and address before the model is loaded.
 
     Raises:
         SettingsError: no key in the environment, or not the address of a WebSocket.
@@ -251,7 +251,7 @@ def _end_with_parent() -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ORPHAN_GRACE_S)
-    # Whatever still runs runs for nobody.
+    # No client is left for what still runs.
     os._exit(EXIT_CRASH)
 
 

@@ -1,6 +1,6 @@
-"""One engine behind several HTTP requests: which events are whose, and what goes wrong how.
+"""One engine behind several HTTP requests: events by request, failures by HTTP status.
 
-Knows contexts and primitives; no HTTP but the status of an error. The routes are in
+Works on contexts and primitives. The routes are in
 `parrot_engine.server.app`.
 """
 
@@ -95,7 +95,7 @@ class ApiError(Exception):
 
 
 class EngineService:
-    """One engine for several HTTP requests: whose events are whose.
+    """One engine for several HTTP requests, with the events of each.
 
     One request at a time may work on a context; a second one is refused.
     """
@@ -120,7 +120,7 @@ class EngineService:
     async def running(self, primitive: Fill | Generate) -> AsyncIterator[AsyncIterator[Event]]:
         """Submit a primitive and receive its events.
 
-        Leaving before the last one frees the context: whoever asked has gone.
+        Leaving before the last one frees the context.
         """
         context_id = primitive.context_id
         if context_id in self._waiting:

@@ -1,7 +1,7 @@
 """Chat templates: messages to prompt text, as `apply_chat_template` of transformers 5 renders them.
 
-Templates come with checkpoints, from strangers: they run in `parrot_engine.text.sandbox` and see
-nothing but plain JSON values. Tokenizing is not done here.
+Templates come with checkpoints and are not trusted: they run in `parrot_engine.text.sandbox` and
+see plain JSON values only. Tokenizing is not done here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ChatTemplateError(ValueError):
 
 
 def _plain(value: Any) -> Any:
-    """A fresh copy made of JSON types only: templates get no object with methods of its own."""
+    """A fresh copy made of JSON types only: templates get no other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
@@ -51,7 +51,7 @@ class ChatTemplate:
     """The templates of one model.
 
     `source` is one template, several by name (`default`, `tool_use`, …), or None: a model without
-    a chat template still completes plain prompts, and every `render` says so.
+    a chat template still completes plain prompts, and every `render` raises.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ChatTemplate:
             continue_final_message: leave the last message open instead, to be continued.
             template: the name of one of the model's templates, or a template's text.
             tools: function schemas, as in the OpenAI API.
-            documents: for templates that know retrieval.
+            documents: for templates with retrieval.
             kwargs: further variables of the template (`enable_thinking`, …).
 
         Raises:
@@ -117,7 +117,7 @@ class ChatTemplate:
         try:
             text = compiled.render(variables)
         except Exception as error:
-            # Whatever a stranger's template trips over is the fault of the pair (template, chat).
+            # Any error comes from the pair of template and chat.
             raise ChatTemplateError(f"The chat template refused this chat: {error}") from error
         return text if final is None else _cut_after_final(text, final)
 

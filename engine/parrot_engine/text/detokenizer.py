@@ -1,6 +1,6 @@
 """Token ids to text while they arrive: nothing is shown that a later token could change.
 
-The pieces given out join to exactly what decoding everything at once gives. Cost per token is
+The pieces returned join to exactly what decoding everything at once gives. Cost per token is
 constant: no text is decoded twice (for tokenizers of an uncommon kind, a short window is).
 """
 
@@ -44,7 +44,7 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
     ) -> None:
-        """Start behind `prompt_token_ids`, of which only the ends are looked at."""
+        """Start behind `prompt_token_ids`, of which only the ends are read."""
         self._pieces = tokenizer.pieces
         self._skip = skip_special_tokens
         self._stream: _Stream
@@ -150,7 +150,7 @@ class _SentencePieceStream:
                 break
             self.feed((token_id,))
         if settled:
-            # … and its end says which bytes are still open.
+            # … and its end holds the bytes that are still open.
             self._run.clear()
             for token_id in backwards:
                 piece = pieces.get(token_id)
@@ -192,7 +192,7 @@ class _SentencePieceStream:
             text = run.decode()
         except UnicodeDecodeError:
             return "\ufffd" * (len(run) - mine)
-        # The prompt's complete characters were given out with the prompt.
+        # The prompt's complete characters were shown with the prompt.
         return text[len(run[:mine].decode(errors="ignore")) :]
 
     def _stripped(self, text: str) -> str:

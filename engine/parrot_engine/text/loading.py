@@ -3,7 +3,7 @@
 The aim is the tokenizer that `transformers.AutoTokenizer` (version 5) makes of the same folder,
 which is not always the one in `tokenizer.json`: some classes rebuild the pipeline around the
 vocabulary. `LlamaTokenizer` and `Qwen2Tokenizer` are rebuilt here; classes that take the file as
-it is need no more; for any other class transformers is asked, where it is installed.
+it is need no more; any other class is loaded by transformers, where that is installed.
 """
 
 from __future__ import annotations

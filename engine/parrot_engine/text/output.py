@@ -1,7 +1,7 @@
 """The text of one generation as its tokens arrive: detokenized, cut at stop strings.
 
-A pure state machine: knows neither engine nor reader. Whoever drives the engine stops it when a
-delta says that a stop string was completed, of which an engine knows nothing.
+A pure state machine without an engine. Its caller stops the engine when a delta reports a completed
+stop string, which an engine does not see.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OutputText:
     Args:
         tokenizer: the model's.
         prompt_token_ids: what the output continues; decides about a leading space.
-        stop: strings that end the text; none of it is given out.
+        stop: strings that end the text; no part of them is shown.
         skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -55,7 +55,7 @@ class OutputText:
         )
         self._stops = StopStrings(stop)
         self._watches_stops = bool(stop)
-        #: Characters decoded, and of those the ones given out.
+        #: Characters decoded, and those of them that were shown.
         self.num_chars = 0
         self.num_shown = 0
         self.finished = False

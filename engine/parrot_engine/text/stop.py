@@ -1,7 +1,7 @@
-"""Stop strings over a stream of text: what may be shown, and where it ends.
+"""Stop strings over a stream of text: the part that may be shown, and its end.
 
-Knows nothing of tokens. A stop string that spans several pieces is found, no part of it is ever
-given out, and text is held back only while it could still be the beginning of one.
+Works on text alone. A stop string that spans several pieces is found, no part of it is ever
+shown, and text is held back only while it could still be the beginning of one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StopStrings:
 
         Returns:
             What is certain not to be part of a stop string. After a match the text is everything
-            before it that was not given out yet, and further pieces are swallowed.
+            before it that was not shown yet, and further pieces are dropped.
         """
         if not self._stops:
             return StopResult(text, None)
@@ -59,7 +59,7 @@ class StopStrings:
         return StopResult(whole[:keep_from], None)
 
     def flush(self) -> StopResult:
-        """The end of the stream: give out what was held back, unless a match was waiting."""
+        """The end of the stream: release what was held back, unless a match was waiting."""
         held, self._held = self._held, ""
         start, matched = self._first_match(held)
         if matched is not None:
