@@ -17,21 +17,10 @@ Column = npt.NDArray[np.float64]
 
 _FIRST_ROWS = 8
 _COLUMNS = (
-    "capacity",
-    "max_batch",
-    "max_batch_tokens",
-    "block_tokens",
-    "batch",
-    "latency_batch",
-    "pending_prefill",
-    "working_set",
-    "retained",
-    "step_limit_s",
-    "weights_s",
-    "context_token_s",
-    "prefill_token_s",
-    "overhead_s",
-)
+    "capacity", "max_batch", "max_batch_tokens", "block_tokens", "batch", "latency_batch",
+    "pending_prefill", "working_set", "retained", "step_limit_s", "weights_s", "context_token_s",
+    "prefill_token_s", "overhead_s",
+)  # fmt: skip
 
 
 class TableScalars:

@@ -182,21 +182,20 @@ def search(
     """
     if not lowest <= start <= highest or stride < 1 or finest < 1:
         raise ValueError(f"cannot search from {start} in {lowest} to {highest} by {stride}")
-    runs = 1
-    passed, failed = (start, None) if passes(start) else (None, start)
-    while failed is None and passed is not None and passed < highest:
-        step = min(highest, passed + stride)
-        runs += 1
-        passed, failed = (step, None) if passes(step) else (passed, step)
-    while passed is None and failed is not None and failed > lowest:
-        step = max(lowest, failed - stride)
-        runs += 1
-        passed, failed = (step, failed) if passes(step) else (None, step)
-    while passed is not None and failed is not None and failed - passed > finest:
-        step = (passed + failed) // 2
+    passed: int | None = None
+    failed: int | None = None
+    runs, step = 0, start
+    while True:
         runs += 1
         passed, failed = (step, failed) if passes(step) else (passed, step)
-    return SearchResult(passed, failed, runs)
+        if failed is None and step < highest:
+            step = min(highest, step + stride)
+        elif passed is None and step > lowest:
+            step = max(lowest, step - stride)
+        elif passed is not None and failed is not None and failed - passed > finest:
+            step = (passed + failed) // 2
+        else:
+            return SearchResult(passed, failed, runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +203,15 @@ class GoodputResult(Plain):
     workload: str
     unit: str
     arm: str
-    #: Highest load that passed and the next one of the grid, which failed; None: none did.
-    load: float | None
-    beyond: float | None
-    #: Share of applications of the worst kind that met their objective, at both loads.
-    share: float | None
-    share_beyond: float | None
-    #: The worst kind at `beyond`: what limits the arm.
-    limit: str | None
     runs: int
+    #: Highest load that passed and the next one of the grid, which failed; None: none did.
+    load: float | None = None
+    beyond: float | None = None
+    #: Share of applications of the worst kind that met their objective, at both loads.
+    share: float | None = None
+    share_beyond: float | None = None
+    #: The worst kind at `beyond`: what limits the arm.
+    limit: str | None = None
     #: `load` over that of `BASELINE`.
     ratio: float | None = None
 
@@ -246,28 +245,18 @@ def run(
             return shares[step][0] >= SHARE
 
         level = search(passes, start, finest=finest)
-        found = _found(case, arm, level, shares)
-        base = found.load if arm is BASELINE else base
+        result = GoodputResult(case.workload, case.unit, arm.name, level.runs)
+        if level.failed is not None:
+            share, limit = shares[level.failed]
+            beyond = load_of(case, level.failed)
+            result = replace(result, beyond=beyond, share_beyond=share, limit=limit)
         if level.passed is not None:
             start = level.passed
-        yield replace(found, ratio=found.load / base if base and found.load else None)
-
-
-def _found(
-    case: GoodputCase, arm: Arm, level: SearchResult, shares: Mapping[int, tuple[float, str]]
-) -> GoodputResult:
-    passed, failed = level.passed, level.failed
-    return GoodputResult(
-        workload=case.workload,
-        unit=case.unit,
-        arm=arm.name,
-        load=None if passed is None else load_of(case, passed),
-        beyond=None if failed is None else load_of(case, failed),
-        share=None if passed is None else shares[passed][0],
-        share_beyond=None if failed is None else shares[failed][0],
-        limit=None if failed is None else shares[failed][1],
-        runs=level.runs,
-    )
+            load = load_of(case, start)
+            base = load if arm is BASELINE else base
+            result = replace(result, load=load, share=shares[start][0])
+            result = replace(result, ratio=load / base if base else None)
+        yield result
 
 
 def load_of(case: GoodputCase, step: int) -> float:

@@ -1,4 +1,7 @@
-"""Pictures of results, with matplotlib, which the extra `simulate` installs."""
+"""Pictures of results, with matplotlib, which the extra `simulate` installs.
+
+Each function raises `PlotsUnavailableError` without it, and OSError where a file cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from parrot_simulator.experiments.definitions import Experiment
 from parrot_simulator.experiments.runner import ArmResult
-from parrot_simulator.metrics import Results, Timeline
+from parrot_simulator.metrics import Results
 from parrot_simulator.reports.tables import UNITS
 
 #: Engines in one picture of timelines.
@@ -45,15 +48,11 @@ def draw(results: Mapping[str, Results], folder: Path, suffix: str = "svg") -> l
 
     Args:
         results: By the name of the run, usually its policy.
-        folder: Made if it is not there.
+        folder: Made if it does not exist.
         suffix: `svg` or `png`.
 
     Returns:
         The files: `completion.*`, and `engines-NAME.*` for each run whose timelines were recorded.
-
-    Raises:
-        PlotsUnavailableError: matplotlib is not installed.
-        OSError: a file cannot be written.
     """
     plt = require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,14 +69,7 @@ def draw_load(
 ) -> Path:
     """Hit rate and mean completion time against load, a line for each policy.
 
-    Args:
-        sweeps: By policy, then by load: any number that was varied.
-        path: The file, `.svg` or `.png`.
-        xlabel: What was varied.
-
-    Raises:
-        PlotsUnavailableError: matplotlib is not installed.
-        OSError: the file cannot be written.
+    `sweeps` is by policy, then by load: any number that was varied, named by `xlabel`.
     """
     plt = require_matplotlib()
     figure, (upper, lower) = plt.subplots(2, 1, sharex=True, figsize=(6.4, 6.4))
@@ -92,12 +84,7 @@ def draw_load(
 
 
 def draw_experiment(experiment: Experiment, outcomes: Sequence[ArmResult], folder: Path) -> Path:
-    """The mean of each arm at each point, as `figure-NAME.svg`.
-
-    Raises:
-        PlotsUnavailableError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """The mean of each arm at each point, as `figure-NAME.svg`."""
     plt = require_matplotlib()
     # Letters as letters: a fifth of the size.
     plt.rcParams["svg.fonttype"] = "none"
@@ -150,7 +137,7 @@ def _engines(plt: Any, name: str, result: Results, path: Path) -> Path:
     )
     for row, (engine_id, timeline) in zip(axes, timelines.items(), strict=True):
         times = [i * timeline.width_s for i in range(timeline.bins)]
-        used = _used_bins(timeline, result.duration_s)
+        used = min(timeline.bins, int(result.duration_s / timeline.width_s) + 1)
         for axis, values in zip(row, (timeline.batch, timeline.kv, timeline.filled), strict=True):
             rates = [value / timeline.width_s for value in values[:used]]
             axis.fill_between(times[:used], rates, step="post", alpha=0.6)
@@ -165,10 +152,6 @@ def _engines(plt: Any, name: str, result: Results, path: Path) -> Path:
     left_out = len(result.timelines) - len(timelines)
     figure.suptitle(name + (f" (and {left_out} engines more)" if left_out else ""))
     return _save(plt, figure, path)
-
-
-def _used_bins(timeline: Timeline, duration_s: float) -> int:
-    return min(timeline.bins, int(duration_s / timeline.width_s) + 1)
 
 
 def _save(plt: Any, figure: Any, path: Path) -> Path:
