@@ -10,6 +10,7 @@ terms of its own `StepModel`, and neither what a sequence adds nor what a prefix
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, EngineId, StepModel
 
@@ -98,37 +99,41 @@ class EngineProfile:
         )
 
 
-def roofline(
+def _of_2024(
+    name: str,
     *,
-    parameters: float,
-    kv_bytes_per_token: float,
+    weights: float,
+    kv_bytes: int,
     bandwidth: float,
     flops: float,
     overhead_s: float,
-) -> StepModel:
-    """A step model of 16-bit weights from what a device reaches (bytes/s, FLOP/s)."""
-    return StepModel(
-        weights_s=2 * parameters / bandwidth,
-        context_token_s=kv_bytes_per_token / bandwidth,
-        prefill_token_s=2 * parameters / flops,
+    **more: Any,
+) -> EngineProfile:
+    """An engine of the paper, in 16 bits, from what its device reaches (bytes/s, FLOP/s)."""
+    step_model = StepModel(
+        weights_s=2 * weights / bandwidth,
+        context_token_s=kv_bytes / bandwidth,
+        prefill_token_s=2 * weights / flops,
         overhead_s=overhead_s,
     )
+    return EngineProfile(name=name, step_model=step_model, **more)
 
+
+#: Parameters, and bytes of keys and values of a token: 40 layers x 5,120 x 2 x 2 bytes of the 13B
+#: model, 32 layers x 4,096 x 2 x 2 of the 7B model.
+_LLAMA_13B: dict[str, Any] = {"weights": 13.0e9, "kv_bytes": 819_200}
+_LLAMA_7B: dict[str, Any] = {"weights": 6.74e9, "kv_bytes": 524_288}
+#: What an A100 reaches, and the CPU's part of a step.
+_A100: dict[str, Any] = {"bandwidth": 1.5e12, "flops": 170e12, "overhead_s": 4e-3}
 
 #: By the name that `--profile` takes.
 PROFILES: dict[str, EngineProfile] = {
     profile.name: profile
     for profile in (
-        EngineProfile(
-            name="A100-13B-2024",
-            # 13.0e9 weights; keys and values of 40 layers x 5,120 x 2 x 2 bytes.
-            step_model=roofline(
-                parameters=13.0e9,
-                kv_bytes_per_token=819_200,
-                bandwidth=1.5e12,
-                flops=170e12,
-                overhead_s=4e-3,
-            ),
+        _of_2024(
+            "A100-13B-2024",
+            **_LLAMA_13B,
+            **_A100,
             capacity_tokens=4000 * 16,
             max_batch_tokens=8000,
             source="Engine: the Parrot paper's setup (4,000 blocks of 16 tokens, batch 256, 8,000 "
@@ -137,31 +142,20 @@ PROFILES: dict[str, EngineProfile] = {
             "a lone decode takes 21.3 ms as in the paper's figure 11 (34.6 s more for 25 more "
             "tokens in each of 65 calls; see figures.py for the 65).",
         ),
-        EngineProfile(
-            name="A100-7B-2024",
-            # 6.74e9 weights; keys and values of 32 layers x 4,096 x 2 x 2 bytes.
-            step_model=roofline(
-                parameters=6.74e9,
-                kv_bytes_per_token=524_288,
-                bandwidth=1.5e12,
-                flops=170e12,
-                overhead_s=4e-3,
-            ),
+        _of_2024(
+            "A100-7B-2024",
+            **_LLAMA_7B,
+            **_A100,
             capacity_tokens=6800 * 16,
-            max_batch_tokens=8192,
             source="Engine: the Parrot paper's setup for its figures 14 and 15 (6,800 blocks of 16 "
             "tokens). Step: as A100-13B-2024.",
         ),
-        EngineProfile(
-            name="A6000-7B-2024",
-            # 6.74e9 weights; keys and values of 32 layers x 4,096 x 2 x 2 bytes.
-            step_model=roofline(
-                parameters=6.74e9,
-                kv_bytes_per_token=524_288,
-                bandwidth=0.6e12,
-                flops=85e12,
-                overhead_s=7e-3,
-            ),
+        _of_2024(
+            "A6000-7B-2024",
+            **_LLAMA_7B,
+            bandwidth=0.6e12,
+            flops=85e12,
+            overhead_s=7e-3,
             capacity_tokens=3000 * 16,
             max_batch_tokens=8000,
             source="Engine: the Parrot paper's setup (3,000 blocks of 16 tokens, batch 256, 8,000 "

@@ -80,18 +80,14 @@ VARIANTS = (
     Arm("ours, neither", "parrot", "plain", {}, "ours"),
 )
 
-#: What the door and retention give: each switched off, and both.
-GATES = (
-    Arm("ours, admission open", "parrot", "graph", _OWN, "ours", {"admission": "open"}),
-    Arm("ours, keep none", "parrot", "graph", _OWN, "ours", {"keep": "none"}),
-    Arm(
-        "ours, neither gate nor keep",
-        "parrot",
-        "graph",
-        _OWN,
-        "ours",
-        {"admission": "open", "keep": "none"},
-    ),
+#: What admission and retention give: each switched off, and both.
+GATES = tuple(
+    Arm(name, "parrot", "graph", _OWN, "ours", policy)
+    for name, policy in (
+        ("ours, admission open", {"admission": "open"}),
+        ("ours, keep none", {"keep": "none"}),
+        ("ours, neither gate nor keep", {"admission": "open", "keep": "none"}),
+    )
 )
 
 
@@ -120,7 +116,7 @@ class Experiment:
     points: tuple[Point, ...]
     arms: tuple[Arm, ...]
     #: Of `PROFILES`.
-    profile: str
+    profile: str = DEFAULT_PROFILE
     engines: int = 1
     #: The kind of application that is measured; None: all of them.
     kind: str | None = None
@@ -406,6 +402,7 @@ def mixed_load(load: float) -> dict[str, str | float]:
     }
 
 
+_FLEET_ARMS = (*MODERN, OURS, *VARIANTS)
 #: Four engines of today under rising load, for the comparison with modern baselines. The loads
 #: were chosen from the engines' step model, from a third of what they can do to beyond it.
 FLEET: tuple[Experiment, ...] = (
@@ -416,8 +413,7 @@ FLEET: tuple[Experiment, ...] = (
         points=_points(
             (0.05, 0.1, 0.2, 0.3), lambda rate: {"rate": rate, "count": 40}, unit="{} jobs/s"
         ),
-        arms=(*MODERN, OURS, *VARIANTS),
-        profile="H200-8B",
+        arms=_FLEET_ARMS,
         engines=4,
     ),
     Experiment(
@@ -429,8 +425,7 @@ FLEET: tuple[Experiment, ...] = (
             lambda rate: {"rate": rate, "count": 20 * rate},
             unit="{} calls/s",
         ),
-        arms=(*MODERN, OURS, *VARIANTS),
-        profile="H200-8B",
+        arms=_FLEET_ARMS,
         engines=4,
     ),
     Experiment(
@@ -438,8 +433,7 @@ FLEET: tuple[Experiment, ...] = (
         title="chat beside map-reduce at today's speed",
         workload="mixed",
         points=_points((1.0, 2.0, 3.0), mixed_load, unit="load {:g}"),
-        arms=(*MODERN, OURS, *VARIANTS),
-        profile="H200-8B",
+        arms=_FLEET_ARMS,
         engines=4,
         besides=(("chat", "job_s"), ("map-reduce", "job_s")),
     ),
@@ -453,7 +447,6 @@ FLEET: tuple[Experiment, ...] = (
             unit="{} agents",
         ),
         arms=(MODERN[0], MODERN[2], OURS, *VARIANTS),
-        profile="H200-8B",
         metric="call_s",
         note="Agents have 0.3 of the recorded number of turns, to keep the runs short.",
     ),
@@ -517,7 +510,6 @@ def _ablation(
             Arm(switch, "parrot", "graph", engine, "ours", changes)
             for switch, changes in SWITCHES.items()
         ),
-        profile=DEFAULT_PROFILE,
         base="all on",
         # What clients ask for tells little of what comes: otherwise there is nothing to predict.
         max_tokens=2048,
