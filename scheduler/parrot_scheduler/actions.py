@@ -1,4 +1,4 @@
-"""What the scheduler wants done. The caller does it, and reports what comes of it as events."""
+"""Actions: the scheduler's decisions, which its caller carries out and answers with events."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Reasons:
     #: Seconds in the scheduler's queue, and of these held with its whole application.
     waited_s: float
     held_s: float
-    #: Prompt tokens that the scheduler believes to be cached on the chosen engine.
+    #: Prompt tokens expected in the chosen engine's cache.
     expected_cached_tokens: int
     #: Output tokens that it counts with.
     expected_output_tokens: int
     #: Engines that were looked at, and the cost of the chosen one in the policy's own measure.
     candidates: int
     cost: float
-    #: Anything more a policy wants to say; values are numbers or short words.
+    #: Further figures of the policy; values are numbers or short words.
     details: dict[str, float | int | str] = field(default_factory=dict)
 
 

@@ -130,7 +130,7 @@ class WorkingSet(AdmissionPolicy):
     lost. A short task finds room where a long one does not, so chats enter while agents wait.
 
     Retained KV yields while engines have little to compute: to push a context out costs computing
-    it anew, and that costs nobody anything where engines would idle otherwise. Only once prefill
+    it anew, and that costs nothing where engines would idle otherwise. Only once prefill
     piles up (`_BUSY_S`) do pauses keep others out. Without this, agents that pause for minutes kept
     others off idle engines: in the simulator, 200 agents on one engine of 300,000 tokens, a call
     took 104 s on average; 11 s with it, 9 s with admission open.
@@ -184,7 +184,7 @@ class WorkingSet(AdmissionPolicy):
     ) -> Application | None:
         """The first one that fits: those with retained KV before others.
 
-        One that does not fit is passed by, but only for `starvation_s`: then nobody is admitted
+        One that does not fit is passed by, but only for `starvation_s`: then none is admitted
         before it, so that what ends makes room for it, and it does not have to wait for
         `max_hold_s`.
         """

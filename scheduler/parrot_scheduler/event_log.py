@@ -80,7 +80,7 @@ def replay(lines: Iterable[str]) -> Iterator[str]:
     """What a scheduler decides at each step of a log, as lines; decisions in it are passed over.
 
     Raises:
-        ValueError: A line does not belong in an event log; says which one.
+        ValueError: A line does not belong in an event log; names its number.
     """
     scheduler: Scheduler | None = None
     for number, line in enumerate(lines, 1):

@@ -24,7 +24,7 @@ from parrot_scheduler.task import (
 
 @dataclass(frozen=True, slots=True)
 class TaskSubmitted:
-    """A task is ready to run: all its inputs are there."""
+    """A task is ready to run: all its inputs are known."""
 
     task: Task
 
@@ -45,7 +45,7 @@ class TaskProgress:
     """A placed task got on. Counts are totals of the task, and only grow."""
 
     task_id: TaskId
-    #: Prompt tokens whose KV is there, those found in a cache included.
+    #: Prompt tokens with KV, those found in a cache included.
     filled_tokens: int
     #: Prompt tokens that were found in a cache.
     cached_tokens: int
@@ -60,13 +60,13 @@ class TaskFinished:
     task_id: TaskId
     cached_tokens: int
     generated_tokens: int
-    #: False: it failed, and its length says nothing about others of its template.
+    #: False: it failed, and its length is not used for predictions.
     succeeded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCancelled:
-    """Nobody wants the task any more, wherever it is; the caller has freed it on its engine."""
+    """A task is cancelled, waiting or placed; the caller has freed it on its engine."""
 
     task_id: TaskId
 

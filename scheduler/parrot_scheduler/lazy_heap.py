@@ -15,8 +15,8 @@ _FEW = 64
 class LazyHeap(Generic[Item]):
     """Items by key, the smallest first; equal keys in the order in which they were given.
 
-    Items are told apart by hash and equality. What has left or changed stays in the heap until it
-    comes up, or until most of the heap is such.
+    Items are distinguished by hash and equality. What has left or changed stays in the heap until
+    it comes up, or until most of the heap is such.
     """
 
     __slots__ = ("_count", "_heap", "_live")
@@ -58,7 +58,7 @@ class LazyHeap(Generic[Item]):
         heap = self._heap
         while heap:
             _, count, item = heap[0]
-            # NOTE: told apart by number: a compiled build copies tuples, they have no identity.
+            # NOTE: compared by number: a compiled build copies tuples, they have no identity.
             live = self._live.get(item)
             if live is not None and live[1] == count:
                 return item

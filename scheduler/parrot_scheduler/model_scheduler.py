@@ -526,7 +526,7 @@ class ModelScheduler:
         """True: a queued task has been placed; otherwise what it waits for."""
         pool = self.pool
         if self.reserved is not None and self.reserved[0] is state:
-            # Its engine takes it, and nobody else.
+            # Only its own engine takes it.
             row = self.reserved[1]
             if not pool.has_room(state, row):
                 return None
@@ -559,7 +559,7 @@ class ModelScheduler:
         return choice if pool.accepting >> choice.row & 1 else None
 
     def _only(self, state: TaskState, row: int, decided_by: str) -> EngineChoice:
-        """An engine that no policy was asked for."""
+        """A choice without the placement policy."""
         return EngineChoice(row, decided_by, self.pool.cached_on(state, row), 1, 0.0)
 
     def _place_groups_of(self, leader: TaskState, now: float) -> None:

@@ -2,7 +2,7 @@
 
 A policy is one small class: it inherits from one of these, overrides what it decides by, and is
 registered by name in the `POLICIES` of its kind, a dict from names to factories
-`(SchedulerConfig, random.Random) -> policy`. `ModelScheduler` asks the policies in the order in
+`(SchedulerConfig, random.Random) -> policy`. `ModelScheduler` calls the policies in the order in
 which they stand here and does all bookkeeping; each model has an instance of each. A policy reads
 no clock and draws no random numbers of its own: `now` (seconds) is an argument, and the factory
 gets a seeded `random.Random`.
@@ -36,7 +36,7 @@ class AdmissionCandidate(NamedTuple):
 class AdmissionRank(NamedTuple):
     """Where a held application stands in the admission queue."""
 
-    #: Tenant whose turn its admission is; "" where the order does not tell tenants apart.
+    #: Tenant whose turn its admission is; "" where the order does not distinguish tenants.
     tenant: TenantId
     #: Within the tenant, smaller is admitted earlier.
     rank: tuple[float, ...]
@@ -45,7 +45,7 @@ class AdmissionRank(NamedTuple):
 class AdmissionPolicy(ABC):
     """1. May an application's tasks enter the queue, or is the application held?
 
-    Whole applications are held, never single tasks of a running one. The scheduler asks again
+    Whole applications are held, never single tasks of a running one. The policy is called again
     whenever tasks end or engines come and go, and admits what was held for longer than
     `SchedulerConfig.max_hold_s` without asking. In which turn held applications are offered is the
     order policy's decision: see `AdmissionQueue`.
@@ -93,7 +93,7 @@ class OrderPolicy(ABC):
 
     Orders that rank tasks or applications by a key inherit from `TaskOrder` or `ApplicationOrder`
     (`order/ranked.py`), which leave one method to write. Fills ahead (`max_tokens` 0) are not
-    queued here: they run when nothing else wants to. Held applications wait in the same order:
+    queued here: they run when nothing else waits. Held applications wait in the same order:
     tenants by `service_of`, those of one tenant by `admission_rank`.
     """
 
@@ -216,7 +216,7 @@ class PlacementPolicy(ABC):
     ) -> EngineChoice | EngineWait | None:
         """An engine, or which engines to wait for. Not called for tasks bound to an engine.
 
-        None: no engine has room; the policy is asked again when one has more.
+        None: no engine has room; called again when one has more.
         """
 
     def placed(self, state: TaskState, choice: EngineChoice, pool: EnginePool, now: float) -> None:
@@ -236,7 +236,7 @@ class RetentionPolicy(ABC):
     def retention_of(
         self, state: TaskState, application: Application, pool: EnginePool, now: float
     ) -> Retention:
-        """Asked as a task is placed. Default: `normal`, the engine's own cache decides."""
+        """Called as a task is placed. Default: `normal`, the engine's own cache decides."""
         return "normal"
 
     def expired(

@@ -41,7 +41,7 @@ HAZARD: tuple[tuple[float, float], ...] = (
 LEASE_S = 30.0
 #: Seconds for which KV is retained at most, however much memory is free.
 MAX_LEASE_S = 600.0
-#: Least free share of memory that is reckoned with, so that the price stays finite.
+#: Lower bound of the free share of memory, so that the price stays finite.
 _MIN_FREE = 0.01
 #: Seconds per token; likewise.
 _MIN_PREFILL_S = 1e-12

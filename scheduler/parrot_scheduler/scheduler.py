@@ -41,7 +41,7 @@ def policies_of(config: SchedulerConfig) -> Policies:
     """The policies that a configuration names.
 
     Raises:
-        ValueError: There is no policy of such a name; says which there are.
+        ValueError: An unknown policy; lists the known ones.
     """
     return Policies(
         admission=_named(admission.POLICIES, "admission", config.admission),
@@ -63,7 +63,7 @@ class Scheduler:
     """Decides which task runs where and when.
 
     Every submitted task is placed or refused within `SchedulerConfig.max_wait_s`, provided that
-    `step` is called when `WakeAt` asks for it. Placed tasks are forgotten once their end is
+    `step` is called at the time of each `WakeAt`. Placed tasks are forgotten once their end is
     reported or their engine leaves.
 
     `policies` replaces those that `config` names.

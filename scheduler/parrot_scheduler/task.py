@@ -83,7 +83,7 @@ class Objective(NamedTuple):
 
     @property
     def is_latency(self) -> bool:
-        """Whether somebody sits and waits: such tasks bound an engine's step time."""
+        """Whether a user waits for it: such tasks bound an engine's step time."""
         return self.kind in ("latency", "ttft", "tpot")
 
     @property
@@ -102,9 +102,9 @@ class Objective(NamedTuple):
         return f"{self.kind}={self.seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
-#: Nobody waits.
+#: No user waits.
 THROUGHPUT = Objective()
-#: Somebody waits for the whole of it.
+#: A user waits for the whole output.
 LATENCY = Objective("latency")
 
 
@@ -198,7 +198,7 @@ class EngineDescription:
     block_tokens: int = 0
     #: Tokens of KV that fit into its host tier.
     host_tokens: int = 0
-    #: Whether `BlocksStored` and `BlocksEvicted` tell what it caches. Otherwise the scheduler
+    #: Whether `BlocksStored` and `BlocksEvicted` report what it caches. Otherwise the scheduler
     #: assumes that what was placed there lately is still there.
     reports_blocks: bool = False
     step_model: StepModel = field(default=DEFAULT_STEP_MODEL)

@@ -47,7 +47,7 @@ class TaskState:
     #: Order of submission, over all tasks: breaks every tie.
     sequence: int
     submitted_at: float
-    #: Output tokens to reckon with, over all its sequences.
+    #: Expected output tokens, over all its sequences.
     expected_output: int
     objective: Objective
     groups: tuple[GroupRef, ...]

@@ -2,7 +2,7 @@
 
 What happens where: a client sits half a round trip away from the server. A plain client (and one
 with a session header) sends a call when all its inputs have come back to it; with the graph, the
-server goes on by itself as soon as the inputs are there, unless something happens at the client in
+server goes on by itself as soon as the inputs are ready, unless something happens at the client in
 between (`pause_s`).
 """
 
@@ -221,7 +221,7 @@ class Clients:
     # Calls
 
     def _stays_inside(self, call: CallPlan) -> bool:
-        """Whether the server starts it by itself, once its inputs are there."""
+        """Whether the server starts it by itself, once its inputs are ready."""
         return self._options.mode == "graph" and not call.pause_s
 
     def _send(self, call: RunningCall) -> None:

@@ -310,7 +310,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Results:
-    """What a simulation found. `settings` says of what, in words and numbers."""
+    """Results of a simulation; `settings` describes its options."""
 
     settings: dict[str, Any]
     #: Applications that arrived after the warm-up.
@@ -329,7 +329,7 @@ class Results:
     #: Things that happened in the simulation, and steps of the scheduler.
     events: int
     scheduler_steps: int
-    #: By engine id; empty unless they were asked for.
+    #: By engine id; empty unless `timelines` is set.
     timelines: dict[str, Timeline] = field(default_factory=dict)
 
     @property

@@ -35,7 +35,7 @@ class CallPlan:
     #: Within the application: 0, 1, … in a topological order.
     index: int
     prompt: tuple[Segment, ...]
-    #: What it really generates, and what it asks for at most.
+    #: Tokens that it generates, and its `max_tokens`.
     output_tokens: int
     max_tokens: int
     #: Calls (by index) whose end it waits for.
@@ -71,7 +71,7 @@ class ApplicationPlan:
         """See that it makes sense.
 
         Raises:
-            ValueError: says what of which call does not.
+            ValueError: names the call and the field.
         """
         where = f"application {self.id}"
         if not self.calls:

@@ -52,7 +52,7 @@ def compare(lines: Iterable[str]) -> ReplayComparison:
     Memory does not grow with the log.
 
     Raises:
-        ValueError: A line does not belong in an event log; says which one.
+        ValueError: A line does not belong in an event log; names its number.
     """
     recorded: deque[str] = deque()
     replayed: deque[str] = deque()

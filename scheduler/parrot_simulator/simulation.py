@@ -1,7 +1,7 @@
 """The scheduler on a virtual clock: simulated clients on one side, simulated engines on the other.
 
 The scheduler is the very one that the gateway runs. This shell turns what clients and engines do
-into its events, and does what its actions say.
+into its events, and carries out its actions.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from parrot_scheduler.task_state import EngineLoad, TaskState
 
 #: An output that outgrows what was expected is expected to grow by this factor.
 _GROWTH = 1.5
-#: Templates and applications that an engine without visible blocks is believed to cache.
+#: Templates and applications that an engine without visible blocks is assumed to cache.
 _HIDDEN_BLOCKS = 1024
 #: Up to so many rows are looked at one by one; with more of them numpy columns are faster.
 FEW_ROWS = 16
@@ -231,7 +231,7 @@ class EnginePool:
         return row if could[row] else -1
 
     def cached_on(self, state: TaskState, row: int) -> int:
-        """Prompt tokens that an engine is believed to hold; at least one stays to be computed."""
+        """Prompt tokens expected in an engine's cache; at least one stays to be computed."""
         block = int(self.table.scalars.block_tokens[row])
         if not block:
             return 0

@@ -42,7 +42,7 @@ OUTPUT_WEIGHT = 2.0
 BATCH_SHARE = 4
 #: A latency task without a time of its own should end within so many times its path's length.
 _STRETCH = 3.0
-#: An application without tasks for more seconds than this has paused: somebody thinks, a tool runs.
+#: An application without tasks for more seconds than this has paused: a user thinks, a tool runs.
 _PAUSE_S = 1.0
 #: Tenants looked at in search of one to forget; waiting ones are kept beyond the limit.
 _LOOKS = 8
@@ -148,7 +148,7 @@ class Fair(OrderPolicy):
         self._known: OrderedDict[TenantId, _Tenant] = OrderedDict()
         self._max_tenants = config.max_tenants
         self._count = 0
-        #: Service of the tenant that is served now: nobody who comes back starts below it.
+        #: Service of the tenant that is served now: a tenant that comes back starts no lower.
         self._floor = 0.0
         self._positions: dict[TaskState, _QueuePosition] = {}
         self._blocked: dict[TaskState, None] = {}

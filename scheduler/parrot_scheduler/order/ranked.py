@@ -159,7 +159,7 @@ class ApplicationOrder(RankedOrder):
 
     @abstractmethod
     def rank(self, application: Application) -> tuple[float, ...]:
-        """Smaller is served earlier. Asked again whenever a task of the application ends."""
+        """Smaller is served earlier. Called again whenever a task of the application ends."""
 
     def rank_task(self, state: TaskState) -> tuple[float, ...]:
         """Smaller is placed earlier, within an application. Default: priority, then submission."""

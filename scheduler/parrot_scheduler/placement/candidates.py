@@ -52,7 +52,7 @@ class EngineCandidates(ABC):
         self.yields = pool.latency_sequences > 0 and not state.objective.is_latency
         #: Most prompt tokens cached on any engine that takes work, with room or without.
         self.best_cached = 0.0
-        # Predictions are asked for several times.
+        # Each is needed several times.
         self._predicted: dict[int, Prediction] = {}
 
     @property

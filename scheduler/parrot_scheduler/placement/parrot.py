@@ -243,7 +243,7 @@ def _with_preference(candidates: EngineCandidates, pick: _Pick) -> _Pick:
 
 
 def _limit_of(state: TaskState, now: float) -> Limit | None:
-    """What its own objective asks of an engine; None: nothing that can be told beforehand."""
+    """The bound that its own objective sets; None: none that can be predicted."""
     kind, seconds = state.objective
     if kind == "deadline" and state.deadline is not None:
         return Limit("finish_s", state.deadline - now)

@@ -70,7 +70,7 @@ def levels_of(holders: PrefixHolders) -> PrefixHolders:
 
 
 def as_column(holders: PrefixHolders, num_rows: int) -> Depths | None:
-    """Depths as one value for each of the first `num_rows` rows; None: nobody holds any."""
+    """Depths as one value for each of the first `num_rows` rows; None: no row holds any."""
     if not holders:
         return None
     column: Depths | None = None

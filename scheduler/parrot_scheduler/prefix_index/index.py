@@ -7,9 +7,9 @@ the sets of rows along the chain: some operations a block, however many engines.
 Three sources feed the index:
 
 - `stored`, `evicted`: what an engine reports of its cache;
-- `assume`: what an engine that reports nothing is believed to cache: the last chains placed there;
+- `assume`: what an engine that reports nothing is assumed to cache: the last chains placed there;
 - `claim`, `release`: chains of tasks that are placed and not ended. Their blocks are there or on
-  their way, so the next task of the same prefix may reckon with them.
+  their way, so the next task of the same prefix may count on them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PrefixIndex:
         self._generations: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Keys that some engine is believed to hold."""
+        """Keys that are held by some engine, reported or assumed."""
         return len(self._held)
 
     @property
@@ -90,7 +90,7 @@ class PrefixIndex:
     # Questions
 
     def depths(self, prefix: Sequence[Hashable], num_rows: int) -> Depths | None:
-        """`holders` as a depth for each of the first `num_rows` rows; None: nobody holds any."""
+        """`holders` as a depth for each of the first `num_rows` rows; None: no row holds any."""
         return as_column(self.holders(prefix), num_rows)
 
     def claimed_holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
@@ -169,7 +169,7 @@ class PrefixIndex:
             else:
                 del held[key]
 
-    # What is believed of engines that report nothing
+    # Assumptions about engines that report nothing
 
     def assume(self, row: int, prefix: Sequence[Hashable], capacity: int) -> None:
         """A silent engine has just computed a chain; it caches some `capacity` blocks in all."""

@@ -1,7 +1,7 @@
 """Queued tasks that found no engine, until something changes that matters to them.
 
 Most of what waits waits for the same thing as a moment ago, and a search for each task whenever any
-task ends would cost too much. So each blocked task says what it waits for, and is tried again when
+task ends would cost too much. So each blocked task keeps what it waits for, and is tried again when
 that comes.
 """
 

@@ -247,7 +247,7 @@ class Cache:
         if node.resident == 0 and node.parent is not None:
             node.parent.leaves += 1
         if self._records:
-            # What the host tier holds was never told to be gone.
+            # Blocks in the host tier were never reported as evicted.
             start = max(node.resident, node.host)
             if blocks > start:
                 self._changes.append((True, block_hashes(node.key, start, blocks)))

@@ -1,8 +1,8 @@
 """A simulated engine: continuous batching over a block cache, in macro-steps.
 
 An engine works in steps, as vLLM does: every running sequence decodes one token, and the rest of
-the step's token budget fills prompts, first come first served by priority; those that can wait
-get a part of it only while something more urgent decodes, if the profile says so. As long as the
+the step's token budget fills prompts, first come first served by priority; those that can wait get
+a part of it only while something more urgent decodes, if the profile limits them. As long as the
 batch stays the same the time of many steps is a sum with a closed form, so there is one event for
 all of them: when a sequence finishes, memory runs out, a prompt is filled, or a sequence arrives,
 which is taken in at the next step's beginning. Blocks can be found by others as soon as the step
@@ -40,7 +40,7 @@ class Listener(Protocol):
         ...
 
     def filled(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
-        """Some more of its prompt is there: `sequence.computed`."""
+        """More of its prompt is filled: `sequence.computed`."""
         ...
 
     def ended(self, engine: SimulatedEngine, sequence: EngineSequence, now: float) -> None:
@@ -119,13 +119,13 @@ class SimulatedEngine:
         return replace(self.counts, evicted_tokens=self.cache.evicted_tokens)
 
     def check(self) -> None:
-        """Assert that counts agree with what is there; for tests."""
+        """Assert that counts agree with each other; for tests."""
         self.cache.check()
         if not self.running:
             assert self._decodes.context_tokens == self._decodes.repeated_tokens == 0
             assert self._allocations.claimed_tokens == 0
 
-    # What can be asked of it
+    # Requests
 
     def submit(self, now: float, sequence: EngineSequence) -> None:
         """Put a sequence into the queue; one that could never fit fails at once."""
@@ -142,7 +142,7 @@ class SimulatedEngine:
         self._replan(now)
 
     def cancel(self, now: float, sequence: EngineSequence) -> None:
-        """Stop a sequence; the listener hears nothing of its end."""
+        """Stop a sequence without `Listener.ended`."""
         if sequence.state == "waiting":
             self._waiting.remove(sequence)
             sequence.state = "ended"
@@ -169,7 +169,7 @@ class SimulatedEngine:
         return sorted(lost, key=lambda s: s.key[1])
 
     def wake(self, now: float, version: int) -> None:
-        """A time that `wake_engine` asked for has come; an outdated `version` does nothing."""
+        """The time passed to `wake_engine` has come; an outdated `version` does nothing."""
         if version != self._version:
             return
         self._wake_pending = False
@@ -360,7 +360,7 @@ class SimulatedEngine:
         self._allocations.publish(sequence, sequence.computed + tokens)
 
     def _finish_prompt(self, sequence: EngineSequence, now: float) -> None:
-        """All is filled, and its first (or next) token is there."""
+        """The prompt is filled, and its first (or next) token generated."""
         if sequence.output_tokens > 0:
             sequence.generated += 1
             self.counts.generated_tokens += 1
@@ -375,14 +375,14 @@ class SimulatedEngine:
         self._decodes.join(sequence)
 
     def _finish(self, sequence: EngineSequence, now: float) -> None:
-        """It has generated all that it wanted; its output stays to be found."""
+        """End a sequence that has all its tokens; its output stays in the cache."""
         sequence.generated = sequence.output_tokens
         self._leave(sequence, now, done=True)
         sequence.state = "ended"
         self._listener.ended(self, sequence, now)
 
     def _leave(self, sequence: EngineSequence, now: float, *, done: bool = False) -> None:
-        """Take a running sequence out of the batch, and let go of its KV."""
+        """Take a running sequence out of the batch and release its KV."""
         if sequence.state == "decoding":
             sequence.private += self._decodes.grown(sequence)
             self._decodes.leave(sequence)
@@ -395,7 +395,7 @@ class SimulatedEngine:
         self._allocations.release(sequence, now)
 
     def _preempt(self, now: float) -> None:
-        """Send the running sequence that came last back to the queue; its KV is let go."""
+        """Return the running sequence that came last to the queue and release its KV."""
         victim = max((*self._filling, *self._decodes), key=lambda s: s.key)
         if victim.state == "decoding":
             victim.generated += self._decodes.grown(victim)

@@ -1,4 +1,4 @@
-"""The engines of one simulation: they join and leave; the scheduler hears of them, now or late."""
+"""The engines of one simulation: they join, report to the scheduler, now or late, and leave."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class KvAllocations:
         Args:
             sequence: holds nothing yet.
             reserve: tokens that stay free.
-            alone: nobody else holds anything, so that waiting brings no room.
+            alone: no other sequence holds anything, so that waiting frees nothing.
 
         Returns:
             what was found; blocks of the host tier in it are still to be loaded. None, and
@@ -91,7 +91,7 @@ class KvAllocations:
         size = cache.block_tokens
         match = cache.match(sequence.prompt.parts if self._prefix_caching else ())
         while True:
-            # The last token is always computed: its logits are wanted.
+            # The last token is always computed, for its logits.
             here = min(match.device_blocks + match.host_blocks, (sequence.target - 1) // size)
             private = sequence.target - here * size
             pinned = size * sum(node.resident for node in match.nodes if not node.pins)
@@ -149,7 +149,7 @@ class KvAllocations:
             sequence.private -= self._cache.store(nodes[-1], blocks)
 
     def release(self, sequence: EngineSequence, now: float) -> None:
-        """A sequence lets go of all that it holds; what is public can still be found."""
+        """Release all that a sequence holds; public blocks stay in the cache."""
         self.claimed_tokens -= self.claim(sequence)
         self._cache.take_private(-sequence.private)
         self._cache.unpin(sequence.nodes, now, sequence.retention, sequence.application)

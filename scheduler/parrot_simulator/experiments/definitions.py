@@ -511,7 +511,7 @@ def _ablation(
             for switch, changes in SWITCHES.items()
         ),
         base="all on",
-        # What clients ask for tells little of what comes: otherwise there is nothing to predict.
+        # `max_tokens` far above the lengths: otherwise there is nothing to predict.
         max_tokens=2048,
         **more,
     )

@@ -229,7 +229,7 @@ def run(
         case: What to run.
         seeds: Runs at each load; a kind's share is the mean over them.
         finest: Steps of the grid between what passes and what fails at the end.
-        progress: Told of each load.
+        progress: Called before each load.
     """
     bounds = jobs_alone(case)
     start, base = 0, None

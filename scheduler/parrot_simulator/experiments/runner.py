@@ -1,7 +1,7 @@
 """Runs experiments and compares their arms.
 
 Every arm of a point sees the same applications at the same times, for each of several seeds; what
-is compared is the mean over the seeds. A ratio says how many times better the experiment's `base`
+is compared is the mean over the seeds. A ratio is how many times better the experiment's `base`
 is: another arm's time over its.
 """
 
@@ -83,7 +83,7 @@ def select(figures: Iterable[str]) -> list[Experiment]:
     """Experiments by figure (`12a`, or `12` for both), `paper`, `fleet`; all without any.
 
     Raises:
-        ValueError: there is none of that name; says which there are.
+        ValueError: an unknown name; lists the known ones.
     """
     found: dict[str, Experiment] = {}
     for name in figures:
@@ -105,7 +105,7 @@ def select_ablation(workloads: Iterable[str]) -> list[Experiment]:
     """Ablations by workload; all without any.
 
     Raises:
-        ValueError: there is none of that name; says which there are.
+        ValueError: an unknown name; lists the known ones.
     """
     known = {experiment.workload: experiment for experiment in ABLATION}
     wanted = list(workloads)

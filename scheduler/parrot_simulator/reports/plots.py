@@ -20,7 +20,7 @@ MAX_ENGINES = 16
 
 
 class PlotsUnavailableError(Exception):
-    """There is no matplotlib; the message says how to get it."""
+    """Matplotlib is missing; the message names the extra that installs it."""
 
 
 def require_matplotlib() -> Any:

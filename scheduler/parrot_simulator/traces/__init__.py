@@ -52,7 +52,7 @@ class TraceWorkload:
 
 
 def open_trace(path: str | Path, trace_format: str = "auto") -> TraceWorkload:
-    """A trace file as a workload; `auto` tells the format by the first line.
+    """A trace file as a workload; `auto` takes the format from the first line.
 
     Raises:
         TraceError: the file cannot be read, or its format is unknown.

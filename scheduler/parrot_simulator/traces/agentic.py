@@ -3,7 +3,7 @@
 Fields of a row: `request_id`; `input_length`, `output_length`; `hash_ids` of the prompt's blocks;
 `wait_for` (ids of rows whose end it waits for) and then `delay` + `tool_wait_ms`, milliseconds;
 `timestamp` (ms) for rows that wait for nothing; `session_id`. `branches`, `prefix_reset` and
-`tool_events` say nothing more for a replay and are passed over, as unknown fields are.
+`tool_events` add nothing to a replay and are ignored, as unknown fields are.
 
 An application is what hangs together by `wait_for` or `session_id`: a sub-agent that its parent
 spawned is part of the parent's application.
@@ -61,7 +61,7 @@ def read_agentic(
         window_rows: an application whose first row is that far back is complete.
 
     Raises:
-        TraceError: a row is wrong, doubled, or waits for one that is not there (any more).
+        TraceError: a row is wrong, doubled, or waits for an unknown or completed one.
     """
     reader = _Reader(path, block_tokens, window_rows)
     for line, row in objects_of(path):

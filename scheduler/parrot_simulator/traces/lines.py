@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 #: Longest line that is read; a prompt of a million tokens in blocks of 16 needs about 1 MB.
 MAX_LINE_BYTES = 64 * 1024 * 1024
-#: Largest number of tokens that is believed.
+#: Larger numbers of tokens are refused.
 MAX_TOKENS = 1_000_000_000
 
 
@@ -69,7 +69,7 @@ def objects_of(path: Path) -> Iterator[tuple[Line, dict[str, Any]]]:
 
 
 def number_of(line: Line, row: dict[str, Any], *names: str, default: float | None = None) -> float:
-    """The number under the first of `names` that is there; must be finite and not negative.
+    """The number under the first of `names` that the row has; finite and not negative.
 
     Raises:
         TraceError: it is missing and there is no default, or it is not such a number.
@@ -91,7 +91,7 @@ def number_of(line: Line, row: dict[str, Any], *names: str, default: float | Non
 
 
 def tokens_of(line: Line, row: dict[str, Any], *names: str) -> int:
-    """A number of tokens, at least 1: engines give one token where a trace says 0.
+    """A number of tokens, at least 1: engines generate one token where a trace has 0.
 
     Raises:
         TraceError: as `number_of`, or it is not whole, or too large to be true.

@@ -17,7 +17,7 @@ _BLOCK_SIZES = (512, 256, 128, 64, 32, 16, 1024, 8, 4, 2, 1)
 
 
 def block_size(prompt_tokens: int, num_hashes: int) -> int | None:
-    """The usual block size that cuts this prompt into this many; None: it cannot be told."""
+    """The usual block size that cuts this prompt into this many; None: unknown."""
     if num_hashes < 2:
         return None
     return next((s for s in _BLOCK_SIZES if -(-prompt_tokens // s) == num_hashes), None)
@@ -51,7 +51,7 @@ def segments(
 def read_mooncake(path: Path, block_tokens: int | None = None) -> Iterator[ApplicationPlan]:
     """One application of one call for each row, in the order of the file.
 
-    The format knows no sessions. `hash_ids` are blocks of 512 tokens unless told otherwise.
+    The format knows no sessions. `hash_ids` are blocks of `block_tokens` tokens, 512 by default.
 
     Raises:
         TraceError: a row is wrong, or earlier than the one before.

@@ -66,7 +66,7 @@ def build(name: str, parameters: Mapping[str, str | float] | None = None) -> Gen
 
 
 def _read(what: str, kind: str, value: str | float) -> str | float:
-    """`value` as the annotation `kind` wants it."""
+    """`value` converted to the annotation `kind`."""
     try:
         if kind == "bool":
             words = {"true": True, "1": True, "false": False, "0": False}

@@ -55,7 +55,7 @@ class Agents(Generator):
 
     An agent's turn reads everything before it (the shared system prompt, its task, all its
     outputs and tool results) and something new. How many turns will come is not known to anybody,
-    so no successors are told, in graph mode neither. Somebody waits for each turn: its first token
+    so successors are unknown, in graph mode too. Somebody waits for each turn: its first token
     should come within `goal_s`.
     """
 

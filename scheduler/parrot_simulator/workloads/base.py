@@ -11,7 +11,7 @@ from parrot_simulator.plan import ApplicationPlan, Workload
 
 
 class WorkloadError(ValueError):
-    """A workload was asked for that does not exist, or with a parameter that makes no sense."""
+    """An unknown workload, or a parameter out of range."""
 
 
 @dataclass(slots=True, kw_only=True)

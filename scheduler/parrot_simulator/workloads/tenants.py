@@ -21,7 +21,7 @@ class Tenants(Generator):
     Each tenant has a system prompt of 1,500 tokens of its own, then the lengths of a chat
     (`chat_lengths`). One more tenant, `flood`, sends nothing for the first quarter of the time,
     `flood_rate` calls a second over the middle half, and nothing in the last quarter. A first
-    token is on time within 2 s; results are told apart by kind: `tenant` and `flood`.
+    token is on time within 2 s; results are reported by kind: `tenant` and `flood`.
     """
 
     name: str = "tenants"
