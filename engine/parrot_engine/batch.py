@@ -10,9 +10,9 @@ can then use a token that only the device has, see `BatchRow.pending`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,62 @@ class BatchRow(NamedTuple):
     num_drafts: int = 0
 
 
+class BatchRows(Sequence[BatchRow]):
+    """The rows of a step, a list for each of their fields.
+
+    A step has hundreds of rows, and whoever reads them wants one field of all: no object is made
+    for a row unless one is looked at.
+    """
+
+    __slots__ = ("block_tables", "logits", "num_drafts", "pending", "starts", "token_ids")
+
+    def __init__(self, rows: Iterable[BatchRow] = ()) -> None:
+        self.token_ids: list[list[int]] = []
+        self.starts: list[int] = []
+        self.block_tables: list[list[int] | npt.NDArray[np.int32]] = []
+        self.logits: list[LogitsNeed] = []
+        self.pending: list[int | None] = []
+        self.num_drafts: list[int] = []
+        for row in rows:
+            self.append(row)
+
+    @staticmethod
+    def of(rows: Sequence[BatchRow]) -> BatchRows:
+        """The same rows; these themselves where they are of this kind."""
+        return rows if isinstance(rows, BatchRows) else BatchRows(rows)
+
+    def append(self, row: BatchRow) -> None:
+        """Add a row."""
+        for column, value in zip(self._columns(), row, strict=True):
+            column.append(value)
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        """As in `BatchRow`."""
+        return (
+            self.token_ids,
+            self.starts,
+            self.block_tables,
+            self.logits,
+            self.pending,
+            self.num_drafts,
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[BatchRow]:
+        return map(BatchRow, *self._columns())
+
+    @overload
+    def __getitem__(self, index: int) -> BatchRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> BatchRows: ...
+    def __getitem__(self, index: int | slice) -> BatchRow | BatchRows:
+        if isinstance(index, slice):
+            return BatchRows(map(BatchRow, *(column[index] for column in self._columns())))
+        return BatchRow(*(column[index] for column in self._columns()))
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringRow:
     """Log-probabilities of given tokens that a row's leading logits predict."""
@@ -67,7 +123,7 @@ class ScoringRow:
 class StepBatch:
     """Everything that the runner computes in one step."""
 
-    rows: list[BatchRow]
+    rows: Sequence[BatchRow]
     copies: list[BlockCopy] = field(default_factory=list)
     #: By row: how its token is drawn from its last logits; None draws none. Empty: no row draws.
     sampling: list[SamplingRow | None] = field(default_factory=list)
@@ -79,7 +135,7 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return sum(map(len, BatchRows.of(self.rows).token_ids))
 
 
 @dataclass(slots=True)
@@ -106,20 +162,22 @@ class SamplingRow:
     is_plain: bool = field(init=False)
     #: What is drawn depends on the ids generated before, not on their number alone.
     needs_history: bool = field(init=False)
+    #: Logits are changed before the draw, by more than a grammar's mask.
+    edits_logits: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
-        self.needs_history = (
+        penalizes = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
-            or self.matcher is not None
         )
+        self.needs_history = penalizes or self.matcher is not None
+        self.edits_logits = penalizes or bool(params.logit_bias) or params.min_tokens > 0
         self.is_plain = (
             params.temperature == 0
             and params.logprobs is None
-            and not params.logit_bias
-            and params.min_tokens == 0
+            and not self.edits_logits
             and not self.needs_history
         )
 
@@ -157,6 +215,31 @@ class RowOutcome(NamedTuple):
     has_failed: bool = False
 
 
+class TokenOutcomes(Sequence[RowOutcome]):
+    """The outcome of a step that does nothing but sample, a token at most for each row."""
+
+    __slots__ = ("token_ids",)
+
+    def __init__(self, token_ids: list[int | None]) -> None:
+        #: By row: None where none is sampled, -1 where the logits were not finite.
+        self.token_ids = token_ids
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> RowOutcome: ...
+    @overload
+    def __getitem__(self, index: slice) -> TokenOutcomes: ...
+    def __getitem__(self, index: int | slice) -> RowOutcome | TokenOutcomes:
+        if isinstance(index, slice):
+            return TokenOutcomes(self.token_ids[index])
+        token_id = self.token_ids[index]
+        if token_id is None:
+            return RowOutcome()
+        return RowOutcome(SampledToken(token_id if token_id >= 0 else None, None))
+
+
 class Matcher(Protocol):
     """Follows one generation through its grammar."""
 
@@ -187,7 +270,7 @@ class Launch(Protocol):
         """Whether `outcome` would not have to wait."""
         ...
 
-    def outcome(self) -> list[RowOutcome]:
+    def outcome(self) -> Sequence[RowOutcome]:
         """Wait for the step; one entry for each of its rows. May be called once.
 
         Raises:

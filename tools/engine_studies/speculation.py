@@ -90,7 +90,7 @@ class _ForcedBatcher(Batcher):
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
         """As if the model had said so."""
-        drafts = planned.row.token_ids[1:]
+        drafts = planned.drafts
         self._owed += self._share * len(drafts)
         count = int(self._owed)
         self._owed -= count

@@ -305,7 +305,7 @@ class _LoggedLaunch:
         """See `Launch`."""
         return self._launch.ready()
 
-    def outcome(self) -> list[RowOutcome]:
+    def outcome(self) -> Sequence[RowOutcome]:
         """Wait for it, and note how long."""
         begin = time.perf_counter()
         outcomes = self._launch.outcome()

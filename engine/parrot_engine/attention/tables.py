@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parrot_engine.batch import BatchRow
+from parrot_engine.batch import BatchRow, BatchRows
 
 Ints = npt.NDArray[np.int32]
 
@@ -41,24 +41,24 @@ class Tables(NamedTuple):
 
 def flatten_tables(rows: Sequence[BatchRow], block_size: int) -> Tables:
     """Flatten a batch of at least one row; rows as in `StepBatch`."""
-    block_ids: Ints = np.concatenate(
-        [row.block_table for row in rows], dtype=np.int32, casting="unsafe"
-    )
-    starts = _begins(np.array([len(row.block_table) for row in rows], dtype=np.int32))
-    first_positions = np.array([row.start for row in rows], dtype=np.int32)
-    lengths = [len(row.token_ids) for row in rows]
+    columns = BatchRows.of(rows)
+    tables = columns.block_tables
+    block_ids: Ints = np.concatenate(tables, dtype=np.int32, casting="unsafe")
+    starts = _begins(np.array(list(map(len, tables)), dtype=np.int32))
+    first_positions = np.array(columns.starts, dtype=np.int32)
+    lengths = list(map(len, columns.token_ids))
     if len(rows) == sum(lengths):
         counts = np.ones(len(rows), dtype=np.int32)
         first_tokens = np.arange(len(rows), dtype=np.int32)
-        positions, tables = first_positions, starts
+        positions, token_starts = first_positions, starts
     else:
         counts = np.array(lengths, dtype=np.int32)
         first_tokens = _begins(counts)
         positions = spans(first_positions, counts)
-        tables = np.repeat(starts, counts)
+        token_starts = np.repeat(starts, counts)
     size = np.int32(block_size)
     blocks, offsets = np.divmod(positions, size)
-    slots = block_ids[tables + blocks] * size + offsets
+    slots = block_ids[token_starts + blocks] * size + offsets
     return Tables(block_ids, starts, counts, first_positions, first_tokens, positions, slots)
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from parrot_engine.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
+from parrot_engine.batch import BatchRow, BatchRows, BlockCopy, LogitsNeed, StepBatch
 from parrot_engine.exceptions import ShardError
 
 _MAGIC: Final = b"PGS1"
@@ -36,25 +36,19 @@ class StepMessage(NamedTuple):
 
 def encode(message: StepMessage) -> bytes:
     batch = message.batch
-    rows = batch.rows
-    table = np.array(
-        [
-            (
-                len(row.token_ids),
-                row.start,
-                len(row.block_table),
-                -1 if row.pending is None else row.pending,
-                _NEEDS.index(row.logits),
-            )
-            for row in rows
-        ],
-        dtype=np.int32,
+    rows = BatchRows.of(batch.rows)
+    columns = (
+        map(len, rows.token_ids),
+        rows.starts,
+        map(len, rows.block_tables),
+        (-1 if pending is None else pending for pending in rows.pending),
+        map(_NEEDS.index, rows.logits),
     )
-    tokens = np.array(list(chain.from_iterable(row.token_ids for row in rows)), dtype=np.int32)
+    table = np.array(list(zip(*columns, strict=True)), dtype=np.int32)
+    tokens = np.array(list(chain.from_iterable(rows.token_ids)), dtype=np.int32)
     block_ids = np.zeros(0, dtype=np.int32)
     if rows:
-        tables = [row.block_table for row in rows]
-        block_ids = np.concatenate(tables, dtype=np.int32, casting="unsafe")
+        block_ids = np.concatenate(rows.block_tables, dtype=np.int32, casting="unsafe")
     copies = np.array(batch.copies, dtype=np.int32).reshape(-1, 2)
     header = _HEADER.pack(
         _MAGIC, len(copies), len(rows), len(tokens), len(block_ids), message.num_sampled

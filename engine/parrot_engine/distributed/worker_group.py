@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -290,7 +290,7 @@ class WatchedLaunch:
         except Exception:
             return True
 
-    def outcome(self) -> list[RowOutcome]:
+    def outcome(self) -> Sequence[RowOutcome]:
         """See `Launch`.
 
         Raises:

@@ -42,12 +42,14 @@ change hands meanwhile:
 
 from __future__ import annotations
 
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
 from parrot_engine.batch import (
     UNKNOWN_TOKEN,
     BatchRow,
+    BatchRows,
     BlockCopy,
     LogitsNeed,
     RowOutcome,
@@ -55,7 +57,7 @@ from parrot_engine.batch import (
     StepBatch,
 )
 from parrot_engine.engine.context_store import ContextStore
-from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
+from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow, Rank
 from parrot_engine.engine.speculation import Speculation, parts_of
 from parrot_engine.exceptions import ContextStateError
 from parrot_engine.kv_cache.block_pool import BlockPool, BlockTable
@@ -97,7 +99,7 @@ class Batcher:
         """
         self._store = store
         self._pool = pool
-        self._block_size = settings.block_size
+        self.block_size = settings.block_size
         self.max_rows = settings.max_batch_size
         self.max_tokens = settings.max_batch_tokens
         self.max_background_tokens = settings.background_tokens
@@ -121,9 +123,9 @@ class Batcher:
 
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
-        context, size = planned.context, self._block_size
+        context, size = planned.context, self.block_size
         context.num_computed = planned.end
-        first, last = planned.row.start // size, planned.end // size
+        first, last = planned.start // size, planned.end // size
         if first < last and self.prefix_caching:
             table = context.block_table
             for index in range(first, last):
@@ -143,7 +145,7 @@ class Batcher:
         context = planned.context
         generate = planned.generate
         if self.speculation is not None and generate is not None and context.is_at(generate):
-            self.speculation.note(generate, planned.row.num_drafts, len(parts) - 1)
+            self.speculation.note(generate, len(planned.drafts), len(parts) - 1)
         if planned.epoch == context.epoch and context.state != "gone":
             self.trim(context, parts[-1][0].end)
         return parts
@@ -153,7 +155,7 @@ class Batcher:
 
         A row in flight may still write there, but before anything that is launched from now on.
         """
-        kept = end // self._block_size + 1
+        kept = end // self.block_size + 1
         self._pool.release_table(context.block_table.ids[kept:])
         context.block_table.truncate(kept)
 
@@ -172,6 +174,7 @@ class StepPlanner:
         self._store = store
         self._states = store.states
         self._pool = pool
+        self._block_size = batcher.block_size
         self._budget = batcher.max_tokens
         #: Left for prompts behind something more urgent that gets a token, and the priority of
         #: the first that does: as ranks are walked down, no other is more urgent.
@@ -192,6 +195,7 @@ class StepPlanner:
         self._digests_in_flight: set[bytes] = set() if before is None else before.new_digests
         self._new_digests: set[bytes] = set()
         self._rows: list[PlannedRow] = []
+        self._batch_rows = BatchRows()
         self._copies: list[BlockCopy] = []
         self._copy_sources: list[int] = []
         self._has_drafts = False
@@ -204,7 +208,7 @@ class StepPlanner:
         self._walk()
         rows = self._rows
         batch = StepBatch(
-            [planned.row for planned in rows],
+            self._batch_rows,
             self._copies,
             [None if planned.generate is None else planned.generate.row for planned in rows],
             [planned.scoring for planned in rows],
@@ -229,13 +233,12 @@ class StepPlanner:
                 if not self._admit(waiting):
                     put_back.append(waiting)
             elif running is not None:
+                if self._plan_decodes(None if waiting is None else waiting.rank):
+                    continue
                 self._index += 1
                 if self._decodes is not None:
                     self._decodes.discard(running)
-                generate = running.plain_decode(self._pool)
-                if generate is not None:
-                    self._plan_decode(running, generate)
-                elif running.in_flight is None:
+                if running.in_flight is None:
                     self._plan(running)
                 else:
                     self._plan_behind(running, running.in_flight)
@@ -342,16 +345,68 @@ class StepPlanner:
 
     # Tokens
 
-    def _plan_decode(self, context: Context, generate: PendingGenerate) -> None:
-        """Plan the row of `Context.plain_decode`: as `_plan_known` would, without its checks."""
-        generate.begin(context.token_ids).num_pending = 0
-        if self._urgent is not None and generate.priority > self._urgent:
-            self._background_budget = max(0, self._background_budget - 1)
-        start = context.num_computed
-        row = BatchRow(context.token_ids[start:], start, context.block_table.array(), "last")
-        if self._drafts:
-            row = self._with_drafts(context, row)
-        self._add(context, row, generate, None)
+    def _plan_decodes(self, until: Rank | None) -> bool:
+        """Plan the running contexts that are next, as long as each goes on by a single token.
+
+        Most rows of most steps are of this kind: a Generate at the head of its context's queue
+        that goes on with its one known token, or with the one that its row in flight samples, into
+        a block that it has. A few comparisons find them, and the rows are those of `_plan_known`
+        and `_plan_behind`: a Generate at the head of a running context has its grammar and room,
+        and one token alone is neither looked for among cached blocks nor loaded from the host.
+
+        Stops at the first context of another kind, with draft tokens, or of a rank above `until`.
+
+        Returns:
+            Whether any was planned.
+        """
+        running, rows, drafts, decodes = self._running, self._rows, self._drafts, self._decodes
+        size, is_private = self._block_size, self._pool.is_private
+        begin, columns = len(rows), self._batch_rows
+        for context in islice(running, self._index, self._index + self._budget):
+            generate, in_flight = context.pending[0], context.in_flight
+            if not isinstance(generate, PendingGenerate) or context in drafts:
+                break
+            if until is not None and (generate.priority, generate.number) > until:
+                break
+            start = context.num_computed if in_flight is None else in_flight.end
+            table = context.block_table
+            ids, tail = table.ids, start // size
+            if tail >= len(ids) or not is_private(ids[tail]):
+                break
+            if in_flight is None:
+                if len(context.token_ids) != start + 1:
+                    break
+                tokens, pending = context.token_ids[start:], None
+                generate.begin(context.token_ids).num_pending = 0
+                if self._urgent is not None and generate.priority > self._urgent:
+                    self._background_budget = max(0, self._background_budget - 1)
+            else:
+                tokens, pending, sampling = _UNKNOWN, in_flight.number, generate.row
+                if in_flight.generate is not generate or sampling is None:
+                    break
+                if not context.continues_in_flight(generate):
+                    break
+                sampling.num_pending = 1
+                self._awaits_tokens |= sampling.needs_history
+            columns.token_ids.append(tokens)
+            columns.starts.append(start)
+            columns.block_tables.append(table.array())
+            columns.pending.append(pending)
+            planned = PlannedRow(
+                context, generate, None, start, start + 1, len(rows), context.epoch
+            )
+            context.in_flight = planned
+            rows.append(planned)
+            if self._urgent is None:
+                self._urgent = generate.priority
+            if decodes is not None:
+                decodes.discard(context)
+        count = len(rows) - begin
+        columns.logits += ["last"] * count
+        columns.num_drafts += [0] * count
+        self._index += count
+        self._budget -= count
+        return count > 0
 
     def _plan(self, context: Context) -> None:
         """Give a running context its row, if there are tokens to compute and blocks for them."""
@@ -452,7 +507,11 @@ class StepPlanner:
         scoring: ScoringRow | None,
     ) -> None:
         end = row.start + len(row.token_ids)
-        planned = PlannedRow(context, row, generate, scoring, end, len(self._rows), context.epoch)
+        drafts = row.token_ids[1:] if row.num_drafts else ()
+        planned = PlannedRow(
+            context, generate, scoring, row.start, end, len(self._rows), context.epoch, drafts
+        )
+        self._batch_rows.append(row)
         context.in_flight = planned
         self._rows.append(planned)
         self._budget -= end - row.start

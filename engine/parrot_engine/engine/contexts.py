@@ -9,18 +9,18 @@ and freed, is `parrot_engine.engine.context_store`; which of them wait, run or i
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
 from operator import is_not
 from typing import Literal, NamedTuple, TypeAlias
 
-from parrot_engine.batch import BatchRow, Matcher, SamplingRow, ScoringRow
+from parrot_engine.batch import Matcher, SamplingRow, ScoringRow
 from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash
-from parrot_engine.kv_cache.block_pool import BlockPool, BlockTable
+from parrot_engine.kv_cache.block_pool import BlockTable
 from parrot_engine.protocol import Failed, FinishReason, Retention, SamplingParams, TokenLogprobs
 
 #: `pending_fork` waits for its parent to reach the fork; `waiting` has work but no place in the
@@ -136,17 +136,19 @@ class PlannedRow(NamedTuple):
     """One row of a planned step, and what its outcome is for."""
 
     context: Context
-    row: BatchRow
     #: The Generate that gets a token from the row's last logits.
     generate: PendingGenerate | None
     #: The following tokens of a Fill that the row's first logits score.
     scoring: ScoringRow | None
-    #: Position behind the row's last token.
+    #: Position of the row's first token, and the one behind its last.
+    start: int
     end: int
     #: The index of the row in its step.
     number: int
     #: The context's epoch when it was planned.
     epoch: int
+    #: The row's draft tokens, which are its last.
+    drafts: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -216,24 +218,6 @@ class Context:
             if isinstance(pending, PendingFill) and pending is not self.pending[0]:
                 return None
         return None
-
-    def plain_decode(self, pool: BlockPool) -> PendingGenerate | None:
-        """The Generate that goes on with the one known token of this running context.
-
-        Most rows of most steps are of this kind, so it is found by a few comparisons. None if that
-        is not so, or takes more than a row: a block, a copy, or a look at a step in flight. A
-        Generate at the head of a running context has its grammar and room; one token alone is
-        neither looked for among cached blocks nor loaded from the host.
-        """
-        head, start = self.pending[0], self.num_computed
-        if (
-            not isinstance(head, PendingGenerate)
-            or self.in_flight is not None
-            or len(self.token_ids) - start != 1
-        ):
-            return None
-        ids, tail = self.block_table.ids, start // self.block_size
-        return head if tail < len(ids) and pool.is_private(ids[tail]) else None
 
     @property
     def wants_one_token(self) -> bool:

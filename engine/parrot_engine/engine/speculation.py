@@ -112,17 +112,16 @@ def parts_of(planned: PlannedRow, outcome: RowOutcome) -> list[tuple[PlannedRow,
     One for each token that the generation gets: up to the first that is not what was drafted, or
     that ends the text, or behind scores that are not finite.
     """
-    generate, row = planned.generate, planned.row
+    generate = planned.generate
     assert generate is not None
     assert generate.row is not None
     assert outcome.token is not None
-    drafts: list[int | None] = [*row.token_ids[1:], None]
+    drafts: list[int | None] = [*planned.drafts, None]
     tokens: list[SampledToken] = [outcome.token, *outcome.following]
     parts = []
     for offset, (token, draft) in enumerate(zip(tokens, drafts, strict=True)):
-        start = row.start + offset
-        single = row._replace(token_ids=row.token_ids[offset : offset + 1], start=start)
-        part = planned._replace(row=single._replace(num_drafts=0), end=start + 1)
+        start = planned.start + offset
+        part = planned._replace(start=start, end=start + 1, drafts=())
         parts.append((part, RowOutcome(token)))
         if token.token_id != draft or token.token_id in generate.row.end_token_ids:
             break

@@ -98,21 +98,20 @@ class Completion:
         """Whether it ended by a stop string, which the engine does not see."""
         return self._stop_string is not None
 
-    def push(self, event: Generated) -> None:
-        """Take new tokens; does nothing once finished."""
-        if self.finished:
-            return
+    def push(self, event: Generated) -> bool:
+        """Take new tokens, unless it has finished; returns whether it has finished now."""
+        if self._finish_reason is not None:
+            return True
         self._token_ids += event.token_ids
         if self._logprobs is not None and event.logprobs is not None:
             self._logprobs += event.logprobs
         self._finish_reason = event.finish_reason
-        if self._output is None:
-            return
-        if self._params.stop:
+        if self._output is not None and self._params.stop:
             self._detokenize(self._output, event.token_ids)
-        elif self.finished:
+        elif self._output is not None and self._finish_reason is not None:
             # All text at once costs less.
             self._detokenize(self._output, self._token_ids)
+        return self._finish_reason is not None
 
     def output(self) -> CompletionOutput:
         assert self._finish_reason is not None, "the generation still runs"
@@ -247,11 +246,10 @@ class Request:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Generated):
-            completion = self._targets[event.context_id]
-            completion.push(event)
+            is_finished = self._targets[event.context_id].push(event)
             if self._on_tokens is not None:
                 self._on_tokens(event.token_ids)
-            if not completion.finished:
+            if not is_finished:
                 return
             del self._targets[event.context_id]
             self._session.free(event.context_id)

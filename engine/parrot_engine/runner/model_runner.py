@@ -19,7 +19,15 @@ from torch import Tensor
 from parrot_engine.attention.interface import AttentionBackend, AttentionShape
 from parrot_engine.attention.storage import cache_dtype, is_quantized, tile_rows
 from parrot_engine.attention.torch_backend import TorchAttention
-from parrot_engine.batch import BatchRow, BlockCopy, Launch, RowOutcome, SampledToken, StepBatch
+from parrot_engine.batch import (
+    BatchRow,
+    BlockCopy,
+    Launch,
+    RowOutcome,
+    SampledToken,
+    StepBatch,
+    TokenOutcomes,
+)
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.config import GenerationDefaults, ModelConfig
 from parrot_engine.models.decoder import Decoder
@@ -179,13 +187,15 @@ class InFlightStep:
         """Whether `outcome` would return at once."""
         return self._download.ready()
 
-    def outcome(self) -> list[RowOutcome]:
+    def outcome(self) -> Sequence[RowOutcome]:
         """Wait for the step, and for nothing launched after it; see `Launch`."""
         parts = iter(self._download.wait())
         inputs = self._inputs
         sampled: list[SampledToken] = []
         if inputs.sampled:
             checked = next(parts)
+            if not inputs.scored and not inputs.has_drafts and not self._has_scores:
+                return TokenOutcomes(_by_row(checked.tolist(), inputs))
             scores = Scores(next(parts), next(parts), next(parts)) if self._has_scores else None
             sampled = assemble_tokens(inputs.sampling, checked, scores)
         if inputs.rows is None and not inputs.scored:
@@ -201,6 +211,16 @@ class InFlightStep:
             _outcome(tokens.get(index, ()), scored.get(index, ()))
             for index in range(inputs.num_rows)
         ]
+
+
+def _by_row(token_ids: list[int | None], inputs: StepInputs) -> list[int | None]:
+    """What was sampled for each row of a step, once at most."""
+    if inputs.rows is None:
+        return token_ids
+    by_row: list[int | None] = [None] * inputs.num_rows
+    for row, token_id in zip(inputs.sampled, token_ids, strict=True):
+        by_row[row] = token_id
+    return by_row
 
 
 def _outcome(tokens: Sequence[SampledToken], scores: Sequence[TokenLogprobs]) -> RowOutcome:

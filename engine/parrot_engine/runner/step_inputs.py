@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from parrot_engine.batch import BatchRow, SamplingRow, ScoringRow, StepBatch
+from parrot_engine.batch import BatchRow, BatchRows, SamplingRow, ScoringRow, StepBatch
+from parrot_engine.protocol import SamplingParams
 
 Ints = npt.NDArray[np.int32]
 
@@ -65,7 +66,7 @@ class Upload:
         """Add an array of integers."""
         return self._add(Part(values.astype(np.int64), is_real=False))
 
-    def reals(self, values: Sequence[float]) -> Part:
+    def reals(self, values: Sequence[float] | npt.NDArray[np.float64]) -> Part:
         """Add real numbers."""
         return self._add(Part(np.array(values, dtype=np.float64).view(np.int64), is_real=True))
 
@@ -100,28 +101,27 @@ class StepTokens(NamedTuple):
 
 def gather_tokens(rows: Sequence[BatchRow]) -> StepTokens:
     """The tokens of at least one row."""
-    lists, firsts, _, needs, waits, _ = zip(*rows, strict=True)
-    counts = list(map(len, lists))
-    starts = np.array(firsts, dtype=np.int32)
-    token_ids = np.array(list(chain.from_iterable(lists)), dtype=np.int32)
-    pending: list[tuple[int, int]] = []
-    if waits.count(None) < len(rows):
-        pending = [(index, row) for index, row in enumerate(waits) if row is not None]
+    columns = BatchRows.of(rows)
+    needs = columns.logits
+    starts = np.array(columns.starts, dtype=np.int32)
+    token_ids = np.array(list(chain.from_iterable(columns.token_ids)), dtype=np.int32)
+    pending = [(index, row) for index, row in enumerate(columns.pending) if row is not None]
     if len(rows) == len(token_ids):
         at, waiting = zip(*pending, strict=True) if pending else ((), ())
         if "none" not in needs:
             return _tokens(token_ids, starts, at, waiting, None)
         logit_tokens = [index for index, need in enumerate(needs) if need != "none"]
         return _tokens(token_ids, starts, at, waiting, logit_tokens)
+    counts = list(map(len, columns.token_ids))
     ends = np.cumsum(counts)
     first_tokens = (ends - counts).astype(np.int32)
     positions = np.repeat(starts - first_tokens, counts)
     positions += np.arange(len(positions), dtype=np.int32)
     logit_tokens = []
-    for row, first, end in zip(rows, first_tokens.tolist(), ends.tolist(), strict=True):
-        if row.logits == "last":
+    for need, first, end in zip(needs, first_tokens.tolist(), ends.tolist(), strict=True):
+        if need == "last":
             logit_tokens.append(end - 1)
-        elif row.logits == "all":
+        elif need == "all":
             logit_tokens.extend(range(first, end))
     at = tuple(int(first_tokens[index]) for index, _ in pending)
     return _tokens(token_ids, positions, at, tuple(row for _, row in pending), logit_tokens)
@@ -204,15 +204,16 @@ class SamplingInputs(NamedTuple):
         )
 
 
-def uniform(seed: int, index: int) -> float:
-    """The `index`-th number in [0, 1) of the stream `seed`, with 53 random bits.
+def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.float64]:
+    """For each i number `indices[i]` of the stream `seeds[i]`: in [0, 1), with 53 random bits.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a counter-based generator: one finalizer
     over the seed picks the stream, another over stream + counter the number.
     """
-    stream = _mix64(seed & _MASK64)
-    bits = _mix64((stream + (index + 1) * 0x9E3779B97F4A7C15) & _MASK64)
-    return (bits >> 11) * 2.0**-53
+    streams = _mix64(np.array([seed & _MASK64 for seed in seeds], dtype=np.uint64))
+    counters = np.array(indices, dtype=np.uint64) + np.uint64(1)
+    bits = _mix64(streams + counters * np.uint64(0x9E3779B97F4A7C15))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def prepare(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> SamplingInputs:
@@ -264,7 +265,7 @@ def _gather_edits(
 ) -> tuple[Edit | None, Edit | None, Edit | None, Part | None]:
     seen, generated, biased, banned = (_Entries(vocab_size) for _ in range(4))
     for index, row in enumerate(rows):
-        if row.is_plain:
+        if not row.edits_logits:
             continue
         params = row.params
         if params.repetition_penalty != 1.0:
@@ -289,31 +290,38 @@ def _gather_draws(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) 
     at = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if not at:
         return None
-    drawn = [rows[index] for index in at]
-    floors = [
-        math.log(min(row.params.min_p, 1.0)) if row.params.min_p > 0.0 else -math.inf
-        for row in drawn
-    ]
+    drawn = list(rows) if len(at) == len(rows) else [rows[index] for index in at]
+    params = [row.params for row in drawn]
+    min_p = [each.min_p for each in params]
+    floors = None
+    if max(min_p) > 0.0:
+        floors = upload.reals([math.log(min(p, 1.0)) if p > 0.0 else -math.inf for p in min_p])
+    points = uniforms(
+        [row.seed for row in drawn],
+        [len(row.generated_token_ids) + row.num_pending for row in drawn],
+    )
     return Draws(
         upload.integers(at) if len(at) < len(rows) else None,
-        upload.reals([max(row.params.temperature, _MIN_TEMPERATURE) for row in drawn]),
-        upload.reals([uniform(row.seed, row.index) for row in drawn]),
-        upload.reals(floors) if max(floors) > -math.inf else None,
-        _gather_ranking(drawn, vocab_size, upload),
+        upload.reals([max(each.temperature, _MIN_TEMPERATURE) for each in params]),
+        upload.reals(points),
+        floors,
+        _gather_ranking(params, vocab_size, upload),
     )
 
 
-def _gather_ranking(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> Ranking | None:
-    top_k = [
-        min(row.params.top_k, vocab_size) if row.params.top_k > 0 else vocab_size for row in rows
-    ]
+def _gather_ranking(
+    params: Sequence[SamplingParams], vocab_size: int, upload: Upload
+) -> Ranking | None:
+    top_k = [each.top_k if 0 < each.top_k < vocab_size else vocab_size for each in params]
+    top_p = [each.top_p for each in params]
     at = [
-        index for index, row in enumerate(rows) if top_k[index] < vocab_size or row.params.top_p < 1
+        index
+        for index, (k, p) in enumerate(zip(top_k, top_p, strict=True))
+        if k < vocab_size or p < 1.0
     ]
     if not at:
         return None
     limits = [k for k in top_k if k < vocab_size]
-    top_p = [row.params.top_p for row in rows]
     return Ranking(
         upload.integers(at),
         upload.integers(top_k) if limits else None,
@@ -322,11 +330,11 @@ def _gather_ranking(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload
     )
 
 
-def _mix64(value: int) -> int:
-    """SplitMix64's finalizer."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return value ^ (value >> 31)
+def _mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finalizer, modulo 2**64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 class TokenMasks(NamedTuple):
@@ -379,6 +387,7 @@ class StepInputs:
         self.num_rows = len(batch.rows)
         #: Rows of the batch that sample, in order; those with draft tokens once for each token.
         self.sampled: list[int] = []
+        self.has_drafts = False
         self.scored: list[_Scored] = []
         self.sampling: SamplingInputs
         #: Where the sampled rows' logits are; None: they are all there is.
@@ -386,7 +395,7 @@ class StepInputs:
         #: Where their tokens go; None: every row samples, once.
         self.rows: Part | None = None
         sampled = [row for row in batch.sampling if row is not None]
-        if len(sampled) == self.num_rows and {row.logits for row in batch.rows} == {"last"}:
+        if len(sampled) == self.num_rows and set(BatchRows.of(batch.rows).logits) == {"last"}:
             self.sampled = list(range(self.num_rows))
             self.sampling = prepare(sampled, vocab_size, upload)
             return
@@ -403,6 +412,7 @@ class StepInputs:
                 self.scored.append(_Scored(index, scores, num_logits, targets))
             num_logits += _num_logits(row)
             if draw is not None:
+                self.has_drafts |= row.num_drafts > 0
                 for ahead in range(row.num_drafts + 1):
                     self.sampled.append(index)
                     at.append(num_logits - 1 - row.num_drafts + ahead)

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from parrot_engine.kernels.selection import Kernels
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner import sampler, step_inputs
 from parrot_engine.runner.sampler import prompt_logprobs, sample
-from parrot_engine.runner.step_inputs import uniform
+from parrot_engine.runner.step_inputs import uniforms
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -138,7 +139,7 @@ def _check_against_the_reference(batch: list[SamplingRow], seed: int, kernels: K
         else:
             # The token is the one whose interval of the cumulative distribution holds u.
             cumulative = _distribution(raw, row).cumsum(dim=-1)
-            u = uniform(row.seed, len(row.generated_token_ids))
+            u = float(uniforms([row.seed], [len(row.generated_token_ids)])[0])
             below = float(cumulative[token - 1]) if token else 0.0
             assert below - 1e-5 <= u < float(cumulative[token]) + 1e-5
             assert float(cumulative[token]) > below
@@ -226,9 +227,10 @@ def test_the_ends_of_the_unit_interval(monkeypatch: pytest.MonkeyPatch, span: in
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, 3], logits[0, 20] = 0.1, 0.2
     row = _row(SamplingParams())
-    monkeypatch.setattr(step_inputs, "uniform", lambda seed, index: 0.0)
+    monkeypatch.setattr(step_inputs, "uniforms", lambda seeds, _: np.zeros(len(seeds)))
     assert sample(logits, [row])[0].token_id == 3
-    monkeypatch.setattr(step_inputs, "uniform", lambda seed, index: 1 - 2.0**-53)
+    last = 1 - 2.0**-53
+    monkeypatch.setattr(step_inputs, "uniforms", lambda seeds, _: np.full(len(seeds), last))
     assert sample(logits, [row])[0].token_id == 20
 
 
@@ -250,8 +252,8 @@ def test_seeds_and_steps_make_the_stream() -> None:
 
 
 def test_uniform_is_uniform_within_and_across_streams() -> None:
-    within = [uniform(42, index) for index in range(20_000)]
-    across = [uniform(seed, 0) for seed in range(20_000)]
+    within = uniforms([42] * 20_000, range(20_000)).tolist()
+    across = uniforms(range(20_000), [0] * 20_000).tolist()
     for numbers in (within, across):
         assert all(0 <= number < 1 for number in numbers)
         counts = Counter(int(number * 100) for number in numbers)
@@ -262,14 +264,14 @@ def test_uniform_is_uniform_within_and_across_streams() -> None:
     neighbours = torch.tensor([across[:-1], across[1:]])
     assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 0.03
     # Any Python integer is a seed.
-    assert uniform(-1, 3) == uniform(2**64 - 1, 3)
+    assert uniforms([-1], [3]) == uniforms([2**64 - 1], [3])
 
 
 def test_uniform_is_splitmix64() -> None:
     # First outputs of Vigna's splitmix64.c for the state 1234567.
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    got = [step_inputs._mix64((1234567 + (i + 1) * 0x9E3779B97F4A7C15) % 2**64) for i in range(3)]
-    assert got == expected
+    states = [(1234567 + (i + 1) * 0x9E3779B97F4A7C15) % 2**64 for i in range(3)]
+    assert step_inputs._mix64(np.array(states, dtype=np.uint64)).tolist() == expected
 
 
 GREEDY = SamplingParams(temperature=0)
