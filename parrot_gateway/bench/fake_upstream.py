@@ -23,6 +23,7 @@ import socket
 import time
 from collections import Counter, deque
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import httptools
@@ -44,19 +45,17 @@ from parrot_gateway.bench.fake_answers import (
 from parrot_gateway.bench.servers import loop_runner
 
 
+@dataclass(slots=True, eq=False)
 class Record:
-    __slots__ = ("body", "ended", "ended_at", "headers", "method", "path", "script", "started_at")
-
-    def __init__(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.body = b""
-        self.script = Script()
-        self.started_at = time.time()
-        self.ended_at = 0.0
-        #: `running`, `complete`, `aborted` (the client went away) or `fault` (as scripted).
-        self.ended: Literal["running", "complete", "aborted", "fault"] = "running"
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    script: Script = field(default_factory=Script)
+    started_at: float = field(default_factory=time.time)
+    ended_at: float = 0.0
+    #: `running`, `complete`, `aborted` (the client went away) or `fault` (as scripted).
+    ended: Literal["running", "complete", "aborted", "fault"] = "running"
 
     def header(self, name: str) -> str | None:
         key = name.lower().encode()
@@ -195,8 +194,7 @@ class _Connection(asyncio.Protocol):
         if path.startswith("/__log"):
             self._answer_log(method)
             return
-        record = self._record = Record(method, path, headers)
-        record.body = body
+        record = self._record = Record(method, path, headers, body)
         self._server.log.append(record)
         self._handle(record)
 
@@ -223,16 +221,13 @@ class _Connection(asyncio.Protocol):
     def _handle(self, record: Record) -> None:
         path = record.path.partition("?")[0]
         if path == "/v1/models":
-            data = [{"id": name, "object": "model", "created": 1, "owned_by": "fake"}
-                    for name in self._server.models]  # fmt: skip
+            model = {"object": "model", "created": 1, "owned_by": "fake"}
+            data = [{"id": name, **model} for name in self._server.models]
             self._send(http_answer(200, msgspec.json.encode({"object": "list", "data": data})))
             return
-        fields = _Fields()
-        if record.method == "POST" and record.body.startswith(b"{"):
-            fields = _fields_decoder.decode(record.body)
-        text = next((v for k, v in record.headers if k.lower() == b"x-fake"), b"").decode()
-        if not text:
-            text = fields.model.partition(":")[2]
+        is_call = record.method == "POST" and record.body.startswith(b"{")
+        fields = _fields_decoder.decode(record.body) if is_call else _Fields()
+        text = record.header("x-fake") or fields.model.partition(":")[2]
         try:
             script = record.script = parse_script(text)
         except ValueError as error:
@@ -260,11 +255,9 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self, path: str, fields: _Fields, script: Script) -> None:
         if script.fault == "reset":
-            self._fault()
+            self._reset()
         elif script.fault == "garbage":
-            self._end("fault")
-            self._transport.write(b"this is not HTTP\r\n\r\n")
-            self._transport.close()
+            self._break_off(b"this is not HTTP\r\n\r\n")
         elif script.status >= 400:
             self._send(error_answer(script.status, "scripted failure", script))
         elif script.fault == "error200":
@@ -272,9 +265,7 @@ class _Connection(asyncio.Protocol):
         elif script.fault in ("drop", "half", "truncate"):
             # A whole body that breaks off.
             answer = whole_body(path, fields.model, script.size, script.unicode)
-            self._end("fault")
-            self._transport.write(http_answer(200, answer)[: -len(answer) // 2])
-            self._transport.close()
+            self._break_off(http_answer(200, answer)[: -len(answer) // 2])
         elif path.endswith(("/completions", "/embeddings", "/responses")):
             self._send(whole_answer(path, fields.model, script.size, script.unicode))
         else:
@@ -289,9 +280,14 @@ class _Connection(asyncio.Protocol):
         self._transport.write(data)
         self._end("complete")
 
-    def _fault(self) -> None:
+    def _reset(self) -> None:
         self._end("fault")
         self._transport.abort()
+
+    def _break_off(self, data: bytes) -> None:
+        self._end("fault")
+        self._transport.write(data)
+        self._transport.close()
 
     async def _stream(self, path: str, fields: _Fields, script: Script) -> None:
         include_usage = bool(fields.stream_options and fields.stream_options.get("include_usage"))
@@ -318,7 +314,6 @@ class _Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
         if head:
             write(head)
-            head = b""
         if not faulty:
             if script.end_ms:
                 await asyncio.sleep(script.end_ms / 1000)
@@ -326,14 +321,11 @@ class _Connection(asyncio.Protocol):
         elif script.fault == "drop":
             # NOTE: the client shall have read what was sent: a reset throws away the rest.
             await asyncio.sleep(0.02)
-            self._fault()
+            self._reset()
         elif script.fault == "half":
-            write(head + http_chunk(b'data: {"id": "chatcmpl-fake", "object": "chat.comp'))
-            self._end("fault")
-            self._transport.close()
+            self._break_off(http_chunk(b'data: {"id": "chatcmpl-fake", "object": "chat.comp'))
         elif script.fault == "truncate":
-            self._end("fault")
-            self._transport.close()
+            self._break_off(b"")
         elif script.fault == "eof":
             self._end("fault")
             write(LAST_CHUNK)

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
+from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -84,19 +85,19 @@ class LoadResult(msgspec.Struct, frozen=True):
     first_error: str = ""
 
 
+@dataclass(slots=True)
 class _Run:
-    def __init__(self, plan: LoadPlan) -> None:
-        self.plan = plan
-        self.left = plan.requests
-        self.ends_at = 0.0
-        self.latencies: list[float] = []
-        self.ttfts: list[float] = []
-        self.gaps: list[float] = []
-        self.stalled_streams = 0
-        self.errors = 0
-        self.chunks = 0
-        self.bytes = 0
-        self.first_error = ""
+    plan: LoadPlan
+    left: int
+    ends_at: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    ttfts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    stalled_streams: int = 0
+    errors: int = 0
+    chunks: int = 0
+    bytes: int = 0
+    first_error: str = ""
 
     def take(self) -> bool:
         """Whether another request shall be sent."""
@@ -119,6 +120,9 @@ class _Client(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._busy = False
+        self._reset()
+
+    def _reset(self) -> None:
         self._started = self._first = self._last = 0.0
         self._stalled = False
         self._events = 0
@@ -137,6 +141,9 @@ class _Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._busy:
             self._run.fail(f"connection lost: {exc!r}")
+        self._finish()
+
+    def _finish(self) -> None:
         if not self._finished.done():
             self._finished.set_result(None)
 
@@ -147,16 +154,11 @@ class _Client(asyncio.Protocol):
     def _next(self) -> None:
         if not self._run.take():
             self._busy = False
-            if not self._finished.done():
-                self._finished.set_result(None)
+            self._finish()
             self._transport.close()
             return
         self._busy = True
-        self._first = self._last = 0.0
-        self._events = 0
-        self._stalled = False
-        self._failed = ""
-        self._parser = httptools.HttpResponseParser(self)
+        self._reset()
         self._started = time.perf_counter()
         self._transport.write(self._request)
 
@@ -210,15 +212,13 @@ async def drive(plan: LoadPlan) -> LoadResult:
 
 async def _drive(plan: LoadPlan) -> LoadResult:
     loop = asyncio.get_running_loop()
-    run = _Run(plan)
+    run = _Run(plan, plan.requests)
     parts = urlsplit(plan.url)
+    address = parts.hostname or "127.0.0.1", parts.port or 80
     request = _request_bytes(plan)
-    port = parts.port or 80
     clients = []
     for _ in range(plan.concurrency):
-        _, client = await loop.create_connection(
-            lambda: _Client(run, request), parts.hostname or "127.0.0.1", port
-        )
+        _, client = await loop.create_connection(lambda: _Client(run, request), *address)
         clients.append(client)
     cpu = time.process_time()
     started = time.perf_counter()

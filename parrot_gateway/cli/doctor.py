@@ -81,17 +81,13 @@ def _machine() -> Finding:
 def _packages(names: tuple[str, ...], if_absent: State, advice: str) -> list[Finding]:
     findings = []
     for name in names:
-        if importlib.util.find_spec(name) is None:
-            if name == "uvloop":
-                findings.append(
-                    Finding(
-                        name, "note", "not installed: about half the speed", "pip install uvloop"
-                    )
-                )
-                continue
-            findings.append(Finding(name, if_absent, "not installed", advice))
-        else:
+        if importlib.util.find_spec(name) is not None:
             findings.append(Finding(name, "ok", importlib.metadata.version(name)))
+        elif name == "uvloop":
+            slow = "not installed: about half the speed"
+            findings.append(Finding(name, "note", slow, "pip install uvloop"))
+        else:
+            findings.append(Finding(name, if_absent, "not installed", advice))
     return findings
 
 
