@@ -65,7 +65,7 @@ class BareProxy:
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens, for whoever started it."""
+    """Prints its base URL once it listens."""
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)

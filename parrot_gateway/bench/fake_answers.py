@@ -47,7 +47,7 @@ class Script(msgspec.Struct, frozen=True):
     split: int = 0
     #: End with `data: [DONE]`.
     done: int = 1
-    #: Send a usage chunk although nobody asked.
+    #: Send a usage chunk without `include_usage`.
     usage: int = 0
     #: Text beyond ASCII.
     unicode: int = 0

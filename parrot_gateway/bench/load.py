@@ -203,7 +203,7 @@ class _Client(asyncio.Protocol):
 
 
 async def drive(plan: LoadPlan) -> LoadResult:
-    """Put the load on from this very process (see `run_load` for one of its own)."""
+    """Put the load on from this process; `run_load` starts another one for it."""
     if plan.warmup:
         warmup = msgspec.structs.replace(plan, requests=plan.warmup, duration_s=0.0, warmup=0)
         await _drive(warmup)

@@ -30,7 +30,7 @@ _READY = r"ready at (http://\S+/v1)"
 
 
 class BenchmarkError(Exception):
-    """The benchmark cannot be run; the message says why and what to do."""
+    """The benchmark cannot be run; the message names the reason and the remedy."""
 
 
 class Server:

@@ -26,7 +26,7 @@ V = TypeVar("V", NodeView, VariableView)
 
 
 class GraphUnavailableError(Exception):
-    """The graph cannot be had; the message says why and what to do."""
+    """The graph cannot be fetched; the message names the reason and the remedy."""
 
 
 class Format(StrEnum):
@@ -208,7 +208,7 @@ def graph_command(
             asyncio.run(_watch(target, session, key))
             return
         data = asyncio.run(fetch_graph(target, session, key))
-        # NOTE: as UTF-8 whatever the terminal says: pictures are redirected into files.
+        # NOTE: UTF-8 whatever the locale: pictures are redirected into files.
         sys.stdout.buffer.write(draw(data, form, Console().width).encode())
         sys.stdout.buffer.flush()
     except (GraphUnavailableError, ConfigError) as error:

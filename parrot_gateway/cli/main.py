@@ -214,7 +214,7 @@ def _log_to_stderr(level: str) -> None:
     # These two report every connection and every start-up step at info.
     for noisy in ("uvicorn", "websockets"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.root.level))
-    # NOTE: uvicorn says so, as an error, of each engine that is refused with a 401; the link says
+    # NOTE: uvicorn logs this as an error for each engine that is refused with a 401; the link logs
     # which one it was.
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: "returned without completing handshake" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""Circuit breaker: stop asking an upstream that keeps failing, and find out when it is back.
+"""Circuit breaker: stop calling an upstream that keeps failing, and find out when it is back.
 
     closed ── `failures` in a row within `window_s` ──> open
     open ── `open_s` gone by ──> half-open
@@ -39,7 +39,7 @@ class CircuitBreaker:
         self._open_s = open_s
         self._successes = successes
         self._state: BreakerState = "closed"
-        #: Changes with the state: outcomes of calls begun under an earlier one say nothing.
+        #: Changes with the state: outcomes of calls begun under an earlier one do not count.
         self._generation = 0
         self._failed_at: deque[float] = deque(maxlen=failures)
         self._opened_at = 0.0
@@ -90,7 +90,7 @@ class CircuitBreaker:
             self._open(now)
 
     def abandon(self, permit: Permit) -> None:
-        """The try ended without telling anything (the client went away)."""
+        """The try ended without an outcome (the client went away)."""
         if permit == self._generation and self._state == "half_open":
             self._probes -= 1
 

@@ -71,7 +71,7 @@ class RequestHeaders:
 
         Args:
             headers: the caller's, names in lower case (as ASGI gives them).
-            readable: ask for an answer that is not compressed, so that the gateway can find the
+            readable: request an uncompressed answer, so that the gateway can find the
                 usage in it and end a broken stream properly.
         """
         dropped = self._dropped
@@ -95,7 +95,7 @@ class RequestHeaders:
 def can_be_passed_on(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether an answer with this head can be sent to a client at all.
 
-    Some clients' libraries, the one that asks upstreams included, let more pass than a server may
+    HTTP clients, the one for upstreams included, let more pass than a server may
     send: statuses that no HTTP knows, one that switches protocols, control characters in headers.
     """
     return 200 <= status <= 599 and not _CONTROL.search(b"".join([value for _, value in headers]))

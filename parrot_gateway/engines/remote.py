@@ -167,7 +167,7 @@ class RemoteEngine:
 
         Args:
             count: contexts, at least one.
-            salt: for every Fill that names none of its own.
+            salt: for every Fill without one.
             retention: what becomes of their KV when they are freed.
             application: whose they are; see `drop_kept`.
 
@@ -391,7 +391,7 @@ class EngineChannel:
     """The contexts of one call on one engine.
 
     A context manager: leaving it frees every context that was used, whatever happened, a
-    cancellation included. The queue of events is bounded by what was asked for: an engine reports
+    cancellation included. The queue of events is bounded by what was submitted: an engine reports
     each token once.
     """
 

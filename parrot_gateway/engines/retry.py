@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
-#: Statuses that say "not now" rather than "no".
+#: Statuses that mean "not now" rather than "no".
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -30,7 +30,7 @@ class RetryPolicy:
     max_backoff_s: float
 
     def wants_retry(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Whether an answer with this status asks to be tried again."""
+        """Whether an answer with this status is to be tried again."""
         advice = headers.get("x-should-retry", "").lower()
         if advice in ("true", "false"):
             return advice == "true"
@@ -64,7 +64,7 @@ class RetryPolicy:
 
 
 def named_delay(headers: Mapping[str, str], wall_now: float) -> float | None:
-    """The wait that an answer asks for: `retry-after-ms`, else `retry-after` (seconds or a date).
+    """The wait that an answer names: `retry-after-ms`, else `retry-after` (seconds or a date).
 
     Args:
         headers: of the answer; looked up by lower-case name.

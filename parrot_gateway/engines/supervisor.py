@@ -46,9 +46,8 @@ _KEPT_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
 
 
-# NOTE: an engine may run code that came with a checkpoint, and parses files from elsewhere. Of the
-# environment it gets what it needs to find Python, devices, caches and the hub, and none of the
-# gateway's or the operator's keys.
+# NOTE: an engine may run code that came with a checkpoint: of the environment it gets what finds
+# Python, devices, caches and the hub, and none of the gateway's or the operator's keys.
 #: Variables that are passed on.
 _NAMES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV",
@@ -129,7 +128,7 @@ class EngineSupervisor:
     Args:
         models: which, and how many of each.
         registry: notifies when a process has joined.
-        load_timeout_s: how long a process may take to join before it is given up.
+        load_timeout_s: a process that takes longer to join is given up.
         command: makes the command line from model, join URL and engine name.
     """
 
@@ -188,7 +187,7 @@ class EngineSupervisor:
             await process.settled.wait()
 
     async def close(self) -> None:
-        """Stop every process: SIGTERM, and SIGKILL for those that do not hear it."""
+        """Stop every process: SIGTERM, and SIGKILL for those that do not end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -246,8 +245,8 @@ class EngineSupervisor:
                 process.deaths = 0
             process.deaths += 1
             if process.deaths >= _MAX_DEATHS:
-                said = "\n".join(process.last_lines) or "no output"
-                _give_up(process, f"it ended {process.deaths} times ({_how(status)}): {said}")
+                output = "\n".join(process.last_lines) or "no output"
+                _give_up(process, f"it ended {process.deaths} times ({_how(status)}): {output}")
                 return
             pause_s = min(_FIRST_BACKOFF_S * 2 ** (process.deaths - 1), _MAX_BACKOFF_S)
             logger.warning("engine %s %s; again in %g s", process.name, _how(status), pause_s)

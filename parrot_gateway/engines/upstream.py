@@ -39,7 +39,7 @@ from parrot_gateway.settings.secret_reference import read_secret
 
 logger = logging.getLogger(__name__)
 
-#: The list of models is asked for again after this time.
+#: The list of models is read again after this time.
 REFRESH_S = 60.0
 #: Time for one answer to `GET /models`.
 DISCOVERY_TIMEOUT_S = 10.0
@@ -106,7 +106,7 @@ class Upstream:
         return self.settings.models == "*"
 
     def models(self) -> tuple[str, ...]:
-        """The models it lists; empty until it was reached when it has to be asked."""
+        """The models it lists; empty until they were read from it, where that is needed."""
         return self._models
 
     @property
@@ -117,7 +117,7 @@ class Upstream:
     # -- lifetime ---------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the connection pool and begin to ask for the models; does not wait for them."""
+        """Open the connection pool and begin to read the models; does not wait for them."""
         proxy = _proxy_for(self._base)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
@@ -139,7 +139,7 @@ class Upstream:
             self._ready.set()
 
     async def wait_ready(self) -> None:
-        """Return once the models are known; an upstream that is down is asked again and again."""
+        """Return once the models are known; an upstream that is down is tried again and again."""
         await self._ready.wait()
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ class Upstream:
             body: sent as it is.
             first_byte_timeout_s: seconds that the client waits for a first byte: no wait in line
                 and no retry goes beyond it.
-            readable: ask for an uncompressed answer.
+            readable: request an uncompressed answer.
 
         Raises:
             InvalidRequestError: the path leads elsewhere.
@@ -349,7 +349,7 @@ class Upstream:
         backoff, complained = shortest, False
         while True:
             try:
-                names = await self._ask_for_models()
+                names = await self._read_models()
             except (GatewayError, TimeoutError) as error:
                 if not complained:
                     reason = error.message if isinstance(error, GatewayError) else "no answer"
@@ -363,7 +363,7 @@ class Upstream:
             backoff, complained = shortest, False
             await asyncio.sleep(REFRESH_S)
 
-    async def _ask_for_models(self) -> list[str]:
+    async def _read_models(self) -> list[str]:
         headers = self._headers.build([(b"accept", b"application/json")], readable=True)
         url = self._url(b"/v1/models", b"")
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
@@ -426,7 +426,7 @@ def _below_v1(path: bytes) -> str:
 
 
 def _proxy_for(url: URL) -> str | None:
-    """The proxy that the environment (`HTTPS_PROXY`, `NO_PROXY`, …) asks for, read once."""
+    """The proxy that the environment (`HTTPS_PROXY`, `NO_PROXY`, …) names, read once."""
     host = url.host or ""
     if urllib.request.proxy_bypass(host) or host in ("localhost", "127.0.0.1", "::1"):
         return None

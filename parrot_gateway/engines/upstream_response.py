@@ -81,7 +81,7 @@ class UpstreamResponse:
         content_type: lower case, without parameters.
         first: first bytes of the body; all of it when `at_eof`.
         encoded: the body is compressed.
-        exhausted: the status asked for a retry and the retries are used up.
+        exhausted: the status calls for a retry and the retries are used up.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class UpstreamResponse:
         self.first = b"".join(chunks)
 
     def close(self) -> None:
-        """Let go of the call. A body that was not read to its end is aborted at the upstream."""
+        """Release the slot. A body that was not read to its end is aborted at the upstream."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
 """A YAML settings file that remembers on which line everything stood.
 
-Does not know what the settings mean; `parrot_gateway.settings.sources` has them checked and asks
-here for the line to show.
+Does not know what the settings mean; `parrot_gateway.settings.sources` checks them, and shows the
+lines from here.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ class ServerSettings(_Section):
     max_running_calls: int = Field(default=8192, gt=0)
     #: A call that takes longer is ended with a 504.
     call_timeout_s: Seconds = 600.0
-    #: How long a client may keep the gateway waiting: for the end of a request's head, for every
+    #: Longest wait for a client: for the end of a request's head, for every
     #: 256 KiB of its body (a 408 follows), and while 64 KiB of an answer wait for it to read.
     client_timeout_s: Seconds = 60.0
-    #: How long running calls may take to finish after Ctrl-C.
+    #: Time for running calls to finish after Ctrl-C.
     drain_timeout_s: Seconds = 30.0
     #: A comment is sent into a stream that has been silent for this long.
     keep_alive_s: Seconds = 15.0
@@ -124,7 +124,7 @@ class UpstreamSettings(_Section):
     url: str
     #: By default the variable `<NAME>_API_KEY` (upper case, other characters as `_`) if it is set.
     api_key: SecretReference | None = None
-    #: Models it serves; None asks it (`GET /models`), `*` passes any name on.
+    #: Models it serves; None reads `GET /models`, `*` passes any name on.
     models: list[str] | Literal["*"] | None = None
     #: Requests in flight at once; further ones wait, bounded by `max_waiting`.
     max_concurrency: int = Field(default=1024, gt=0)
@@ -138,8 +138,8 @@ class UpstreamSettings(_Section):
     #: `retry-after` is longer than that goes to the client, which can wait for itself.
     backoff_s: Seconds = 0.25
     max_backoff_s: Seconds = 8.0
-    #: Circuit breaker: failures in a row within `breaker_window_s` that open it, and how long it
-    #: stays open. Connection errors, time-outs, broken streams and 5xx count; a 4xx never does.
+    #: Circuit breaker: failures in a row within `breaker_window_s` that open it, for
+    #: `breaker_open_s`. Connection errors, time-outs, broken streams and 5xx count; a 4xx never does.
     breaker_failures: int = Field(default=5, gt=0)
     breaker_window_s: Seconds = 60.0
     breaker_open_s: Seconds = 30.0
@@ -182,7 +182,7 @@ class EngineLinkSettings(_Section):
     heartbeat_s: Seconds = 2.0
     #: Joined engines at most.
     max_engines: int = Field(default=1024, gt=0)
-    #: How long a model may take to load before it counts as failed.
+    #: A model that takes longer to load counts as failed.
     load_timeout_s: Seconds = 1800.0
 
 
@@ -196,7 +196,7 @@ class SchedulerSettings(_Section):
     order: str | None = None
     place: str | None = None
     keep: str | None = None
-    #: Calls that wait for an engine, and how long one does before it is refused.
+    #: Calls that wait for an engine, and the time after which one is refused.
     max_queued: int = Field(default=100_000, gt=0)
     max_wait_s: Seconds = 600.0
     #: An application is held in the admission queue no longer than this.
@@ -232,15 +232,9 @@ class SchedulerSettings(_Section):
             raise ValueError(
                 f"no policy is called {self.policy!r}; there are {', '.join(sorted(PRESETS))}"
             )
-        named = {name: getattr(self, name) for name in ("admission", "order", "place", "keep")}
+        given = self.model_dump(exclude={"policy", "record", "record_max_bytes"})
         return replace(
-            preset,
-            max_queued=self.max_queued,
-            max_wait_s=self.max_wait_s,
-            max_hold_s=self.max_hold_s,
-            working_set_target=self.working_set_target,
-            yield_slack=self.yield_slack,
-            **{name: value for name, value in named.items() if value is not None},
+            preset, **{name: value for name, value in given.items() if value is not None}
         )
 
 

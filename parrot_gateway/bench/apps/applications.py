@@ -1,9 +1,8 @@
 """The applications of the Parrot paper (OSDI '24) as calls with real prompts.
 
-How many calls there are, how long they are and when they come is in
-`parrot_simulator.figures`, the same as the simulator runs; prompts are passages of the
-book. Prompts begin with a salt, so that no run finds what another one has filled. Where a workload
-differs from the paper's, its function says so.
+Numbers, lengths and arrival times are those of `parrot_simulator.figures`, which the simulator
+runs too; prompts are passages of the book. Prompts begin with a salt, so that no run finds what
+another one has filled. Differences from the paper are noted at each workload.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from parrot_simulator.figures import ARCHITECT, CODERS, REVIEWERS, REVISERS
 from parrot_gateway.bench.apps import book
 from parrot_gateway.bench.apps.workload import Call, Job, Output, Prompt, Size, Workload
 
-#: Chunks of a document: about 20 in the paper's chains, fewer of each summary beside chats.
+#: Chunks of a document: about 20 in the paper's chains, fewer where chats run at the same time.
 MIXED_CHUNKS = 16
 #: Chats a second, and calls of GPTs, before the time between arrivals is scaled like the lengths.
 #: The latter is a quarter of the paper's lowest rate, which is about what four engines of the demo
@@ -181,22 +180,22 @@ def multi_agent(size: Size, salt: str) -> Workload:
 
     Agents of a round share a long prefix: the instructions and the design, then all files. More
     than eight branches repeat the files. Unlike in the recorded trace, each agent ends on its own
-    file's tail, and the architect is asked once; the lengths are the recorded ones.
+    file's tail, and the architect runs once; the lengths are the recorded ones.
     """
     branches = range(size.count)
     calls: list[Call] = []
 
-    def ask(name: str, prompt: Prompt, tokens: int) -> str:
+    def add(name: str, prompt: Prompt, tokens: int) -> str:
         calls.append(Call(name, prompt, size.tokens(tokens), seed=len(calls)))
         return name
 
     requirements = book.passage(size.characters(ARCHITECT.prompt))
-    design = ask("design", (f"{salt}\nDesign it.\n{requirements}\n",), ARCHITECT.outputs[0])
+    design = add("design", (f"{salt}\nDesign it.\n{requirements}\n",), ARCHITECT.outputs[0])
     # Without the design, and without the files.
     guide = book.passage(size.characters(CODERS.prompt - ARCHITECT.outputs[0]), start=4000)
     rules = book.passage(size.characters(REVIEWERS.prompt - sum(CODERS.outputs)), start=16_000)
     files = [
-        ask(
+        add(
             f"code_{i}",
             (f"{salt}\n{guide}\nDesign:\n", Output(design), f"\nWrite file {i}."),
             CODERS.outputs[i % 8],
@@ -208,11 +207,11 @@ def multi_agent(size: Size, salt: str) -> Workload:
         for i in branches:
             shared += [f"\nFile {i}:\n", Output(files[i])]
         reviews = [
-            ask(f"review_{turn}_{i}", (*shared, f"\nReview file {i}."), REVIEWERS.outputs[i % 8])
+            add(f"review_{turn}_{i}", (*shared, f"\nReview file {i}."), REVIEWERS.outputs[i % 8])
             for i in branches
         ]
         files = [
-            ask(
+            add(
                 f"revise_{turn}_{i}",
                 (*shared, f"\nRevise file {i}.\nIts review: ", Output(reviews[i])),
                 REVISERS.outputs[i % 8],

@@ -24,7 +24,7 @@ def passage(characters: int, start: int = 0) -> str:
 
     Args:
         characters: at least 1.
-        start: where to begin, in characters; behind the end it goes on from the beginning.
+        start: offset in characters; past the end it wraps around.
     """
     whole = text()
     start %= len(whole)

@@ -1,8 +1,8 @@
 """Compares ways of running a workload: alternating rounds on one server, times and speed-ups.
 
-NOTE: a timed run must not profit from what another left in the prefix cache. Every run has a salt
-of its own at the beginning of its prompts, all salts of one form, so that runs differ in nothing
-else. That the ways give the same texts is shown in a first round, not timed, with one salt for all.
+NOTE: a timed run must not profit from what another left in the prefix cache: the prompts of each
+begin with a fresh salt of the same form. A first round, not timed, with one salt for all, shows that
+the ways give the same texts.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def differences(runs: dict[Way, RunResult]) -> list[str]:
 
 
 def salt() -> str:
-    """What prompts of a run begin with: as long as any other: digits."""
+    """The beginning of a run's prompts; all salts have one length."""
     return f"Copy {secrets.randbelow(10**12):012d}."
 
 

@@ -1,10 +1,9 @@
 """Compares policies of placement: a gateway with engines of its own for each, the same workload.
 
-All gateways stand at the same time, and run one after the other; whoever is first in one round is
-last in the next. A round has a salt of its own at the beginning of its prompts, the same for all
-policies: each finds its caches without it, and nothing else differs. Clients use semantic
-variables, a session for each job. A first round, not timed, shows that all policies give the same
-texts.
+All gateways stay up and run one after the other; the first in one round is the last in the next.
+Prompts of a round begin with a fresh salt, the same for all policies, so that every cache starts
+cold. Clients use semantic variables, a session for each job. A first round, not timed, shows that
+all policies give the same texts.
 """
 
 from __future__ import annotations

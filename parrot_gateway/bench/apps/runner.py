@@ -73,9 +73,9 @@ class GatewayClient:
         """The text of one answer; of a deferred call, what stands for it.
 
         Args:
-            call: says how long the answer is and its seed.
+            call: its length and seed are used.
             prompt: as it is sent.
-            semantic: the body's field `parrot`, if it shall have one.
+            semantic: the body's field `parrot`, if any.
 
         Raises:
             BenchmarkError: no answer, an error, an answer of the wrong length, or a server that
@@ -167,11 +167,11 @@ async def run_workload(
     """Run all jobs, each from its arrival on.
 
     Args:
-        client: where to.
-        workload: what.
-        way: how.
-        session: name of the session, for semantic variables; one that nobody has used.
-        session_per_job: each job is an application of its own: see `session_of`.
+        client: of the server.
+        workload: its jobs run at the same time.
+        way: the same for all jobs.
+        session: name of an unused session, for semantic variables.
+        session_per_job: each job has its own session: see `session_of`.
 
     Raises:
         BenchmarkError: any call failed; the others are cancelled.
