@@ -139,7 +139,7 @@ class UpstreamSettings(_Section):
     backoff_s: Seconds = 0.25
     max_backoff_s: Seconds = 8.0
     #: Circuit breaker: failures in a row within `breaker_window_s` that open it, for
-    #: `breaker_open_s`. Connection errors, time-outs, broken streams and 5xx count; a 4xx never does.
+    #: `breaker_open_s`. Connection errors, time-outs, broken streams and 5xx count; no 4xx does.
     breaker_failures: int = Field(default=5, gt=0)
     breaker_window_s: Seconds = 60.0
     breaker_open_s: Seconds = 30.0
@@ -232,10 +232,8 @@ class SchedulerSettings(_Section):
             raise ValueError(
                 f"no policy is called {self.policy!r}; there are {', '.join(sorted(PRESETS))}"
             )
-        given = self.model_dump(exclude={"policy", "record", "record_max_bytes"})
-        return replace(
-            preset, **{name: value for name, value in given.items() if value is not None}
-        )
+        excluded = {"policy", "record", "record_max_bytes"}
+        return replace(preset, **self.model_dump(exclude=excluded, exclude_none=True))
 
 
 class SessionSettings(_Section):

@@ -1,8 +1,8 @@
 """Compares ways of running a workload: alternating rounds on one server, times and speed-ups.
 
 NOTE: a timed run must not profit from what another left in the prefix cache: the prompts of each
-begin with a fresh salt of the same form. A first round, not timed, with one salt for all, shows that
-the ways give the same texts.
+begin with a fresh salt of the same form. A first round, not timed, with one salt for all, shows
+that the ways give the same texts.
 """
 
 from __future__ import annotations
