@@ -17,7 +17,6 @@ INTERVAL_S = 2.0
 
 
 def print_line(line: str) -> None:
-    """Write one line to standard error at once."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -254,7 +254,6 @@ class EngineStats:
     busy_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain types, for JSON."""
         return asdict(self)
 
 
@@ -271,8 +270,6 @@ class BlockChanges(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The outcome of one engine step."""
-
     events: list[Event]
     #: Whether a further step would do anything without new primitives.
     has_work: bool
@@ -287,9 +284,7 @@ class Engine(Protocol):
     """
 
     @property
-    def info(self) -> EngineInfo:
-        """Identity and limits."""
-        ...
+    def info(self) -> EngineInfo: ...
 
     def submit(self, primitives: Sequence[Primitive]) -> None:
         """Queue primitives, in order."""
@@ -299,9 +294,7 @@ class Engine(Protocol):
         """Run one batch; returns at once with no events when there is nothing to do."""
         ...
 
-    def stats(self) -> EngineStats:
-        """Counters and gauges of this moment."""
-        ...
+    def stats(self) -> EngineStats: ...
 
     def close(self) -> None:
         """Give back memory and threads; the engine is unusable afterwards."""

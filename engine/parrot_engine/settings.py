@@ -190,7 +190,6 @@ class BuiltinSettings:
 
     @property
     def background_tokens(self) -> int:
-        """`max_background_tokens`, or its default."""
         return self.max_background_tokens or max(1, self.max_batch_tokens // 4)
 
     @classmethod

@@ -80,7 +80,6 @@ class Bench:
         return None
 
     def result(self, case: str, prompts: Prompts, *figures: Figure) -> CaseResult:
-        """The outcome of runs of such prompts."""
         return CaseResult(
             case,
             self.subject.name,
@@ -92,7 +91,6 @@ class Bench:
         )
 
     def skip(self, case: str, reason: str) -> CaseResult:
-        """A case that cannot be run."""
         return CaseResult(case, self.subject.name, skipped=reason)
 
 
@@ -290,7 +288,6 @@ def _load(bench: Bench) -> Iterator[CaseResult]:
 
 
 def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:
-    """Median and 99th percentile in milliseconds."""
     median, high = np.percentile(seconds, (50, 99)) if seconds else (0.0, 0.0)
     return 1000 * float(median), 1000 * float(high)
 

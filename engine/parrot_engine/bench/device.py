@@ -20,8 +20,6 @@ from parrot_engine.models.config import ModelConfig
 
 
 class Limits(NamedTuple):
-    """Measured limits of one device."""
-
     #: Bytes read plus bytes written per second of a large copy.
     bytes_per_s: float
     #: bf16 matrix product of 8,192 cubed.
@@ -93,8 +91,6 @@ class Segment(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Bounds of one model on one device."""
-
     config: ModelConfig
     dtype: torch.dtype
     limits: Limits

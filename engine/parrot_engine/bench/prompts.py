@@ -116,7 +116,6 @@ class Prompts(NamedTuple):
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that are generated in all."""
         return sum(self.max_tokens)
 
     @property
@@ -143,13 +142,10 @@ class Prompts(NamedTuple):
         return shared + sum(own[:slots])
 
     def with_tokens(self, tokens: int) -> Prompts:
-        """The same prompts with so many tokens each."""
         return self._replace(max_tokens=[tokens] * len(self.token_ids))
 
 
 class PromptSource:
-    """Draws prompts."""
-
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._vocab_size = vocab_size
         self._seed = seed

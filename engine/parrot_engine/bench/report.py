@@ -27,8 +27,6 @@ class BenchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity, measured once or several times."""
-
     name: str
     unit: Unit
     runs: tuple[float, ...]
@@ -53,7 +51,6 @@ class Figure:
         return self.bound / self.median if self.unit == "ms" else self.median / self.bound
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain types."""
         return {
             "unit": self.unit,
             "median": self.median,
@@ -66,8 +63,6 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The outcome of one case on one engine."""
-
     case: str
     engine: str
     #: Why there are no figures.
@@ -81,7 +76,6 @@ class CaseResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CaseResult:
-        """The inverse of `to_dict`."""
         counts = {name: values[name] for name in values if name != "figures"}
         figures = tuple(
             Figure(name, figure["unit"], tuple(figure["runs"]), figure["bound"])
@@ -90,11 +84,9 @@ class CaseResult:
         return cls(**counts, figures=figures)
 
     def figure(self, name: str) -> Figure:
-        """A figure by its name."""
         return next(figure for figure in self.figures if figure.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain types."""
         if self.skipped is not None:
             return {"case": self.case, "engine": self.engine, "skipped": self.skipped}
         names = [item.name for item in fields(self) if item.name not in ("skipped", "figures")]
@@ -170,7 +162,6 @@ def summary(report: Mapping[str, Any]) -> str:
 
 
 def line_of(result: CaseResult) -> str:
-    """A result as one line of progress."""
     if result.skipped is not None:
         return f"{result.engine} {result.case}: skipped: {result.skipped}"
     figures = ", ".join(

@@ -94,7 +94,6 @@ class ParrotSubject:
 
 
 def is_installed(peer: str) -> bool:
-    """Whether a peer can be imported here."""
     return find_spec(peer) is not None
 
 

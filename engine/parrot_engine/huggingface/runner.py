@@ -62,8 +62,6 @@ def load_huggingface_runner(folder: Path, settings: HuggingFaceSettings) -> Hugg
 
 @dataclass(slots=True)
 class _Past:
-    """The past key values of one context."""
-
     cache: DynamicCache
     num_tokens: int = 0
     #: The model's prediction behind the last of them, float32 `[1, vocab_size]`.

@@ -238,7 +238,6 @@ class Outbox:
         self._put(Events(events))
 
     def put_blocks(self, changes: BlockChanges) -> None:
-        """As `put`."""
         self._put(Blocks(*changes))
 
     def _put(self, message: Message) -> None:

@@ -87,7 +87,6 @@ class LLM:
         return tokenizer_of(self._tokenizer)
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of the engine."""
         return self._engine.stats()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -212,7 +211,6 @@ class LLM:
         self._session.step()
 
     def context(self) -> LLMContext:
-        """A new, empty context."""
         context = LLMContext(self._session, self._tokenizer, self._session.new_id(), [])
         self._session.call(Fill(context.id, []))
         return context
@@ -242,7 +240,6 @@ class LLM:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, be it of one."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, Mapping) or not isinstance(prompts, Sequence):

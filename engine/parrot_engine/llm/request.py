@@ -38,8 +38,6 @@ def tokenizer_of(tokenizer: Tokenizer | None) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One continuation of a prompt."""
-
     #: Number among the continuations of the same prompt.
     index: int
     #: Without special tokens and without the stop string; empty where not detokenized.
@@ -143,8 +141,6 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and its continuations."""
-
     #: None when the prompt was given as token ids.
     prompt: str | None
     prompt_token_ids: list[int]
@@ -203,7 +199,6 @@ class Request:
         return self._failure is not None or (self._filled is not None and not self._targets)
 
     def start(self) -> None:
-        """Submit the prompt and its generations."""
         self._root = self._session.new_id()
         fill = Fill(self._root, self._token_ids, prompt_logprobs=self._prompt_logprobs)
         if len(self._completions) == 1:

@@ -42,14 +42,12 @@ class Session:
         self._handlers: dict[int, Handler] = {}
 
     def default_params(self) -> SamplingParams:
-        """`SamplingParams` with the checkpoint's own defaults."""
         chosen: dict[str, Any] = dict(self.engine.info.default_sampling)
         if "top_k" in chosen:
             chosen["top_k"] = int(chosen["top_k"])
         return replace(SamplingParams(), **chosen)
 
     def new_id(self) -> int:
-        """A context id that was never used."""
         return next(self._ids)
 
     def submit(self, handler: Handler, *primitives: Primitive) -> None:

@@ -81,8 +81,6 @@ class Tails:
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
-
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -181,8 +179,6 @@ class EngineService:
 
 
 class _Inbox:
-    """Events of one request that were not taken yet."""
-
     __slots__ = ("complete", "events", "filled")
 
     def __init__(self) -> None:

@@ -64,7 +64,6 @@ class ChatTemplate:
 
     @property
     def is_available(self) -> bool:
-        """Whether the model has any chat template."""
         return bool(self._source)
 
     def render(

@@ -132,7 +132,6 @@ class TokenPieces:
         return token_id in self._special
 
     def get(self, token_id: int) -> bytes | str | int | None:
-        """The piece of a token; None for an unknown id."""
         try:
             return self._table[token_id]
         except KeyError:
@@ -141,7 +140,6 @@ class TokenPieces:
             return piece
 
     def first_text(self, token_id: int) -> bytes | str | int | None:
-        """The piece of a token that stands first in a text."""
         mark = self.plan.bare_first
         token = self._backend.id_to_token(token_id) if mark is not None else None
         if mark is None or token is None:

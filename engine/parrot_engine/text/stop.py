@@ -33,7 +33,6 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has been found."""
         return self._done
 
     def push(self, text: str) -> StopResult:

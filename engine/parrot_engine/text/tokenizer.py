@@ -98,7 +98,6 @@ class Tokenizer:
         return None if text is None else self.token_id(text)
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token by its vocabulary entry."""
         found: int | None = self._backend.token_to_id(token)
         return found
 
