@@ -1,4 +1,4 @@
-"""Waiting for variables: until they are final, and deduction knows of it meanwhile. No HTTP."""
+"""Waits for variables. Deduction counts them, and their sessions stay meanwhile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from parrot_gateway.semantic.variable import Variable
 
 
 class Readers:
-    """Whoever waits for a variable. Used in the event loop's thread only.
+    """All waits for variables. Used in the event loop's thread only.
 
     Args:
-        sessions: those of the variables.
-        objectives: is told what is waited for.
-        timeout_s: of waits for a value that name no time of their own.
+        timeout_s: default of `value`.
     """
 
     def __init__(
@@ -39,21 +37,19 @@ class Readers:
         objective: Objective | None = LATENCY,
         after: int | None = None,
     ) -> bool:
-        """Wait until a variable is final; tells deduction that it is waited for.
+        """Wait until a variable is final; False after `timeout_s`.
 
         Args:
-            variable: of any session.
-            timeout_s: return False after this time.
-            objective: what it is waited for; None leaves deduction alone.
+            objective: of the wait, for deduction; None leaves deduction alone.
             after: return also when it has more text than so many characters.
         """
         if variable.is_final or (after is not None and variable.text_after(after)):
             return True
-        told = asyncio.get_running_loop().create_future()
+        has_changed = asyncio.get_running_loop().create_future()
 
         def changed(_: Variable) -> None:
-            if not told.done():
-                told.set_result(None)
+            if not has_changed.done():
+                has_changed.set_result(None)
 
         unsubscribe = variable.subscribe(changed, last_only=after is None)
         session = self._sessions.owner_of(variable)
@@ -64,7 +60,7 @@ class Readers:
             self._objectives.begin_wait(variable, objective)
         try:
             async with asyncio.timeout(timeout_s):
-                await told
+                await has_changed
         except TimeoutError:
             return False
         finally:
@@ -79,11 +75,11 @@ class Readers:
     async def value(
         self, variable: Variable, timeout_s: float | None = None, objective: Objective = LATENCY
     ) -> str:
-        """The text of a variable, once it is there.
+        """The text of a variable, once it is ready.
 
         Raises:
             DependencyFailedError: it failed or was cancelled.
-            DeadlineError: it was not there in time.
+            DeadlineError: it was not ready in time.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if not await self.wait(variable, limit_s, objective=objective):
@@ -96,7 +92,7 @@ class Readers:
         return variable.value or ""
 
     async def values(self, variables: Mapping[str, Variable], timeout_s: float) -> dict[str, str]:
-        """The texts of variables, under their ids, once all are there.
+        """The texts of variables, under their ids, once all are ready.
 
         Raises:
             DependencyFailedError, DeadlineError: as `value`.

@@ -1,7 +1,6 @@
-"""A session: one run of an application, with its variables, its graph and its contexts.
+"""A session: one run of an application, with its variables, its graph and its named contexts.
 
-Owns and bounds them, and frees everything when it is closed. Which sessions there are, and whose
-they are, is the business of `sessions`; running calls is the executor's.
+Owns and bounds them, and frees everything when it is closed. `sessions` keeps the sessions.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ MAX_NAME = 256
 
 
 def check_name(name: str, param: str) -> str:
-    """A name as it is kept: without blanks around it.
+    """The name without blanks around it.
 
     Raises:
-        InvalidRequestError: empty, too long, or with characters that cannot be printed, which
-            would break headers, logs and terminals.
+        InvalidRequestError: empty, too long, or with characters that cannot be printed.
     """
     plain = name.strip()
     if not plain or len(plain) > MAX_NAME or not plain.isprintable():
@@ -42,7 +40,7 @@ def check_name(name: str, param: str) -> str:
 
 
 def _no_account(session: Session, delta: int) -> None:
-    """Accounts for nothing: a session outside of a store."""
+    """Accounts for nothing, for a session outside of a store."""
 
 
 class Session:
@@ -50,15 +48,12 @@ class Session:
 
     Args:
         id: opaque and unguessable.
-        name: what the application calls it.
-        tenant: who owns it.
-        now: the time, in seconds on the caller's clock.
-        limits: how much it may hold.
+        now: seconds on the caller's clock.
         mint_variable_id: makes unguessable ids.
-        index: is kept equal to the variables of the session, among those of others; the store's.
-        account: is told by how many bytes this session's values are about to grow (or shrank),
-            and may refuse growth by raising.
-        count: the same of the number of its variables.
+        index: the store's variables by id, to which those of this session are added.
+        account: called with the bytes by which its values are about to grow (negative: shrank);
+            may refuse growth by raising.
+        count: the same for the number of its variables.
     """
 
     def __init__(
@@ -81,9 +76,9 @@ class Session:
         self.last_used = now
         self.limits = limits
         self.is_closed = False
-        #: Bytes of all values, and of what its contexts hold.
+        #: Bytes of all values and named contexts.
         self.value_bytes = 0
-        #: Named contexts, for whoever runs calls; bounded by `keep_context`.
+        #: Named contexts; bounded by `keep_context`.
         self.contexts: dict[str, object] = {}
         self._mint = mint_variable_id
         self._index = index if index is not None else {}
@@ -105,30 +100,29 @@ class Session:
 
     @property
     def num_variables(self) -> int:
-        """How many variables it holds. No `len`: an empty session would count as false."""
+        """No `len`: an empty session would count as false."""
         return len(self._by_id)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it may be forgotten: no call is waiting or running, and nobody holds it."""
+        """Whether it may be forgotten: without unfinished calls and pins."""
         return self._pins == 0 and self.graph.num_unfinished == 0
 
     def pin(self) -> None:
-        """Keep it from being forgotten while a request is at work on it; pair with `unpin`."""
+        """Keep it from being forgotten; pair with `unpin`."""
         self._pins += 1
 
     def unpin(self) -> None:
-        """End one `pin`."""
         if self._pins == 0:
             raise ValueError("unpin without pin")
         self._pins -= 1
 
     def variable(self, name: str, param: str = "variable") -> Variable:
-        """The variable of that name, made empty if there was none.
+        """The variable of that name, made if there is none.
 
         Raises:
             InvalidRequestError: it cannot be a name.
-            SessionFullError: too many variables, all of them needed.
+            SessionFullError: too many variables, and none can be forgotten.
             SessionNotFoundError: the session was closed.
         """
         name = check_name(name, param)
@@ -136,19 +130,14 @@ class Session:
         return found if found is not None else self._make(name)
 
     def anonymous_variable(self, prefix: str = "output") -> Variable:
-        """A new variable for a call that names none; called `prefix-` and the end of its id.
-
-        Raises:
-            as `variable`.
-        """
+        """A new variable, whose name is `prefix-` and the end of its id; raises as `variable`."""
         return self._make(None, prefix)
 
     def find(self, name: str) -> Variable | None:
-        """The variable of that name, if there is one."""
+        """The variable of that name."""
         return self._by_name.get(name.strip())
 
     def get(self, variable_id: str) -> Variable | None:
-        """The variable of that id, if it is in this session."""
         return self._by_id.get(variable_id)
 
     def lookup(self, variable_id: str, param: str = "variable") -> Variable:
@@ -163,14 +152,11 @@ class Session:
         return found
 
     def delete(self, variable_id: str) -> None:
-        """Forget a variable and the finished calls around it.
-
-        Readers that wait for a variable which nobody has begun to write learn that it was
-        cancelled.
+        """Cancel and forget a variable, and forget the finished calls around it.
 
         Raises:
             VariableNotFoundError: it is not in this session.
-            ConflictError: a call that is waiting or running reads or writes it.
+            ConflictError: an unfinished call reads or writes it.
         """
         variable = self.lookup(variable_id)
         if not self.graph.forget(variable_id):
@@ -186,7 +172,7 @@ class Session:
             self._drop(variable)
 
     def keep_context(self, name: str, context: object) -> None:
-        """Keep a context under a name, in the place of one that had it.
+        """Keep a context under a name.
 
         Raises:
             InvalidRequestError: it cannot be a name.
@@ -200,34 +186,25 @@ class Session:
         self.contexts[name] = context
 
     def drop_context(self, name: str) -> object | None:
-        """Forget a named context and hand it over for freeing; None if there is none."""
+        """Forget a named context and return it, if there is one."""
         return self.contexts.pop(name.strip(), None)
-
-    def account(self, delta: int) -> None:
-        """What is kept besides variables is about to grow by so many bytes, or shrank.
-
-        Raises:
-            SessionFullError, OverloadedError: there is no room, and all of it is still needed.
-        """
-        self._account(delta)
 
     def snapshot(
         self, now: float, find_foreign: Callable[[str], Variable | None] = lambda variable_id: None
     ) -> GraphSnapshot:
-        """Its graph as plain data, without values; arguments as of `snapshot_of`."""
+        """See `snapshot_of`."""
         return snapshot_of(self.graph, now, self.id, find_foreign)
 
     def close(self) -> None:
-        """Free everything: unfinished variables are cancelled, and their readers told.
+        """Cancel and forget all variables, clear the graph. A second close does nothing.
 
-        Calls that still run must be ended by whoever runs them. Contexts are left in `contexts`
-        for whoever frees them. A second close does nothing.
+        Running calls and contexts must be ended and freed by the caller.
         """
         if self.is_closed:
             return
         self.is_closed = True
         first: Exception | None = None
-        # NOTE: listeners may still look into the graph, so it is emptied after the last is told.
+        # NOTE: listeners may still read the graph, so it is cleared after the last one.
         for variable in self:
             try:
                 self._cancel(variable, "its session was closed")
@@ -242,7 +219,7 @@ class Session:
     def _make(self, name: str | None, prefix: str = "") -> Variable:
         self._check_open()
         if len(self._by_id) >= self.limits.max_variables:
-            # An eighth at a time, so that a scan pays for many.
+            # An eighth at a time, so that one scan frees many.
             self._evict(to_count=self.limits.max_variables - self.limits.max_variables // 8 - 1)
         if len(self._by_id) >= self.limits.max_variables:
             raise SessionFullError(self.name, f"{len(self._by_id)} variables", "max_variables")
@@ -255,7 +232,7 @@ class Session:
             name if name is not None else self._free_name(prefix, variable_id),
             self.id,
             max_value_bytes=self.limits.max_value_bytes,
-            account=self._account,
+            account=self.account,
         )
         self._by_id[variable_id] = variable
         self._by_name[variable.name] = variable
@@ -263,7 +240,7 @@ class Session:
         return variable
 
     def _free_name(self, prefix: str, variable_id: str) -> str:
-        """The prefix and as much of the id as nobody else uses."""
+        """The prefix and as much of the end of the id as is unique."""
         names = (f"{prefix}-{variable_id[-n:]}" for n in range(6, len(variable_id)))
         return next((n for n in names if n not in self._by_name), f"{prefix}-{variable_id}")
 
@@ -271,7 +248,12 @@ class Session:
         if self.is_closed:
             raise SessionNotFoundError(self.name)
 
-    def _account(self, delta: int) -> None:
+    def account(self, delta: int) -> None:
+        """Its values and contexts are about to grow by so many bytes (negative: shrank).
+
+        Raises:
+            SessionFullError, OverloadedError: no room, and nothing can be forgotten.
+        """
         limit = self.limits.max_session_bytes
         if delta > 0 and self.value_bytes + delta > limit:
             self._evict(to_bytes=limit - limit // 8 - delta)
@@ -299,7 +281,6 @@ class Session:
             variable.cancel(Failure("cancelled", why, variable.name, variable.producer))
 
     def _drop(self, variable: Variable) -> None:
-        """Forget a final variable."""
         if self._by_id.pop(variable.id, None) is not None:
             self._by_name.pop(variable.name)
             self._index.pop(variable.id, None)

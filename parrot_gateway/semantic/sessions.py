@@ -1,13 +1,14 @@
 """All sessions of all tenants: found by id or name, bounded, forgotten when unused.
 
-Tenants are walls: what belongs to another is looked up in a map that it is not in, so unknown and
-foreign cannot be told apart, in text or in time. One tenant makes room at its own expense first.
+Each tenant has maps of its own, so that unknown and foreign cannot be told apart, in text or in
+time. Room is made from the tenant's own idle sessions first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from parrot_gateway.exceptions import (
@@ -35,26 +36,20 @@ class SessionStatistics(NamedTuple):
     expired: int
 
 
+@dataclass(slots=True)
 class _Tenant:
-    """What one tenant holds."""
-
-    __slots__ = ("by_name", "sessions", "variables")
-
-    def __init__(self) -> None:
-        #: By id, longest unused first.
-        self.sessions: OrderedDict[str, Session] = OrderedDict()
-        self.by_name: dict[str, Session] = {}
-        self.variables: dict[str, Variable] = {}
+    #: By id, longest unused first.
+    sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    by_name: dict[str, Session] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
 
 
 class SessionStore:
     """The sessions of a gateway.
 
     Args:
-        limits: how much is kept.
         mint_session_id, mint_variable_id: make unguessable ids, never the same twice.
-        on_close: is told of every session that was closed, for whatever reason, so that its
-            contexts can be freed.
+        on_close: called with every session that was closed, for any reason.
     """
 
     def __init__(
@@ -70,7 +65,7 @@ class SessionStore:
         self._mint_variable_id = mint_variable_id
         self._on_close = on_close
         self._tenants: dict[str, _Tenant] = {}
-        #: Every session by id, for those who hold a variable already.
+        #: Every session by id.
         self._owners: dict[str, Session] = {}
         self._bytes = 0
         self._variables = 0
@@ -83,7 +78,7 @@ class SessionStore:
         return len(self._owners)
 
     def get_or_create(self, tenant: str, name: str | None, now: float) -> Session:
-        """The tenant's session of that id or name, made when there is none; None makes one.
+        """The tenant's session of that id or name, made if there is none; None makes one.
 
         Raises:
             InvalidRequestError: it cannot be a name.
@@ -116,7 +111,7 @@ class SessionStore:
         return session
 
     def find(self, tenant: str, id_or_name: str, now: float | None = None) -> Session:
-        """The tenant's session of that id or name; used now, when a time is given.
+        """The tenant's session of that id or name; used now, if a time is given.
 
         Raises:
             SessionNotFoundError: there is none; it has expired; it is another tenant's.
@@ -155,10 +150,7 @@ class SessionStore:
         return {each: self.variable(tenant, each, now) for each in variable_ids}
 
     def owner_of(self, variable: Variable) -> Session | None:
-        """The session of a variable that the caller holds; None when it was closed meanwhile.
-
-        Asks for no tenant: only for variables that were found by one.
-        """
+        """The session of a variable that was found for its tenant; None if it was closed."""
         return self._owners.get(variable.session_id)
 
     def of_tenant(self, tenant: str) -> list[Session]:
@@ -167,23 +159,19 @@ class SessionStore:
         return list(reversed(held.sessions.values())) if held is not None else []
 
     def touch(self, session: Session, now: float) -> None:
-        """The session is used."""
+        """The session is used now."""
         session.last_used = max(session.last_used, now)
         held = self._tenants.get(session.tenant)
         if held is not None and session.id in held.sessions:
             held.sessions.move_to_end(session.id)
 
     def close(self, session: Session) -> None:
-        """Close and forget a session; its calls must have been cancelled. Twice does nothing."""
+        """Close and forget a session, whose calls were cancelled before. Safe to call twice."""
         if self._remove(session):
             self._closed += 1
 
     def sweep(self, now: float) -> list[Session]:
-        """Close the idle sessions that were unused for longer than the limit.
-
-        Returns:
-            those sessions.
-        """
+        """Close and return the idle sessions that were unused for longer than the limit."""
         expired = []
         for held in list(self._tenants.values()):
             for session in list(held.sessions.values()):
@@ -198,7 +186,6 @@ class SessionStore:
         return expired
 
     def close_all(self) -> None:
-        """Close every session: the gateway ends."""
         for held in list(self._tenants.values()):
             for session in list(held.sessions.values()):
                 self.close(session)
@@ -260,37 +247,33 @@ class SessionStore:
 
     def _account(self, writer: Session, delta: int) -> None:
         while delta > 0 and self._bytes + delta > self._limits.max_total_bytes:
-            victim = self._largest_idle(writer, lambda session: session.value_bytes)
-            if victim is None:
-                raise OverloadedError(
-                    "All sessions together hold as much text as this gateway keeps "
-                    "(setting sessions.max_total_bytes)."
-                )
-            self._remove(victim)
-            self._evicted += 1
+            self._evict_for(writer, lambda session: session.value_bytes, "much text", "bytes")
         self._bytes += delta
 
     def _count(self, writer: Session, delta: int) -> None:
         while delta > 0 and self._variables + delta > self._limits.max_total_variables:
-            victim = self._largest_idle(writer, lambda session: session.num_variables)
-            if victim is None:
-                raise OverloadedError(
-                    "All sessions together hold as many variables as this gateway keeps "
-                    "(setting sessions.max_total_variables)."
-                )
-            self._remove(victim)
-            self._evicted += 1
+            self._evict_for(
+                writer, lambda session: session.num_variables, "many variables", "variables"
+            )
         self._variables += delta
 
-    def _largest_idle(self, writer: Session, size: Callable[[Session], int]) -> Session | None:
-        """The largest idle session, of the writer's tenant if it has one, but not itself."""
+    def _evict_for(
+        self, writer: Session, size: Callable[[Session], int], what: str, unit: str
+    ) -> None:
+        """Close the largest other idle session, one of the writer's tenant if there is one."""
         idle = [
             session
             for held in self._tenants.values()
             for session in held.sessions.values()
             if session.is_idle and size(session) and session is not writer
         ]
-        return max(idle, key=lambda s: (s.tenant == writer.tenant, size(s)), default=None)
+        if not idle:
+            raise OverloadedError(
+                f"All sessions together hold as {what} as this gateway keeps "
+                f"(setting sessions.max_total_{unit})."
+            )
+        self._remove(max(idle, key=lambda s: (s.tenant == writer.tenant, size(s))))
+        self._evicted += 1
 
     def _remove(self, session: Session) -> bool:
         held = self._tenants.get(session.tenant)

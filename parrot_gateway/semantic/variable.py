@@ -5,14 +5,13 @@
       │                 └──cancel──> cancelled
       └── set, fail, cancel: the same ends, without a run
 
-Holds the text, its state and who is to be told of changes. Which call writes it, who waits for
-it and for how long is decided elsewhere; nothing here waits, reads a clock or knows of HTTP.
+Holds text, state and listeners; nothing here waits or reads a clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
@@ -34,16 +33,16 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     "cancelled": frozenset(),
 }
 
-#: Readers and dependents of one variable that can be told of its changes.
+#: Listeners of one variable.
 MAX_LISTENERS = 65_536
-#: Parts that are kept apart before they are joined: one token is a few bytes, a string is fifty.
+#: Parts kept before they are joined: one token is a few bytes, a `str` has fifty bytes overhead.
 _MAX_LOOSE_PARTS = 256
-#: Longest message of a failure that is kept.
+#: Characters of the message of a failure.
 _MAX_MESSAGE = 2_000
 
 
 def size_of(text: str) -> int:
-    """Bytes of a text in UTF-8; lone surrogates, which some upstreams send, count three."""
+    """Bytes of a text in UTF-8; a lone surrogate, which some upstreams send, counts three."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -51,8 +50,8 @@ def size_of(text: str) -> int:
 class Failure:
     """Why a variable will never have a value.
 
-    `cause` is the failure where it all began. It has no cause of its own, so that a failure that
-    travels through a thousand calls stays as small as the first one.
+    `cause` is the first failure of the chain, and has no cause itself: a failure that travels
+    through a thousand calls stays as small as the first one.
     """
 
     code: str
@@ -68,27 +67,21 @@ class Failure:
 
     @property
     def origin(self) -> Failure:
-        """The failure where it began."""
-        return self.cause if self.cause is not None else self
+        """The first failure of the chain."""
+        return self.cause or self
 
     def passed_on(self, variable_name: str | None, call_id: str | None) -> Failure:
-        """The failure of a call that needed what failed here."""
-        return Failure(
-            code="dependency_failed",
-            message=f"it needs variable '{self.variable_name}': {self.message}"
-            if self.cause is None
-            else self.message,
-            variable_name=variable_name,
-            call_id=call_id,
-            cause=self.origin,
-        )
+        """The failure of a call that needed the variable that failed here."""
+        message = self.message
+        if self.cause is None:
+            message = f"it needs variable '{self.variable_name}': {message}"
+        return Failure("dependency_failed", message, variable_name, call_id, self.origin)
 
     def to_error(self, name: str) -> DependencyFailedError:
-        """What readers of variable `name`, and calls that need it, are answered."""
+        """The error for readers of variable `name`, and for calls that need it."""
         return DependencyFailedError(variable=name, call=self.call_id, cause=self.message)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data."""
         return {
             "code": self.code,
             "message": self.message,
@@ -102,18 +95,17 @@ Listener: TypeAlias = Callable[["Variable"], None]
 
 
 def _unlimited(delta: int) -> None:
-    """Accounts for nothing: a variable outside of a session."""
+    """Accounts for nothing, for a variable outside of a session."""
 
 
 class Variable:
     """One semantic variable.
 
     Args:
-        id: opaque and unguessable; who knows it may read the value within the tenant.
-        name: what the application calls it, unique in its session.
-        session_id: the session that owns it.
+        id: opaque and unguessable; whoever knows it may read the value within the tenant.
+        name: unique in its session.
         max_value_bytes: limit of the value in UTF-8.
-        account: is told how many bytes the text is about to grow (or shrank, negative), and may
+        account: called with the bytes by which the text is about to grow (negative: shrank); may
             refuse growth by raising.
     """
 
@@ -154,7 +146,7 @@ class Variable:
         self.state: State = "empty"
         #: The text; None until the variable is ready.
         self.value: str | None = None
-        #: Why there will be no value; set when failed or cancelled.
+        #: Set when failed or cancelled.
         self.failure: Failure | None = None
         #: Id of the call or transform that writes it; None when the user does, or nobody yet.
         self.producer: str | None = None
@@ -166,7 +158,7 @@ class Variable:
         self._length = 0
         self._chunks: list[str] = []
         self._loose: list[str] = []
-        #: Those who are told of every change, and those who are told of the last one only.
+        #: Listeners of every change, and of the last one only.
         self._followers: dict[int, Listener] = {}
         self._waiters: dict[int, Listener] = {}
         self._next_listener = 0
@@ -177,12 +169,11 @@ class Variable:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will change any more."""
         return not TRANSITIONS[self.state]
 
     @property
     def story(self) -> tuple[str, ...]:
-        """The states it went through, oldest first, with who caused them."""
+        """The states it went through, oldest first, with their causes."""
         return tuple(self._story)
 
     @property
@@ -201,7 +192,7 @@ class Variable:
         return self.value if self.value is not None else "".join(self.parts)
 
     def text_after(self, offset: int) -> str:
-        """What a reader who has seen `offset` characters has not seen yet."""
+        """The text (`text`) from character `offset` on."""
         if self.value is not None:
             return self.value[offset:]
         begin, unseen = self._length, []
@@ -213,7 +204,7 @@ class Variable:
         return "".join(reversed(unseen))[max(0, offset - begin) :]
 
     def begin(self, by: str | None = None) -> None:
-        """The producer `by` has started to write.
+        """The call `by` has started to write.
 
         Raises:
             VariableStateError: it is not empty.
@@ -222,10 +213,7 @@ class Variable:
         self._move("running", by)
 
     def append(self, text: str) -> None:
-        """Add text while running.
-
-        Readers may have passed it on at once: the value must begin with it. A producer whose
-        text still goes through a transform appends nothing.
+        """Add text while running. The value must begin with it: readers may have passed it on.
 
         Raises:
             VariableStateError: it is not running.
@@ -247,8 +235,7 @@ class Variable:
         """Write the value.
 
         Raises:
-            VariableStateError: it was written before, failed or was cancelled; or the value does
-                not begin with the text that readers have seen.
+            VariableStateError: it is final, or the value does not begin with the appended text.
             ValueTooLargeError: over the limit; the state is as before.
         """
         self._check("ready", "be set")
@@ -265,24 +252,20 @@ class Variable:
         """There will be no value; text so far is dropped.
 
         Raises:
-            VariableStateError: it was written before, failed or was cancelled.
+            VariableStateError: it is final.
         """
         self._end("failed", failure)
 
     def cancel(self, failure: Failure | None = None) -> None:
-        """There will be no value, because nobody wants it any more.
-
-        Raises:
-            VariableStateError: it was written before, failed or was cancelled.
-        """
+        """As `fail`, because the value is not needed any more."""
         if failure is None:
             failure = Failure("cancelled", "it was cancelled", self.name, self.producer)
         self._end("cancelled", failure)
 
     def release(self) -> None:
-        """The owner forgets the variable: it no longer counts, and listeners are not told.
+        """Stop accounting and drop listeners without a call; the session forgets the variable.
 
-        State and value stay for whoever was told of them and is only now about to read.
+        State and value stay for listeners that were called and have not read them yet.
         """
         self._account(-self._size_bytes)
         self._size_bytes = 0
@@ -293,19 +276,16 @@ class Variable:
     def subscribe(self, listener: Listener, *, last_only: bool = False) -> Callable[[], None]:
         """Call `listener(variable)` after every change, from within the change.
 
-        A final variable changes no more: look at the state before relying on a call. After the
-        last change all listeners are forgotten.
+        Listeners of a final variable are never called; after the last change all are dropped.
 
         Args:
-            listener: is told.
-            last_only: only of the change that makes the variable final: whoever does not read
-                the text as it is written costs its writer nothing until then.
+            last_only: call it only for the change that makes the variable final.
 
         Returns:
-            a function that ends it; it may be called any number of times.
+            a function that ends the subscription; it may be called any number of times.
 
         Raises:
-            OverloadedError: `MAX_LISTENERS` listen already.
+            OverloadedError: it has `MAX_LISTENERS` listeners already.
         """
         if self.is_final:
             return lambda: None
@@ -320,7 +300,6 @@ class Variable:
 
     @property
     def num_listeners(self) -> int:
-        """How many are told of changes."""
         return len(self._followers) + len(self._waiters)
 
     def _unsubscribe(self, key: int) -> None:
@@ -345,13 +324,7 @@ class Variable:
     def _end(self, state: State, failure: Failure) -> None:
         self._check(state, "fail" if state == "failed" else "be cancelled")
         if len(failure.message) > _MAX_MESSAGE:
-            failure = Failure(
-                failure.code,
-                failure.message[: _MAX_MESSAGE - 1] + "…",
-                failure.variable_name,
-                failure.call_id,
-                failure.cause,
-            )
+            failure = replace(failure, message=failure.message[: _MAX_MESSAGE - 1] + "…")
         self.failure = failure
         self._account(-self._size_bytes)
         self._size_bytes = 0
@@ -364,17 +337,17 @@ class Variable:
         self._notify()
 
     def _notify(self) -> None:
-        """Tell everybody; a listener that raises keeps no other from being told."""
+        """Call all listeners, then raise the first error of one."""
         if self.is_final:
-            # In the order in which they came.
+            # In the order of subscription.
             self._followers = dict(sorted([*self._followers.items(), *self._waiters.items()]))
             self._waiters.clear()
         elif not self._followers:
             return
         first: Exception | None = None
         for key, listener in list(self._followers.items()):
-            # A listener may end other subscriptions, or change the variable once more, upon
-            # which those that were not told yet have heard of it already.
+            # A listener may end other subscriptions, or change the variable once more, which
+            # calls the remaining listeners.
             if key not in self._followers:
                 continue
             if self.is_final:

@@ -1,7 +1,6 @@
-"""Lets a model answer a call of a session: an own engine or an upstream. No HTTP of our own.
+"""Runs deferred calls on an own engine or an upstream.
 
-`JobObserver` is how any answer fills the call's variable; `CallRunner` answers deferred calls, for
-which no client waits.
+`JobObserver` fills the variable of a call from any answer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_bo
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
 
-#: Of the client's headers: those about its connection and its time-outs, not about the call.
+#: Headers of the client about its connection and its time-outs, not about the call.
 _CONNECTION_HEADERS = frozenset(
     {
         b"content-length",
@@ -37,16 +36,11 @@ _CONNECTION_HEADERS = frozenset(
 
 
 class JobObserver(TextObserver):
-    """Lets an answer become the text of a call.
-
-    Args:
-        job: the call.
-        clock: the time for the job.
-    """
+    """Appends the text of an answer to its call."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:
         super().__init__(lambda text: job.append(text, clock()))
-        #: What nobody reads need not be parsed.
+        #: Text that nobody reads is not parsed.
         self.reads_text = job.output is not None or job.context is not None
         self._job = job
 
@@ -65,17 +59,15 @@ class JobObserver(TextObserver):
 
 
 class CallRunner(Protocol):
-    """Lets a model answer deferred calls."""
+    """Runs deferred calls."""
 
     async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
-        """Answer a call, telling it of text (`Job.append`) as it comes.
+        """Run a call and append its text to `job` as it comes.
 
-        Cancelling it ends the work on the engine.
+        A cancellation ends the work on the engine.
 
         Args:
-            job: the call.
-            request: of it, with values bound.
-            metadata: of the call, for the scheduler.
+            request: with values bound.
 
         Raises:
             GatewayError: the call failed.
@@ -84,13 +76,7 @@ class CallRunner(Protocol):
 
 
 class ModelRunner:
-    """The `CallRunner` of a gateway.
-
-    Args:
-        models: who serves which.
-        call_timeout_s: how long a call may run.
-        clock: the time for jobs.
-    """
+    """The `CallRunner` of a gateway."""
 
     def __init__(
         self, models: ModelDirectory, *, call_timeout_s: float, clock: Callable[[], float]
@@ -100,7 +86,6 @@ class ModelRunner:
         self._clock = clock
 
     async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
-        """See `CallRunner.run`."""
         observer = JobObserver(job, self._clock)
         model, tried = job.call.model, set[str]()
         while True:
@@ -134,8 +119,8 @@ class ModelRunner:
         model: str,
         observer: JobObserver,
     ) -> None:
-        # Imported here because they load the tokenizer's library, which a gateway that only passes
-        # calls on does not need.
+        # Imported here because they load the tokenizer's library, which a gateway without own
+        # engines does not need.
         from parrot_gateway.generation.generate import Generation, collect
 
         placer = self._models.placer(model, metadata)
@@ -162,18 +147,14 @@ def _of_call(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
 
 
 def _as_stream(request: CallRequest) -> bytes:
-    """The body of a call whose text is to come as an upstream writes it.
-
-    Raises:
-        InvalidRequestError: its `best_of` is no integer.
-    """
+    """The body of a call as one that streams, unless it has several candidates (`best_of`)."""
     best_of = request.semantic_head.best_of
     if not isinstance(best_of, int | None):
         raise InvalidRequestError(
             "Invalid type for 'best_of': expected an integer.", param="best_of", code="invalid_type"
         )
     if best_of is not None and best_of > 1:
-        # Which candidate is best is only known in the end.
+        # The best candidate is only known in the end.
         return request.body
     fields = dict(request.fields)
     fields["stream"] = msgspec.Raw(b"true")

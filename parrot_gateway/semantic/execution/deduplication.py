@@ -1,7 +1,6 @@
-"""Which deterministic calls of a session are in work or done, so that none is run twice.
+"""Deterministic calls of each session, so that none is run twice. Holds ids, never texts.
 
-Two calls are identical when kind, body with values and transform are; which fields of a body cannot
-change the text is known here. Holds ids, never texts.
+Two calls are identical when kind, body with values and transform are.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from parrot_gateway.semantic.variable import Variable
 #: Calls remembered for each session, oldest forgotten first.
 MAX_REMEMBERED = 4096
 
-#: How an answer travels, and who asked, do not change its text.
+#: Fields that do not change the text.
 _IRRELEVANT = frozenset(
     {"stream", "stream_options", "user", "metadata", "safety_identifier", "store", "parrot"}
 )
@@ -28,7 +27,7 @@ _SEED = msgspec.json.Decoder(int | None)
 
 
 def is_deterministic(request: CallRequest) -> bool:
-    """Whether the same request asks for the same text: temperature 0, or a seed."""
+    """Whether equal requests get equal texts: temperature 0, or a seed."""
     fields = request.fields
     try:
         temperature = _TEMPERATURE.decode(fields.get("temperature", _NULL))
@@ -52,19 +51,16 @@ def fingerprint(request: CallRequest, transform: str) -> bytes:
 
 
 class DeduplicationCache:
-    """The deterministic calls of all sessions."""
-
     def __init__(self) -> None:
         self._sessions: dict[str, OrderedDict[bytes, str]] = {}
 
     def find(self, job: Job, request: CallRequest) -> Variable | None:
-        """The output of an identical call that was begun before; else `job`'s is remembered.
+        """The output of an identical call that was begun before; else remembers `job`'s.
 
         Args:
-            job: has an output.
             request: with values bound.
         """
-        # NOTE: asked of the request before values were bound, which have no part in this.
+        # NOTE: before values are bound, which do not matter here.
         if job.output is None or job.spec.request is None or not is_deterministic(job.spec.request):
             return None
         transform = job.spec.transform
@@ -80,7 +76,6 @@ class DeduplicationCache:
         return None
 
     def forget(self, session_id: str) -> None:
-        """The session is gone."""
         self._sessions.pop(session_id, None)
 
     def __len__(self) -> int:

@@ -1,12 +1,10 @@
-"""Runs the calls of all sessions, each the moment its last input is there.
+"""Runs the calls of all sessions, each as soon as its last input is ready.
 
 Driven by events: variables notify the executor of changes, and nothing is polled. Failures,
-cancellations and time-outs travel to whatever depends on them. How a call is answered by a model is
-the business of `call_runner`; which session it belongs to, of `semantic.service`.
+cancellations and time-outs travel to all dependents.
 
-A call is **deferred** (the executor runs it itself) or **attended** (a client
-waits on its own connection: the executor reports when its inputs are there, and learns how it
-ended).
+A call is **deferred** (the executor runs it itself) or **attended** (a client waits on its own
+connection: the executor notifies when the inputs are ready, and is notified of the end).
 """
 
 from __future__ import annotations
@@ -29,21 +27,21 @@ from parrot_gateway.settings.model import SessionSettings
 
 logger = logging.getLogger(__name__)
 
-#: Tries of a deferred call while engines are overloaded or away, and the longest wait in between.
+#: Tries of a deferred call while engines are overloaded or lost, and the longest wait in between.
 MAX_TRIES = 8
 MAX_RETRY_S = 30.0
-#: Calls that may have ended in line before they are looked for.
+#: Ended calls in the queue before it is rebuilt without them.
 _MAX_ENDED_IN_LINE = 64
 
 
 class ExecutorStatistics(NamedTuple):
-    """Gauges, all zero when there is nothing to do; then counters since the start."""
+    """Gauges, all zero when idle; then counters since the start."""
 
-    #: Calls that wait for inputs; that have them and wait for a free place; that run.
+    #: Calls that wait for inputs; that wait for a free place; that run.
     waiting: int
     in_line: int
     running: int
-    #: Bytes of the bodies of all these.
+    #: Bytes of the bodies of all of them.
     held_bytes: int
     tasks: int
     submitted: int
@@ -52,7 +50,7 @@ class ExecutorStatistics(NamedTuple):
     cancelled: int
     #: Of those done: took the value of an identical call.
     deduplicated: int
-    #: Tries after the first, because engines were overloaded or away.
+    #: Tries after the first.
     retries: int
 
 
@@ -60,15 +58,12 @@ class Executor:
     """The executor. Used in the event loop's thread only.
 
     Args:
-        limits: how much may wait.
-        run_timeout_s: how long a call may run, and an attended one wait and run together.
-        clock: the time, in seconds; for the graph's times only.
-        run: lets a model answer a deferred call, telling the job of text as it comes
-            (`Job.append`); raises a `GatewayError` when the call failed, and ends the work on the
-            engine when it is cancelled.
-        on_wait: called with a call that waits for inputs, anew with each that arrives.
-        on_start: called with a call that is about to run, so that its objective is up to date.
-        on_end: is told of a call that has ended.
+        run_timeout_s: longest run of a call, and of an attended one wait and run together.
+        clock: time for the graph, in seconds.
+        run: runs a deferred call on a model, as `CallRunner.run`.
+        on_wait: called with a call that waits for inputs, again after each that arrives.
+        on_start: called with a call that is about to run.
+        on_end: called with a call that has ended.
     """
 
     def __init__(
@@ -94,7 +89,8 @@ class Executor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
         self._settling = False
-        #: Ids of calls that wait for a place to run, some of which may have ended meanwhile.
+        #: Heap of calls that wait for a free place, some of which may have ended: minus priority,
+        #: number, id.
         self._line: list[tuple[int, int, str]] = []
         self._numbers = itertools.count()
         self._running = 0
@@ -104,13 +100,10 @@ class Executor:
         self._retries = 0
         self._submitted = self._done = self._failed = self._cancelled = self._deduplicated = 0
 
-    # -- taking calls in --------------------------------------------------------------------
-
     def submit(self, job: Job) -> None:
-        """Take a call in, whose variables exist; it is in its session's graph afterwards.
+        """Add a call to its session's graph, and run it when its inputs are ready.
 
-        A deferred call whose inputs are there runs at once. One whose input has failed fails at
-        once, and so do those that depend on it: this does not raise.
+        A call with a failed input fails soon after; this does not raise.
 
         Raises:
             CycleError, DoubleProducerError, SessionFullError: as `Graph.add`.
@@ -130,7 +123,7 @@ class Executor:
             self.fail(job, job.failure_of(error))
             raise
         if job.attended and job.has_inputs:
-            # The usual call: whoever answers it goes on at once.
+            # The common case: the client continues at once.
             job.is_ready = True
             return
         if job.context is not None:
@@ -139,13 +132,11 @@ class Executor:
         job.timer = asyncio.get_running_loop().call_later(limit_s, self._out_of_time, job)
         self._wake(job)
 
-    # -- inputs -----------------------------------------------------------------------------
-
     def _wake(self, job: Job) -> None:
-        """Look at the call soon.
+        """Have `_advance` called soon.
 
-        NOTE: not at once: a failure that went through a thousand calls by listeners that call one
-        another would need a stack of as many frames.
+        NOTE: not at once, because the failure of a chain of a thousand calls would need a stack of
+        as many frames.
         """
         self._woken.append(job)
         self._quiet.clear()
@@ -157,7 +148,7 @@ class Executor:
         while self._woken:
             job = self._woken.popleft()
             try:
-                self._look_at(job)
+                self._advance(job)
             except Exception:
                 logger.exception("%s: failed before it ran", job.id)
                 self.fail(job, Failure("server_error", "the gateway failed to start it"))
@@ -165,7 +156,8 @@ class Executor:
         self._start_waiting()
         self._note_quiet()
 
-    def _look_at(self, job: Job) -> None:
+    def _advance(self, job: Job) -> None:
+        """Fail a waiting call with a failed input, or enqueue it if its inputs are ready."""
         if job.node.state != "waiting" or job.is_ready:
             return
         failed = job.failed_input()
@@ -181,8 +173,6 @@ class Executor:
                 heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job.id))
         else:
             self._on_wait(job)
-
-    # -- running ----------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
         while self._line and self._running < self._limits.max_running_calls:
@@ -206,7 +196,7 @@ class Executor:
         self._note_quiet()
 
     def begin(self, job: Job) -> None:
-        """An attended call begins to run in the current task, now that its inputs are there."""
+        """An attended call begins to run in the current task, now that its inputs are ready."""
         job.task = asyncio.current_task()
         self._begin(job)
 
@@ -240,7 +230,7 @@ class Executor:
             self.fail(job, Failure("server_error", "the gateway failed to run it"))
 
     async def _answer(self, job: Job) -> None:
-        """Get the text of a call, from a model or from an identical call."""
+        """Get the text of a call from a model or from an identical call."""
         request = job.bound_request()
         twin = self._deduplication.find(job, request) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
@@ -250,7 +240,7 @@ class Executor:
             try:
                 await self._run_on_model(job, request)
             except OverloadedError as error:
-                # The client of a deferred call is not there to come back later.
+                # The client of a deferred call does not retry.
                 if job.has_text or error.retry_after_s is None or not tries_left:
                     raise
                 self._retries += 1
@@ -258,10 +248,8 @@ class Executor:
             else:
                 return
 
-    # -- ends -------------------------------------------------------------------------------
-
     async def complete(self, job: Job) -> None:
-        """The call has all its text: apply its transform and set its output.
+        """The call has all its text: apply the transform and set the output.
 
         Raises:
             GatewayError: the text cannot become the value; the call has not ended yet.
@@ -270,7 +258,7 @@ class Executor:
             return
         if job.output is not None:
             value = await job.value()
-            # The transform may have run aside, and the session been closed meanwhile.
+            # The session may have been closed while the transform ran in a thread.
             if job.node.is_finished or job.output.is_final:
                 return
             if job.context is not None:
@@ -287,7 +275,7 @@ class Executor:
         self._end(job, "done", None)
 
     def fail(self, job: Job, failure: Failure) -> None:
-        """The call has failed, and whatever depends on it fails too. Safe after its end."""
+        """The call has failed, and with it all dependents. Safe after its end."""
         if job not in self.unfinished:
             return
         if job.output is not None and not job.output.is_final:
@@ -296,7 +284,7 @@ class Executor:
         self._end(job, "failed", failure)
 
     def cancel(self, job: Job, why: str = "it was cancelled") -> None:
-        """Nobody wants the call any more: its work on an engine ends. Safe after its end."""
+        """Cancel a call and its work on an engine; dependents fail. Safe after its end."""
         if job not in self.unfinished:
             return
         failure = Failure("cancelled", why, job.output_name, job.id)
@@ -307,12 +295,10 @@ class Executor:
         job.stop_running()
 
     def cancel_session(self, session_id: str, why: str) -> None:
-        """Cancel all calls of a session."""
         for job in self.unfinished.of_session(session_id):
             self.cancel(job, why)
 
     def forget_session(self, session_id: str) -> None:
-        """The session is gone."""
         self._deduplication.forget(session_id)
 
     def _out_of_time(self, job: Job) -> None:
@@ -339,12 +325,10 @@ class Executor:
         self._note_quiet()
 
     def _forget_ended(self) -> None:
-        """Let go of calls that ended while they stood in line, once they are the larger part."""
+        """Remove ended calls from the queue, once they are the larger part."""
         if len(self._line) > 2 * len(self.unfinished) + _MAX_ENDED_IN_LINE:
             self._line = [place for place in self._line if self.unfinished.find(place[2])]
             heapq.heapify(self._line)
-
-    # -- the whole --------------------------------------------------------------------------
 
     def _note_quiet(self) -> None:
         if not (self._running or self._woken or self._line):
@@ -354,15 +338,11 @@ class Executor:
 
     @property
     def deferred(self) -> int:
-        """Calls without a client that run or are in line, which `drain` waits for."""
+        """Deferred calls that run or wait for a free place, for which `drain` waits."""
         return self._running + len(self._line)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing runs; what waits for a client's value is not waited for.
-
-        Returns:
-            False when time ran out first.
-        """
+        """Wait until no deferred call runs or could run; False after a time-out."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._quiet.wait()
@@ -371,7 +351,7 @@ class Executor:
         return True
 
     async def close(self) -> None:
-        """Cancel everything; returns when nothing runs any more."""
+        """Cancel everything; return when nothing runs any more."""
         self._closing = Failure("shutting_down", "This gateway is shutting down.")
         for job in self.unfinished:
             self.cancel(job, "the gateway was shut down")
@@ -379,7 +359,6 @@ class Executor:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def statistics(self) -> ExecutorStatistics:
-        """Gauges and counters."""
         states = [job.node.state for job in self.unfinished]
         in_line = sum(job.is_ready and job.node.state == "waiting" for job in self.unfinished)
         return ExecutorStatistics(

@@ -1,15 +1,12 @@
-"""Fills the known prefix of a waiting call's prompt ahead, while its inputs are still written.
+"""Fills the known prefix of a waiting call's prompt into the prefix cache of an engine.
 
-A call that waits for its inputs often has a long prefix that none of them can change. It is
-filled on a context of its own, which is freed at once: what counts is that the engine's prefix
-cache then holds its blocks. The whole prompt is tokenized anew when the call runs, and the engine
-finds what it has by the blocks' hashes: whatever is filled here can save work, and can change no
-token of the call.
+The prefix is filled on a context that is freed at once; its blocks stay in the cache. The whole
+prompt is tokenized anew when the call runs, so that this can save work, and can change no token
+(docs/decisions/018).
 
-It never stands in anybody's way: one prefix at a time for a model, in portions, at the lowest
-priority, and only while no prompt waits on the engine. An engine on a CPU has to be idle, because
-there a filled token takes as long as any other; on an accelerator running generations leave the
-arithmetic free that a portion takes.
+Fills one prefix at a time for a model, in portions, at the lowest priority, and only while no
+prompt waits on the engine. An engine on a CPU has to be idle; on an accelerator running generations
+leave arithmetic free.
 """
 
 from __future__ import annotations
@@ -30,17 +27,17 @@ from parrot_gateway.semantic.execution.job import Job
 
 logger = logging.getLogger(__name__)
 
-#: Tokens that are filled before the next look at what else the engine has to do.
+#: Tokens filled before the engine is checked for other work.
 PORTION_TOKENS = 128
-#: For the engine: behind all that calls may ask for.
+#: Behind all priorities of calls.
 LOWEST_PRIORITY = 2**31 - 1
-#: The last tokens of a prefix, which may turn out differently with what follows.
+#: The last tokens of a prefix, which may change with what follows.
 UNSURE_TOKENS = 4
-#: Calls of one model that wait to be looked at; further ones are not filled ahead.
+#: Waiting calls of one model; further ones are not filled ahead.
 MAX_CANDIDATES = 1024
-#: Of an engine's cache, what prefixes of calls that still wait may take up.
+#: Share of an engine's cache that prefixes of waiting calls may occupy.
 CACHE_SHARE = 0.25
-#: How long an engine has to be quiet first: between two calls of a chain it looks idle too.
+#: An engine has to be idle for so long: between two calls of a chain it is idle too.
 QUIET_S = 0.01
 #: Of ordinary text, at least.
 CHARACTERS_PER_TOKEN = 3
@@ -49,24 +46,20 @@ PORTION_TIMEOUT_S = 60.0
 
 
 class QuietEngine(GenerationEngine, Protocol):
-    """What is asked of an engine: `RemoteEngine`, or a double of it."""
+    """The part of `RemoteEngine` that is used here."""
 
     @property
-    def id(self) -> str:
-        """Unique in the gateway."""
-        ...
+    def id(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """What the engine calls itself."""
-        ...
+    def name(self) -> str: ...
 
     def is_idle(self, *, idle: bool) -> bool:
-        """Whether no prompt waits on it; with `idle` whether nothing at all is in work."""
+        """Whether no prompt waits on it; with `idle` whether it has no work at all."""
         ...
 
     async def wait_idle(self, *, idle: bool) -> None:
-        """Return once no prompt waits on it; with `idle` once nothing at all is in work.
+        """Wait for `is_idle`.
 
         Raises:
             EngineLostError: the engine went away.
@@ -81,12 +74,12 @@ ChooseEngine = Callable[[str], QuietEngine | None]
 class FillAheadStatistics(NamedTuple):
     """Gauges, zero when no call waits; then counters since the start."""
 
-    #: Calls that wait to be looked at; prefixes that are being filled.
+    #: Calls to be considered; prefixes that are being filled.
     candidates: int
     filling: int
     #: Tokens filled for calls that still wait.
     held_tokens: int
-    #: Prefixes filled to their end; tokens of all, and of these found in the cache already.
+    #: Prefixes filled to their end; their tokens, and how many of these were cached already.
     fills: int
     filled_tokens: int
     cached_tokens: int
@@ -95,36 +88,36 @@ class FillAheadStatistics(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What was filled for a call that still waits."""
+    """The filled prefix of a call that still waits."""
 
     engine_id: str
     tokens: int
 
 
 class FillAhead:
-    """Watches waiting calls. Used in the event loop's thread only.
+    """Fills prefixes of waiting calls. Used in the event loop's thread only.
 
     Args:
-        min_tokens: prefixes shorter than this are left alone, and so is one that has grown by
-            less since it was filled; 0 turns everything off.
-        choose: where to fill.
+        min_tokens: least tokens of a prefix, and of its growth since it was filled; 0 turns
+            everything off.
+        choose: chooses the engine to fill on.
     """
 
     def __init__(self, min_tokens: int, choose: ChooseEngine) -> None:
         self._min_tokens = min_tokens
         self._choose = choose
-        #: By model, the calls to be looked at, each once.
+        #: By model, the calls to be considered, each once.
         self._candidates: dict[str, dict[str, Job]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
-        #: By call, what fills its prefix now, and what was filled of it.
+        #: By call, the task that fills its prefix, and what was filled of it.
         self._filling: dict[str, asyncio.Task[None]] = {}
         self._held: dict[str, _Held] = {}
         self._fills = self._filled_tokens = self._cached_tokens = self._cut_off = 0
 
     def consider(self, job: Job) -> None:
-        """A call waits, or waits on with more inputs than before; costs nearly nothing."""
+        """A call waits for inputs, or for fewer inputs than before."""
         if not self._min_tokens or job.is_transform or job.context is not None:
-            # NOTE: what a named context holds was in the cache when its last call ended.
+            # NOTE: the contents of a named context were in the cache when its last call ended.
             return
         model = job.call.model
         engine = self._choose(model)
@@ -141,7 +134,7 @@ class FillAhead:
             self._workers[model] = worker
 
     def stop(self, job: Job) -> None:
-        """The call waits no more: it runs, or has ended. Safe to call twice."""
+        """The call runs, or has ended. Safe to call twice."""
         if not job.is_transform:
             self._candidates.get(job.call.model, {}).pop(job.id, None)
         self._held.pop(job.id, None)
@@ -150,14 +143,13 @@ class FillAhead:
             task.cancel()
 
     async def close(self) -> None:
-        """End all fills; returns when nothing runs any more."""
+        """End all fills; return when nothing runs any more."""
         tasks = [*self._workers.values(), *self._filling.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def statistics(self) -> FillAheadStatistics:
-        """Gauges and counters."""
         return FillAheadStatistics(
             candidates=sum(map(len, self._candidates.values())),
             filling=len(self._filling),
@@ -192,7 +184,7 @@ class FillAhead:
                     task.cancel()
                     del self._filling[job.id]
         except OverloadedError:
-            # The engine was lost, or leaves; calls that wait on are looked at when they change.
+            # The engine was lost or leaves; waiting calls are considered again when they change.
             return
         finally:
             del self._workers[model]
@@ -223,7 +215,7 @@ class FillAhead:
             self._cut_off += 1
             raise
         except (GatewayError, TimeoutError) as error:
-            # Whatever is wrong with it, the call itself will tell its client.
+            # The call itself will fail with the same error.
             self._cut_off += 1
             logger.debug("%s: not filled ahead: %s", job.id, error)
         except Exception:
@@ -231,7 +223,7 @@ class FillAhead:
             logger.exception("%s: filling ahead failed", job.id)
 
     def _has_room(self, engine: QuietEngine, more: int) -> bool:
-        """Whether the prefixes of waiting calls leave enough of the cache to others."""
+        """Whether prefixes of waiting calls stay within `CACHE_SHARE`."""
         held = sum(held.tokens for held in self._held.values() if held.engine_id == engine.id)
         capacity = engine.info.num_blocks * engine.info.block_size
         return held + more <= CACHE_SHARE * capacity
@@ -240,19 +232,19 @@ class FillAhead:
 async def read_prompt_prefix(job: Job, engine: GenerationEngine, min_tokens: int) -> list[int]:
     """The prefix of a call's prompt as tokens; the last ones may change with what follows.
 
-    A marker takes the place of each missing input, and what comes before the first marker in the
-    whole rendered prompt is the prefix: whatever a chat template writes around messages is part of
-    it. A prefix that looks shorter than `min_tokens` is not tokenized to find out.
+    A marker takes the place of each missing input, and the text before the first marker in the
+    whole rendered prompt is the prefix. A prefix whose text is too short for `min_tokens` is not
+    tokenized.
 
     Raises:
         GatewayError: the prompt cannot be rendered so far.
     """
-    # Letters and digits only: they stay what they are in the strings of JSON documents.
+    # Letters and digits only, which are not escaped in the strings of JSON documents.
     marker = secrets.token_hex(16)
     request = job.known_request(marker)
     typed, least = request.typed, CHARACTERS_PER_TOKEN * min_tokens
-    # Imported here because they load the tokenizer's library, which a gateway that only passes
-    # calls on does not need.
+    # Imported here because they load the tokenizer's library, which a gateway without own engines
+    # does not need.
     from parrot_gateway.generation.prompts import prompts_of_texts
     from parrot_gateway.generation.requests.chat import render_chat_aside
 
@@ -286,7 +278,7 @@ async def _filled(channel: Channel, tokens: list[int]) -> Filled:
 
 
 def _caches(info: EngineInfo) -> bool:
-    """Whether what was filled can be found again."""
+    """Whether the engine has a prefix cache."""
     return info.reports_blocks and info.block_size > 0
 
 

@@ -1,6 +1,6 @@
 """One unfinished call or transform of a session: its inputs, its text so far, who waits for it.
 
-The executor's working state; holds no decision on when to run what.
+The executor's working state; when it runs is the executor's decision.
 """
 
 from __future__ import annotations
@@ -32,18 +32,16 @@ _LONG_TEXT = 100_000
 
 
 class Job:
-    """One call or transform. Made by `job_maker`.
+    """One call or transform. Made by `job_of_call` and `job_of_transform`.
 
     Args:
-        node: its place in the session's graph.
-        session: whose it is.
-        spec: as submitted; of a transform only output and transform count.
+        spec: as submitted; of a transform only with output and transform.
         template: of the spec's body; a transform has none.
         inputs: the variables that the template needs, by id.
-        foreign: of those that belong to other sessions of the tenant, these sessions.
-        output: the variable that takes its text.
+        foreign: sessions of the inputs that belong to other sessions of the tenant.
+        output: the variable that its text fills.
         attended: a client waits for it on its own connection.
-        context: its place before a named context.
+        context: its use of a named context.
     """
 
     def __init__(
@@ -68,15 +66,15 @@ class Job:
         self.attended = attended
         self.context = context
         self.held_bytes = spec.size_bytes
-        #: Its inputs are there.
+        #: Its inputs are ready.
         self.is_ready = False
         #: The model has written something.
         self.has_text = False
         #: Why it has failed or was cancelled.
         self.failure: Failure | None = None
-        #: Name of an engine that holds the prefix of its prompt already.
+        #: Name of the engine that has the prefix of its prompt in its cache.
         self.preferred_engine: str | None = None
-        #: What an attended call's client is told of it.
+        #: For the client of an attended call.
         self.error: GatewayError | None = None
         self.timer: asyncio.TimerHandle | None = None
         #: Runs it; of an attended call, the client's.
@@ -84,33 +82,28 @@ class Job:
         self._template = template
         self._unsubscribe: list[Callable[[], None]] = []
         self._waiter: asyncio.Future[None] | None = None
-        #: Text that goes through a transform first.
+        #: Text for the transform.
         self._parts: list[str] = []
         self._parts_bytes = 0
         self._copied: str | None = None
 
     @property
     def id(self) -> str:
-        """Its id."""
         return self.node.id
 
     @property
     def call(self) -> CallNode:
-        """Its node; only of a call, not of a transform."""
+        """The node of a call; not for transforms."""
         assert isinstance(self.node, CallNode)
         return self.node
 
     @property
     def is_transform(self) -> bool:
-        """Whether it is no call to a model."""
         return isinstance(self.node, TransformNode)
 
     @property
     def output_name(self) -> str | None:
-        """Name of the output variable."""
         return self.output.name if self.output is not None else None
-
-    # -- inputs -----------------------------------------------------------------------------
 
     @property
     def has_inputs(self) -> bool:
@@ -120,17 +113,13 @@ class Job:
         return all(variable.state == "ready" for variable in self.inputs.values())
 
     def failed_input(self) -> Variable | None:
-        """An input that will never be there."""
-        for variable in self.inputs.values():
-            if variable.failure is not None:
-                return variable
-        return None
+        return next((each for each in self.inputs.values() if each.failure is not None), None)
 
     def watch(self, variable: Variable, listener: Callable[[Job], None]) -> None:
-        """Have `listener` told when an input is final.
+        """Call `listener` when an input is final.
 
         Raises:
-            OverloadedError: too many listen to it already.
+            OverloadedError: it has too many listeners.
         """
         self._unsubscribe.append(variable.subscribe(lambda _: listener(self), last_only=True))
 
@@ -141,26 +130,22 @@ class Job:
         self._unsubscribe.clear()
 
     def stop_timer(self) -> None:
-        """It waits no more."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def bound_request(self) -> CallRequest:
-        """The request with the values of its inputs, behind what its context holds.
+        """The request with the values of its inputs, after the contents of its context.
 
         Raises:
-            RequestTooLargeError: they come to too much.
+            RequestTooLargeError: the values are too large.
             GatewayError: the context cannot take it, see `ContextUse.compose`.
         """
-        assert self._template is not None
-        assert self.spec.request is not None
-        values = {key: variable.value or "" for key, variable in self.inputs.items()}
-        request = self.spec.request.bound(self._template, values)
+        request = self.known_request("")
         return request if self.context is None else self.context.compose(request)
 
     def known_request(self, marker: str) -> CallRequest:
-        """The request with the values that are there, and `marker` in place of each that is not."""
+        """The request with the values that are ready, and `marker` in place of the others."""
         assert self._template is not None
         assert self.spec.request is not None
         values = {
@@ -169,10 +154,8 @@ class Job:
         }
         return self.spec.request.bound(self._template, values)
 
-    # -- an attended call's client ----------------------------------------------------------
-
     def changed(self) -> asyncio.Future[None]:
-        """Done when the inputs are there, or the call has ended."""
+        """For the client of an attended call: done when the inputs are ready or the call ended."""
         if self._waiter is None:
             self._waiter = asyncio.get_running_loop().create_future()
             if self.is_ready or self.node.is_finished:
@@ -180,7 +163,7 @@ class Job:
         return self._waiter
 
     def notify(self) -> None:
-        """Let `changed` be done."""
+        """Complete the future of `changed`."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -190,14 +173,12 @@ class Job:
         if task is not None and not task.done() and task is not asyncio.current_task():
             task.cancel()
 
-    # -- text -------------------------------------------------------------------------------
-
     def append(self, text: str, now: float) -> None:
         """The model has written `text`.
 
         Raises:
-            ValueTooLargeError: it came to more than a variable may hold.
-            GatewayError: the variable is not to be written any more.
+            ValueTooLargeError: the text is larger than a variable may be.
+            GatewayError: the variable is final already.
         """
         if not text:
             return
@@ -219,16 +200,12 @@ class Job:
         self._parts.append(text)
 
     def take_input(self, now: float) -> None:
-        """Of a transform: the text is that of its input.
-
-        Raises:
-            GatewayError: as `append`.
-        """
+        """Of a transform: append the value of its input."""
         (variable,) = self.inputs.values()
         self.append(variable.value or "", now)
 
     async def value(self) -> str:
-        """What the text so far becomes.
+        """The text so far, transformed.
 
         Raises:
             TransformError: the transform does not fit it.
@@ -248,10 +225,10 @@ class Job:
         return await asyncio.to_thread(apply) if len(text) > _LONG_TEXT else apply()
 
     async def copy(self, twin: Variable) -> bool:
-        """Take over the value of an identical call once it is there.
+        """Wait for the value of an identical call and take it.
 
         Returns:
-            False when that call was cancelled: this one has to run itself.
+            False if that call was cancelled: this one has to run itself.
 
         Raises:
             GatewayError: the other call failed.
@@ -269,19 +246,17 @@ class Job:
         return twin.value is not None
 
     def client_error(self) -> GatewayError:
-        """What the client of an attended call that ended without an answer is told."""
+        """The error of an attended call that ended without an answer."""
         if self.error is not None:
             return self.error
         reason = self.failure.message if self.failure is not None else "it was cancelled"
         return CallCancelledError(f"Call '{self.id}' was not finished: {reason}.")
 
     def failure_of(self, error: GatewayError) -> Failure:
-        """The call's failure, from what was raised."""
         return Failure(error.code or "failed", error.message, self.output_name, self.id)
 
 
 def _mint_call_id() -> str:
-    """An unguessable id."""
     return "call_" + secrets.token_hex(12)
 
 
@@ -304,16 +279,16 @@ def job_of_call(
     attended: bool,
     template: BodyTemplate | None = None,
 ) -> Job:
-    """The job of a call to a model, which stands in line for its context already.
+    """The job of a call to a model; it waits for its named context from here on.
 
     Args:
-        template: as `template_of` gives it, where that was done before.
+        template: the result of `template_of`, if the caller has it.
 
     Raises:
         InvalidRequestError: the body is no JSON object; a placeholder is not declared, or a
             declared one does not occur.
         VariableNotFoundError: a reference is unknown, expired or foreign.
-        GatewayError: it cannot go on from its context, see `contexts.enter`.
+        GatewayError: it cannot continue its context, see `contexts.enter`.
     """
     assert spec.request is not None
     if template is None:
@@ -370,7 +345,7 @@ def job_of_transform(
     now: float,
     name: str,
 ) -> Job:
-    """The job that lets `output` take what `transform` makes of `source`."""
+    """The job that fills `output` with the transformed value of `source`."""
     node = TransformNode(
         id=_mint_call_id(),
         session_id=session.id,
@@ -393,7 +368,6 @@ def job_of_transform(
 
 
 def _check_placeholders(template: BodyTemplate) -> None:
-    """Every placeholder is declared, and every declared one occurs."""
     if template.undeclared:
         names = ", ".join(f"'{name}'" for name in sorted(template.undeclared))
         raise InvalidRequestError(

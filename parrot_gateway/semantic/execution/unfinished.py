@@ -1,7 +1,7 @@
-"""The unfinished calls of all sessions: found by id, session and what they read, and bounded.
+"""The unfinished calls of all sessions: bounded, found by id, session and input.
 
-Sees what no session's graph does: ways round that lead through several sessions, or through the
-line before a named context.
+Refuses cycles that no session's graph shows: through several sessions, or through the queue of a
+named context.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from parrot_gateway.settings.model import SessionSettings
 
 
 class UnfinishedJobs:
-    """Calls and transforms that wait or run; which of the two is not known here.
-
-    Args:
-        limits: how many there may be, and how much they may hold.
-    """
+    """Calls and transforms that wait or run, at most as `limits` allows."""
 
     def __init__(self, limits: SessionSettings) -> None:
         self._limits = limits
@@ -43,19 +39,17 @@ class UnfinishedJobs:
         return job.id in self._jobs
 
     def find(self, call_id: str) -> Job | None:
-        """The one of that id."""
         return self._jobs.get(call_id)
 
     def of_session(self, session_id: str) -> list[Job]:
-        """Those of a session."""
         return list(self._by_session.get(session_id, ()))
 
     def check(self, job: Job) -> None:
-        """See that one more can be added.
+        """Check that `job` can be added.
 
         Raises:
             OverloadedError: there are too many already.
-            CycleError: it would need its own output, over other sessions or a context.
+            CycleError: it would need its own output, through other sessions or a context.
         """
         if len(self._jobs) >= self._limits.max_waiting_calls:
             raise OverloadedError(
@@ -71,7 +65,7 @@ class UnfinishedJobs:
         self._check_line(job)
 
     def _check_sessions(self, job: Job) -> None:
-        """Ways round that lead through several sessions."""
+        """Refuse a cycle through several sessions."""
         if job.output is None or not (self._foreign or job.foreign):
             return
         if job.output.id in job.inputs:
@@ -81,7 +75,7 @@ class UnfinishedJobs:
                 raise CycleError([job.node.name or job.id, reader.output.name])
 
     def _check_line(self, job: Job) -> None:
-        """Ways round through a context: a call before it in line waits for what it would write."""
+        """Refuse a cycle through a context: a call before it in the queue needs its output."""
         if job.output is None or job.context is None:
             return
         context = job.context.context
@@ -91,7 +85,7 @@ class UnfinishedJobs:
                 raise CycleError([*names, f"context {context.name}"])
 
     def _downstream(self, variable: Variable) -> Iterator[tuple[Variable, Job]]:
-        """Whoever needs a variable, over however many calls, with the variable that it reads."""
+        """All calls that need a variable, also indirectly, with the variable that each reads."""
         stack, seen = [variable], {variable.id}
         while stack:
             variable = stack.pop()
@@ -102,7 +96,7 @@ class UnfinishedJobs:
                     stack.append(reader.output)
 
     def add(self, job: Job) -> None:
-        """Take one in; the sessions that it reads from stay while it is here."""
+        """Add a job, and pin the sessions that it reads from until `remove`."""
         self._jobs[job.id] = job
         self._by_session[job.session.id].add(job)
         for variable_id in job.inputs:
@@ -113,7 +107,6 @@ class UnfinishedJobs:
             session.pin()
 
     def remove(self, job: Job) -> None:
-        """It has ended."""
         del self._jobs[job.id]
         _discard(self._by_session, job.session.id, job)
         for variable_id in job.inputs:
@@ -125,7 +118,7 @@ class UnfinishedJobs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left, in any of the indexes; for tests."""
+        """Whether all indexes are empty; for tests."""
         return not (self._jobs or self._by_session or self._readers or self._foreign)
 
 
