@@ -36,26 +36,24 @@ from parrot_gateway.semantic.templates.text_template import (
 )
 from parrot_gateway.semantic.variable import Variable
 
-#: How a model is spoken to: as one text, or as messages of a user and an assistant.
+#: The prompt is one text, or messages of a user and an assistant.
 Form: TypeAlias = Literal["text", "messages"]
 
-#: Generations of one call: each is a call of its own on an engine.
+#: Outputs of one call.
 MAX_OUTPUTS = 64
 
-#: The criteria of the original that name a kind of time, but no time.
+#: For criteria of the original API without a time.
 TTFT = Objective("ttft", 0.5)
 TPOT = Objective("tpot", 0.05)
 _CRITERIA = {"latency": LATENCY, "throughput": THROUGHPUT, "ttft": TTFT, "tpot": TPOT}
 
 
 class OutputStep(NamedTuple):
-    """One generation of a call.
-
-    `before` is the template up to it, cut into the texts that were filled and the outputs that
-    were generated, in turn; a text may hold placeholders of inputs and of earlier outputs.
-    """
+    """The generation of one output."""
 
     output: str
+    #: The template up to it, as texts and outputs in turn; a text may hold placeholders of inputs
+    #: and of earlier outputs.
     before: tuple[str | Placeholder, ...]
     #: Parameters that `before` reads, in the order of their first place.
     reads: tuple[str, ...]
@@ -69,12 +67,7 @@ class OutputStep(NamedTuple):
 
 
 def objective_of(criteria: str | None, param: str) -> Objective | None:
-    """A performance criterion: "latency", "throughput", "TTFT", "TPOT", in any case; or an
-    objective of the ordinary API, such as `ttft=200ms`.
-
-    Raises:
-        InvalidRequestError: it is neither; names `param`.
-    """
+    """Read "latency", "throughput", "TTFT" or "TPOT", in any case, or as `parse_objective`."""
     if criteria is None:
         return None
     known = _CRITERIA.get(criteria.strip().lower())
@@ -82,18 +75,17 @@ def objective_of(criteria: str | None, param: str) -> Objective | None:
 
 
 def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -> list[OutputStep]:
-    """The generations that a template asks for, in its order.
+    """The generations of a template, in its order.
 
-    The first place of an output is where it is generated; at further places it is read. Text
-    behind the last output is read by nobody and left out. `{{other}}` is ordinary text, unless an
-    input has no place, which looks like one that is misspelt.
+    An output is generated at its first place, and read at further ones. Text after the last output
+    is dropped. `{{other}}` is ordinary text, unless an input has no place, which suggests a typo.
 
     Args:
-        inputs, outputs: the declared parameters.
+        inputs, outputs: names of the declared parameters.
 
     Raises:
-        InvalidRequestError: a name cannot stand in a template, there is no output or one of them
-            has no place, there are too many, or one has nothing at all before it.
+        InvalidRequestError: a name that is no placeholder, an output without a place or without
+            text before it, no output or too many.
     """
     for name in (*inputs, *outputs):
         if not is_placeholder_name(name):
@@ -110,7 +102,7 @@ def steps_of(template: str, inputs: Collection[str], outputs: Collection[str]) -
         )
     steps: list[OutputStep] = []
     before: list[str | Placeholder] = []
-    #: Parts of the text since the last output; joined once, so that the work is linear.
+    #: Parts of the text since the last output.
     text: list[str] = []
     reads: dict[str, None] = {}
     generated: set[str] = set()
@@ -159,9 +151,8 @@ def request_of(step: OutputStep, form: Form, fields: Mapping[str, Any]) -> CallR
     """The ordinary call, with placeholders `{{name}}` for all that `step` reads.
 
     Args:
-        form: of the prompt; in messages, what was filled is the user's and what was generated
-            the assistant's.
-        fields: all others: model and sampling.
+        form: in messages, texts are the user's and outputs the assistant's.
+        fields: model and sampling.
     """
     if form == "text":
         prompt = "".join(_written(part) for part in step.before)
@@ -202,7 +193,7 @@ class ChainParameter:
     value: str | None = None
     #: Of an output: sampling and length, as fields of an ordinary call.
     fields: Mapping[str, Any] = field(default_factory=dict)
-    #: What errors call it.
+    #: Its name in errors.
     param: str = "parameters"
 
 
@@ -215,20 +206,16 @@ class ChainSpec:
     model: str
     form: Form = "text"
     objective: Objective | None = None
-    #: What pictures call it.
+    #: Shown in pictures.
     name: str = ""
     #: See `CallSpec.headers`.
     headers: Sequence[tuple[bytes, bytes]] = ()
-    #: What the prompts of all outputs may come to, before values are put in.
+    #: Of the prompts of all outputs together, without values.
     max_characters: int
 
 
 def new_variable(session: Session, name: str, param: str) -> Variable:
-    """A variable that was not there: of that name, or, if it is taken, of one that begins so.
-
-    Raises:
-        InvalidRequestError, SessionFullError, SessionNotFoundError: as `Session.variable`.
-    """
+    """A new variable of that name, or if that is taken, with that prefix; raises as `variable`."""
     if session.find(name) is not None:
         return session.anonymous_variable(name.strip())
     return session.variable(name, param)
@@ -237,14 +224,16 @@ def new_variable(session: Session, name: str, param: str) -> Variable:
 async def submit_chain(
     service: SemanticService, session: Session, spec: ChainSpec
 ) -> list[Variable]:
-    """Submit a call; it runs as its inputs become ready. A cancelled wait submits nothing.
+    """Submit a call; it runs as its inputs become ready.
+
+    After an error or a cancellation none of its calls runs, and no variable made for it is left.
 
     Returns:
         the variable of each parameter, in order.
 
     Raises:
         InvalidRequestError: of the template, see `steps_of`.
-        RequestTooLargeError: the outputs' prompts come to too much.
+        RequestTooLargeError: the prompts are longer than `max_characters`.
         VariableNotFoundError: a variable is not in this session.
         CycleError, DoubleProducerError, SessionFullError, ValueTooLargeError, OverloadedError:
             as `SemanticService.submit` and `set_value`.
@@ -286,7 +275,7 @@ async def submit_chain(
 
 
 def _bound(session: Session, parameters: Sequence[ChainParameter]) -> dict[str, Variable]:
-    """The variables that are there already; outputs among them have no producer yet."""
+    """The variables that exist already; outputs among them must have no producer."""
     bound: dict[str, Variable] = {}
     outputs: set[str] = set()
     for parameter in parameters:
@@ -325,6 +314,6 @@ def _undo(
     for job in reversed(jobs):
         service.executor.cancel(job, "another output of the same call could not be submitted")
     for variable in made:
-        # Somebody else's call may have come to wait for it only if its id was known: it was not.
+        # Nobody else can depend on it: its id was never given out.
         with suppress(ConflictError):
             session.delete(variable.id)

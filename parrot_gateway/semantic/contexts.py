@@ -1,16 +1,15 @@
-"""Named contexts of a session: what was said so far, kept, so that the next call goes on from it.
+"""Named contexts of a session: messages or text so far, which the next call continues.
 
-A call on a context takes its turn (in the order of submission, one at a time), is given what the
-context holds in front of its own prompt, and adds its prompt and its text when it succeeds; one
-that fails leaves the context as it was. `chat<main` makes a context from another one. Only text is
-kept here: the engine finds its KV by the prompt's prefix. Pure but for the futures of the lines;
-who runs calls is the executor.
+Calls on a context run one at a time, in the order of submission. Each gets the contents of the
+context before its own prompt, and adds its prompt and its text when it succeeds; a failed call
+changes nothing. `chat<main` forks a context from another one. Only text is kept: the engine finds
+its KV by the prompt's prefix (docs/decisions/014).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -25,11 +24,11 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.fifo_lock import FifoLock, LockRequest
 from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.semantic.session import Session, check_name
+from parrot_gateway.semantic.variable import size_of
 
 Kind: TypeAlias = Literal["chat", "text"]
 
 _KINDS: dict[CallKind, Kind] = {"chat": "chat", "completions": "text"}
-#: What clients know the calls of a kind by.
 _ROUTES: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -49,10 +48,10 @@ _body_decoder = msgspec.json.Decoder(_Body)
 
 
 class ContextName(NamedTuple):
-    """What `X-Parrot-Context` says."""
+    """The value of `X-Parrot-Context`."""
 
     name: str
-    #: The context that a new one begins with.
+    #: The context that a new one is forked from.
     parent: str | None = None
 
 
@@ -60,7 +59,7 @@ def parse_context(text: str, param: str = "context") -> ContextName:
     """Read `chat`, or `chat<main`.
 
     Raises:
-        InvalidRequestError: one of the names is none, or both are the same.
+        InvalidRequestError: one cannot be a name, or both are the same.
     """
     name, fork, parent = text.partition("<")
     if not fork:
@@ -77,55 +76,41 @@ def parse_context(text: str, param: str = "context") -> ContextName:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a context holds. Never changed."""
-
     kind: Kind
-    #: Of a chat: its messages, each as the JSON that it came as.
+    #: Of a chat: its messages as JSON.
     messages: tuple[bytes, ...] = ()
     #: Of completions: all text.
     text: str = ""
 
     @property
     def size_bytes(self) -> int:
-        """What it takes to keep it."""
-        texts = len(self.text.encode("utf-8", "surrogatepass"))
-        return texts + sum(map(len, self.messages)) + 64 * len(self.messages)
+        return size_of(self.text) + sum(map(len, self.messages)) + 64 * len(self.messages)
 
     def plus(self, other: Contents) -> Contents:
-        """This, and then another of the same kind."""
         return Contents(self.kind, self.messages + other.messages, self.text + other.text)
 
 
+@dataclass(slots=True, eq=False)
 class NamedContext:
-    """One context of a session.
+    """One context of a session."""
 
-    Args:
-        name: within the session.
-    """
-
-    __slots__ = ("contents", "lock", "name", "size_bytes")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: None until the first call on it has succeeded.
-        self.contents: Contents | None = None
-        self.size_bytes = 0
-        self.lock = FifoLock()
+    name: str
+    #: None until the first call on it has succeeded.
+    contents: Contents | None = None
+    size_bytes: int = 0
+    lock: FifoLock = field(default_factory=FifoLock)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is on it or waits for it."""
+        """Whether no call uses it or waits for it."""
         return self.lock.is_free
 
 
 class ContextUse:
-    """One call's use of a context, from its submission to its end. Made by `enter`.
+    """The use of a context by one call, from its submission to its end. Made by `enter`.
 
     Args:
-        session: whose context it is.
-        context: that context.
-        parent: the context that it is to begin with.
-        kind: of the call.
+        parent: the context that it is forked from.
     """
 
     def __init__(
@@ -137,7 +122,7 @@ class ContextUse:
         self._kind: Kind = kind
         self._request: LockRequest = context.lock.request(f"context '{context.name}'")
         self._parent_request: LockRequest | None = None
-        #: What the parent held when it was its turn.
+        #: The contents of the parent when its lock was granted.
         self._inherited: Contents | None = None
         self._base: Contents | None = None
         self._prompt: Contents | None = None
@@ -156,21 +141,19 @@ class ContextUse:
 
     @property
     def is_granted(self) -> bool:
-        """Whether the call may run, as far as the context is concerned."""
         return self._request.is_granted and self._parent_request is None
 
     def when_turn(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once it is the call's turn, if it is not yet."""
+        """Call `callback` when `is_granted` becomes true."""
         self._on_turn = callback
 
     def compose(self, request: CallRequest) -> CallRequest:
-        """The call with what the context holds in front of its prompt.
+        """The call with the contents of the context before its prompt.
 
         Raises:
-            ConflictError: it is to be made from another one, but is there; or it is of the
-                other kind.
-            ContextNotFoundError: the context that it is to be made from holds nothing.
-            ContextTooLargeError: it has no room for this.
+            ConflictError: a fork that exists already, or a context of the other kind.
+            ContextNotFoundError: the parent is empty.
+            ContextTooLargeError: over the limit.
         """
         assert self.is_granted
         base = self.context.contents
@@ -195,15 +178,13 @@ class ContextUse:
         return CallRequest(request.kind, msgspec.json.encode(fields), head=request.semantic_head)
 
     def append(self, text: str) -> None:
-        """The model has written `text`."""
         self._parts.append(text)
 
     def commit(self) -> None:
-        """The call has succeeded: the context takes its prompt and its text.
+        """The call has succeeded: add its prompt and its text.
 
         Raises:
-            ContextTooLargeError, SessionFullError, OverloadedError: there is no room; the context
-                stays as it was.
+            ContextTooLargeError, SessionFullError, OverloadedError: no room; nothing was added.
         """
         assert self._prompt is not None
         text = "".join(self._parts)
@@ -219,12 +200,11 @@ class ContextUse:
         _hold(self._session, self.context, whole)
 
     def undo(self) -> None:
-        """After `commit`: the call has failed all the same."""
+        """Take back `commit`."""
         _hold(self._session, self.context, self._before)
 
     def leave(self) -> None:
-        """The call has ended: the next one has its turn. A context that holds nothing and that
-        nobody waits for is forgotten. Safe to call twice."""
+        """The call has ended: grant the next one or forget an empty context. Safe to repeat."""
         if self._left:
             return
         self._left = True
@@ -260,18 +240,16 @@ class ContextUse:
 
 
 def enter(session: Session, name: ContextName, request: CallRequest) -> ContextUse:
-    """Let a call take its place before a context; `ContextUse.leave` must follow its end.
+    """Enqueue a call on a context, which is made if there is none; pair with `ContextUse.leave`.
 
     Args:
-        session: whose context it is; made if it is not there.
-        name: which one.
         request: the call, before values are bound.
 
     Raises:
         UnsupportedError: calls with these fields cannot have a context.
-        InvalidRequestError: the prompt is none that a context can take.
-        ContextNotFoundError: the context that it is to be made from is not there.
-        ConflictError: it is to be made from another one, but is there; or it is of the other kind.
+        InvalidRequestError: the prompt is not a single text or list of messages.
+        ContextNotFoundError: there is no parent of that name.
+        ConflictError: a fork that exists already, or a context of the other kind.
         SessionFullError: the session has too many contexts.
         OverloadedError: too many calls wait for it.
     """
@@ -314,7 +292,7 @@ def free_context(session: Session, name: str) -> NamedContext:
 
     Raises:
         ContextNotFoundError: there is none.
-        ConflictError: a call is on it or waits for it.
+        ConflictError: a call uses it or waits for it.
     """
     found = find_context(session, name)
     if not found.is_idle:
@@ -330,7 +308,6 @@ def free_context(session: Session, name: str) -> NamedContext:
 
 
 def free_all_contexts(session: Session) -> None:
-    """The session has ended, and so have its calls."""
     for name, context in list(session.contexts.items()):
         session.drop_context(name)
         if isinstance(context, NamedContext):
@@ -338,16 +315,11 @@ def free_all_contexts(session: Session) -> None:
 
 
 def _check_body(body: bytes, kind: Kind) -> None:
-    """Refuse calls whose prompt or answer is more than one text.
-
-    Raises:
-        InvalidRequestError: naming the field at fault.
-        UnsupportedError: a field that does not go with a context.
-    """
+    """Refuse calls whose prompt or answer is more than one text."""
     try:
         call = _body_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Whoever decodes the whole body says better what is wrong with it.
+        # The decoder of the whole body has better messages.
         raise InvalidRequestError("The JSON body of your request is not valid.") from None
     if call.n not in (None, 1):
         raise _wrong("n", "a call on a context has one answer, so 'n' must be 1")
@@ -369,11 +341,7 @@ def _check_body(body: bytes, kind: Kind) -> None:
 
 
 def check_kind(name: str, contents: Contents | None, kind: Kind) -> None:
-    """Refuse to continue messages as text, or text as messages.
-
-    Raises:
-        ConflictError: the context is of the other kind.
-    """
+    """Refuse to continue messages as text, or text as messages (`ConflictError`)."""
     if contents is not None and contents.kind != kind:
         raise ConflictError(
             f"Context '{name}' was begun with {_ROUTES[contents.kind]}; go on with that route, or "

@@ -1,20 +1,14 @@
-"""Sessions and the calls in them: what every API with semantic variables is built on. No HTTP.
+"""Sessions and the calls in them, for every API with semantic variables. No HTTP.
 
-The shape, for those who build on it:
-
-    service.session(tenant, name)        the session of that name or id, made on first use
-    service.bind(session, source)        what a placeholder stands for -> Binding
-    service.submit(session, CallSpec)    -> Job; runs it once its inputs are there
-    service.submit_transform(session, …) -> Job; the same of a text function between variables
-    service.set_value(variable, text)    the user writes it
-    service.readers.wait(variable, …)    returns when it is final, or time is up
-    service.readers.value(variable, …)   -> its text, or raises why there is none
-    service.resolve(tenant, template)    -> the template with the values that it needs
-    service.cancel_call(tenant, id)      and what depends on it
-    service.close_session(session)       cancels, frees, forgets
-
-A call with several outputs is several calls, each with the text before it (earlier outputs as
-references or inputs) as its prompt: the engine finds what they share in its prefix cache.
+service.session(tenant, name)        the session of that name or id, made on first use
+service.submit(session, CallSpec)    -> Job; runs once its inputs are ready
+service.submit_transform(session, …) -> Job; a transform between two variables
+service.set_value(variable, text)    the user writes it
+service.readers.wait(variable, …)    returns when it is final, or after a time-out
+service.readers.value(variable, …)   -> its text, or raises its failure
+service.resolve(tenant, template)    -> the template with values
+service.cancel_call(tenant, id)      cancels it; dependents fail
+service.close_session(session)       cancels, frees, forgets
 """
 
 from __future__ import annotations
@@ -58,12 +52,11 @@ from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings
 
-#: How often idle sessions are looked for.
+#: Interval in which idle sessions are closed.
 SWEEP_S = 30.0
 
 
 def _mint_session_id() -> str:
-    """An unguessable id."""
     return "s" + secrets.token_hex(16)
 
 
@@ -71,14 +64,11 @@ class SemanticService:
     """The sessions of a gateway. Used in the event loop's thread only.
 
     Args:
-        limits: how much is kept, and for how long.
-        runner: lets models answer deferred calls.
-        call_timeout_s: how long a call may run, and any wait last that names no time of its own.
-        fill_ahead: fills prompt prefixes of waiting calls; None fills none.
-        on_session_closed: is told the id of a session that is gone.
-        on_call_changed: is told the id of a running call for which something else holds than when
-            it began.
-        clock: the time in seconds since the epoch.
+        call_timeout_s: longest run of a call, and default of waits.
+        fill_ahead: None fills nothing ahead.
+        on_session_closed: called with the id of a closed session.
+        on_call_changed: called with the id of a running call whose metadata changed.
+        clock: seconds since the epoch.
     """
 
     def __init__(
@@ -101,7 +91,6 @@ class SemanticService:
             mint_variable_id=mint_variable_id,
             on_close=self._session_closed,
         )
-        #: What calls are run for.
         self.objectives = ObjectiveTracker(self.sessions.owner_of, on_call_changed)
         self.readers = Readers(self.sessions, self.objectives, timeout_s=call_timeout_s)
         self.executor = Executor(
@@ -118,10 +107,8 @@ class SemanticService:
         self._on_session_closed = on_session_closed
         self._sweeper: asyncio.Task[None] | None = None
 
-    # -- lifetime ---------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Begin to forget idle sessions in time."""
+        """Begin to close idle sessions in time."""
 
         async def sweep() -> None:
             while True:
@@ -131,11 +118,11 @@ class SemanticService:
         self._sweeper = asyncio.get_running_loop().create_task(sweep(), name="session-sweep")
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until no call runs or could run; False when time ran out first."""
+        """See `Executor.drain`."""
         return await self.executor.drain(timeout_s)
 
     async def close(self) -> None:
-        """Cancel all calls and free everything; returns when nothing runs any more."""
+        """Cancel all calls and free everything; return when nothing runs any more."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -145,24 +132,17 @@ class SemanticService:
             await self.fill_ahead.close()
         self.sessions.close_all()
 
-    # -- sessions ---------------------------------------------------------------------------
-
     def session(self, tenant: str, name: str | None) -> Session:
-        """The tenant's session of that id or name, made when there is none; None makes one.
-
-        Raises:
-            InvalidRequestError: it cannot be a name.
-            OverloadedError: too many sessions, none of them idle.
-        """
+        """See `SessionStore.get_or_create`."""
         return self.sessions.get_or_create(tenant, name, self.clock())
 
     def close_session(self, session: Session) -> None:
-        """End its calls, free what it holds and forget it."""
+        """Cancel its calls, free and forget it."""
         self.executor.cancel_session(session.id, "its session was closed")
         self.sessions.close(session)
 
     def snapshot(self, session: Session) -> GraphSnapshot:
-        """Its graph, as it is now."""
+        """The graph of a session, with the variables of other sessions that it reads."""
 
         def find(variable_id: str) -> Variable | None:
             try:
@@ -179,11 +159,9 @@ class SemanticService:
         self.objectives.forget(session)
         self._on_session_closed(session.id)
 
-    # -- variables --------------------------------------------------------------------------
-
     def variable(self, session: Session, source: str, param: str = "variable") -> Variable:
-        """The variable that `source` means: a name within the session (made empty if new), or an
-        id or a reference of any session of the same tenant.
+        """The variable of a name within the session (made empty if new), or of an id or a reference
+        within the tenant.
 
         Raises:
             VariableNotFoundError: an id or reference that is unknown, expired or foreign.
@@ -198,7 +176,7 @@ class SemanticService:
         return session.variable(plain, param)
 
     def bind(self, session: Session, source: str, param: str = "inputs") -> Binding:
-        """What a placeholder stands for, see `variable`."""
+        """The binding of a placeholder to `variable`."""
         return Binding(variable_id=self.variable(session, source, param).id)
 
     def set_value(self, variable: Variable, value: str) -> None:
@@ -206,7 +184,7 @@ class SemanticService:
 
         Raises:
             DoubleProducerError: a call is going to write it.
-            VariableStateError: it was written before, or failed.
+            VariableStateError: it is final.
             ValueTooLargeError, SessionFullError, OverloadedError: it does not fit.
         """
         if variable.producer is not None and not variable.is_final:
@@ -216,7 +194,7 @@ class SemanticService:
         variable.set(value, "its user")
 
     async def resolve(self, tenant: str, template: BodyTemplate, timeout_s: float) -> bytes:
-        """The template with the values that it needs, once all are there.
+        """The template with the values that it needs, once all are ready.
 
         Raises:
             VariableNotFoundError: one is unknown, expired or foreign.
@@ -224,8 +202,6 @@ class SemanticService:
         """
         variables = self.sessions.variables(tenant, template.variables, self.clock())
         return template.render(await self.readers.values(variables, timeout_s))
-
-    # -- calls ------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -235,14 +211,14 @@ class SemanticService:
         attended: bool = False,
         template: BodyTemplate | None = None,
     ) -> Job:
-        """Take a call in.
+        """Submit a call.
 
-        A deferred one runs by itself once its inputs are there, at once if they are. Of an
-        attended one, `Job.changed` tells when its inputs are there; whoever answers it calls
-        `executor.begin`, `Job.append` and `executor.complete`, `fail` or `cancel`.
+        A deferred one runs once its inputs are ready. The future `Job.changed` of an attended one
+        is done when its inputs are ready; its client's handler then calls `executor.begin`,
+        `Job.append` and `executor.complete`, `fail` or `cancel`.
 
         Args:
-            template: of the spec, for those that read it aside (`job_maker.template_of`).
+            template: the result of `template_of`, if the caller has it.
 
         Raises:
             SessionNotFoundError: the session was closed.
@@ -251,7 +227,7 @@ class SemanticService:
             VariableNotFoundError: a reference is unknown, expired or foreign.
             CycleError, DoubleProducerError, SessionFullError: see `Graph.add`.
             OverloadedError: too many calls wait already.
-            GatewayError: it cannot go on from its context, see `contexts.enter`.
+            GatewayError: it cannot continue its context, see `contexts.enter`.
         """
         if session.is_closed:
             raise SessionNotFoundError(session.name)
@@ -278,7 +254,7 @@ class SemanticService:
         output: Variable,
         name: str = "",
     ) -> Job:
-        """Let `output` take what `transform` makes of `source`, once that is there.
+        """Fill `output` with the transformed value of `source`, once that is ready.
 
         Args:
             session: of both variables.
@@ -293,11 +269,7 @@ class SemanticService:
         return job
 
     def cancel_call(self, tenant: str, call_id: str) -> None:
-        """Cancel an unfinished call; what depends on it fails.
-
-        Raises:
-            NotFoundError: it is not there any more, or another tenant's.
-        """
+        """Cancel an unfinished call; dependents fail. Raises as `call`."""
         self.call(tenant, call_id)
         job = self.executor.unfinished.find(call_id)
         if job is not None:
@@ -338,10 +310,8 @@ class SemanticService:
             self.fill_ahead.stop(job)
         if isinstance(job.node, CallNode):
             self.objectives.regroup(job.session, job.node.group)
-        # What it wrote can be read for as long as if its client had come by just now.
+        # The end of a call counts as a use of its session, so that its output can be read.
         self.sessions.touch(job.session, self.clock())
-
-    # -- the whole --------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """Gauges and counters as plain types, for `/health`."""

@@ -1,8 +1,8 @@
-"""Sessions of Parrot's own API: numbers that are secrets, and what proves their ownership.
+"""Session ids of Parrot's own API: secret numbers, and proofs of their ownership.
 
-The number alone lets a client add calls, so it cannot be guessed; reading and deleting takes the
-proof besides. Neither is stored: a session is kept under a name that tells nothing of its number,
-and the proof is computed from it with a key that never leaves the process.
+The number alone lets a client add calls; reading and deleting need the proof as well. Neither is
+stored: sessions are kept under a hash of the number, and the proof is its HMAC under a key that
+never leaves the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SessionSecrets:
 
     @staticmethod
     def name_of(number: int) -> str:
-        """Under which name the session of that number is kept."""
+        """The name that the session of that number is kept under."""
         digest = hashlib.blake2b(b"%d" % number, digest_size=16, person=b"parrot session")
         return f"parrot-{digest.hexdigest()}"
 
@@ -47,10 +47,10 @@ class SessionSecrets:
         return hmac.new(self._key, b"%d" % number, "sha256").hexdigest()
 
     def check(self, number: int, proof: str) -> None:
-        """Let the owner pass.
+        """Check a proof.
 
         Raises:
-            AuthenticationError: not the proof of that number, whether it has a session or not.
+            AuthenticationError: it is not that of the number, whether that has a session or not.
         """
         given = proof.encode("utf-8", "surrogatepass")
         if not hmac.compare_digest(given, self.proof_of(number).encode()):

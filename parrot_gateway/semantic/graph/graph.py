@@ -1,9 +1,7 @@
 """The graph of a session: which call writes and which calls read each variable.
 
 Bipartite and acyclic: calls and transforms (nodes) on one side, variables on the other. It grows
-call by call, in any order: a reader may be there before its producer. What is ready to run is the
-executor's business, the objectives are `deduction`'s, and the variables belong to the session, from
-whom they are borrowed.
+call by call, in any order: a reader may come before its producer.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from parrot_gateway.exceptions import (
     SessionFullError,
     VariableNotFoundError,
 )
-from parrot_gateway.semantic.graph.node import NODE_TRANSITIONS, CallNode, Node, NodeState
+from parrot_gateway.semantic.graph.node import CallNode, Node, NodeState
 from parrot_gateway.semantic.variable import Failure, Variable
 
 
@@ -27,10 +25,9 @@ class Graph:
 
     Args:
         session: its name, for messages.
-        variables: the session's, by id; every variable that a node names must be in it, and stay
-            there while the node is kept.
+        variables: the session's, by id; the variables of a node must stay there while it is kept.
         max_unfinished: nodes waiting or running; `add` refuses more.
-        max_finished: finished nodes kept; the longest finished ones are let go first.
+        max_finished: finished nodes kept; oldest dropped first.
     """
 
     def __init__(
@@ -48,7 +45,7 @@ class Graph:
         #: Unfinished in order of submission, finished in order of finishing.
         self._unfinished: dict[str, Node] = {}
         self._finished: dict[str, Node] = {}
-        #: Unfinished calls by the group that their client says they are in.
+        #: Unfinished calls by declared group.
         self._groups: dict[str, dict[str, CallNode]] = {}
         self._pruned = 0
         self._stages: dict[str, int] | None = {}
@@ -64,7 +61,6 @@ class Graph:
         yield from list(self._unfinished.values())
 
     def get(self, node_id: str) -> Node | None:
-        """A kept node; None when it was never there or was let go."""
         return self._unfinished.get(node_id) or self._finished.get(node_id)
 
     @property
@@ -74,25 +70,24 @@ class Graph:
 
     @property
     def num_unfinished(self) -> int:
-        """Nodes waiting or running."""
         return len(self._unfinished)
 
     @property
     def num_pruned(self) -> int:
-        """Finished nodes that were let go."""
+        """Finished nodes that were dropped."""
         return self._pruned
 
     def add(self, node: Node) -> None:
-        """Take a waiting node in and make it producer and reader of its variables.
+        """Add a waiting node and make it producer and reader of its variables.
+
+        After an error the graph is as before.
 
         Raises:
-            VariableNotFoundError: it names a variable that is not there.
+            VariableNotFoundError: one of its variables does not exist.
             DoubleProducerError: its output has a producer or a value already.
-            CycleError: it would need its own output, over however many calls.
+            CycleError: it would need its own output.
             SessionFullError: too many nodes are unfinished.
             ValueError: its id is taken or it is not waiting.
-
-            After an error the graph is as before.
         """
         if node.id in self or node.state != "waiting":
             raise ValueError(f"node {node.id} is there already or {node.state}")
@@ -116,7 +111,6 @@ class Graph:
             self.variables[node.output].producer = node.id
 
     def start(self, node_id: str, now: float) -> None:
-        """The node runs."""
         node = self._unfinished[node_id]
         self._move(node, "running")
         node.started = now
@@ -128,12 +122,10 @@ class Graph:
         now: float,
         failure: Failure | None = None,
     ) -> None:
-        """The node has ended; lets the longest finished nodes go when there are too many.
-
-        Its output variable must be final by now, so that no live variable loses its producer.
+        """The node has ended; drop the oldest finished nodes if there are too many.
 
         Raises:
-            ValueError: it is not, or the node cannot end so.
+            ValueError: its output is not final, or the node cannot end so.
         """
         node = self._unfinished[node_id]
         if node.output is not None and not self.variables[node.output].is_final:
@@ -151,7 +143,6 @@ class Graph:
         self._prune()
 
     def producer_of(self, variable_id: str) -> Node | None:
-        """The kept node that writes a variable."""
         variable = self.variables.get(variable_id)
         return self.get(variable.producer) if variable and variable.producer else None
 
@@ -176,7 +167,7 @@ class Graph:
         return [] if node is None or node.output is None else self.consumers_of(node.output)
 
     def members(self, group: str) -> Mapping[str, CallNode]:
-        """The unfinished calls that their client says are in a group, by id, oldest first."""
+        """The unfinished calls of a declared group, by id, oldest first."""
         return self._groups.get(group, {})
 
     def stages(self) -> Mapping[str, int]:
@@ -185,14 +176,18 @@ class Graph:
         Linear in the graph after each change of it, else immediate.
         """
         if self._stages is None:
-            self._stages = self._compute_stages()
+            producers = {node.id: [each.id for each in self.producers(node.id)] for node in self}
+            self._stages = {}
+            for node_id in TopologicalSorter(producers).static_order():
+                before = (self._stages[each] + 1 for each in producers[node_id])
+                self._stages[node_id] = max(before, default=0)
         return self._stages
 
     def forget(self, variable_id: str) -> bool:
-        """Let go of the finished nodes around a variable, so that it can be deleted.
+        """Drop the nodes around a variable, so that it can be deleted.
 
         Returns:
-            whether none is left; False, and nothing changed, when one of them is unfinished.
+            False, with nothing changed, if one of them is unfinished.
         """
         variable = self.variables[variable_id]
         around = [variable.producer, *variable.consumers]
@@ -204,14 +199,13 @@ class Graph:
         return True
 
     def clear(self) -> None:
-        """Forget everything: the session ends."""
         self._unfinished.clear()
         self._groups.clear()
         self._finished.clear()
         self._stages = {}
 
     def check_integrity(self) -> None:
-        """Assert what must hold between any two calls of this class; for tests and idle times."""
+        """Assert the invariants; for tests."""
         assert len(self._unfinished) <= self._max_unfinished
         assert len(self._finished) <= self._max_finished
         for node in self:
@@ -236,7 +230,7 @@ class Graph:
             raise DoubleProducerError(variable.name, "its user")
 
     def _check_cycle(self, node: Node, output: str) -> None:
-        """Walk down from the output; nothing to do in the common case that nobody reads it yet."""
+        """Walk down from the output; in the common case nobody reads it yet."""
         inputs = set(node.inputs)
         came_from: dict[str, tuple[str, str]] = {}
         stack, seen = [output], {output}
@@ -261,7 +255,7 @@ class Graph:
         return [node.name or node.id, *reversed(path)]
 
     def _move(self, node: Node, to: NodeState) -> None:
-        if to not in NODE_TRANSITIONS[node.state]:
+        if node.is_finished or to == node.state:
             raise ValueError(f"node {node.id} is {node.state} and cannot become {to}")
         node.state = to
 
@@ -275,10 +269,3 @@ class Graph:
             self.variables[variable_id].consumers.discard(node_id)
         self._pruned += 1
         self._stages = None
-
-    def _compute_stages(self) -> dict[str, int]:
-        producers = {node.id: [each.id for each in self.producers(node.id)] for node in self}
-        stages: dict[str, int] = {}
-        for node_id in TopologicalSorter(producers).static_order():
-            stages[node_id] = max((stages[p] + 1 for p in producers[node_id]), default=0)
-        return stages
