@@ -6,6 +6,7 @@ Reads `model` and `stream` only; the body is decoded where an own engine answers
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, cast
 
 from parrot_gateway.api.responses.routes import ResponseRoutes
@@ -13,12 +14,18 @@ from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import may_be_semantic
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedError,
+    missing_parameter,
+)
 from parrot_gateway.generation.placement import salt_of
 from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
+from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
-from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
@@ -89,7 +96,7 @@ class CallRoutes:
         if is_stateful and await self._responses.answer(exchange, body):
             return
         body = await self._with_values(exchange, body)
-        name = model_of(exchange, body)
+        name = await read_aside(lambda: model_of(exchange, body), len(body), MAX_INLINE_BYTES)
         if name is None:
             if not upstreams:
                 raise _unknown_route(exchange)
@@ -145,9 +152,12 @@ class CallRoutes:
 
     async def _call(self, exchange: Exchange, kind: CallKind) -> None:
         request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
-        if may_be_semantic(exchange.scope["headers"], request.body) and (
-            await self._semantic.answer(exchange, request)
-        ):
+        headers = exchange.scope["headers"]
+        if request.size <= MAX_INLINE_BYTES:
+            is_semantic = may_be_semantic(headers, request.body)
+        else:
+            is_semantic = await asyncio.to_thread(_read_large, headers, request)
+        if is_semantic and await self._semantic.answer(exchange, request):
             return
         await self._answer(exchange, request, _ORDINARY)
 
@@ -174,13 +184,18 @@ class CallRoutes:
             await self._answer(exchange, request, context, other, tried | {target.upstream})
 
         upstream = self._models.upstreams[target.upstream]
+        body = await read_aside(
+            lambda: upstream_body(
+                request.body, upstream, target.model, request.model, context.metadata
+            ),
+            request.size,
+            MAX_INLINE_BYTES,
+        )
         await forward(
             exchange,
             upstream,
             path=exchange.path,
-            body=upstream_body(
-                request.body, upstream, target.model, request.model, context.metadata
-            ),
+            body=body,
             timeout_s=self._server.call_timeout_s,
             fallback=None if target.upstream in tried else fall_back,
             observers=context.observers,
@@ -204,8 +219,10 @@ class CallRoutes:
         from parrot_gateway.api.openai.completions import CompletionAnswer
 
         placer = self._models.placer(model, context.metadata)
-        call = prepare(request, placer, context.checked)
         exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        if request.size > MAX_INLINE_BYTES:
+            await asyncio.to_thread(lambda: request.typed)
+        call = prepare(request, placer, context.checked)
         generation_request = await call.generation_request(salt_of(context.metadata.tenant))
         shape = ChatAnswer if request.kind == "chat" else CompletionAnswer
         await answer_call(
@@ -235,6 +252,16 @@ class CallRoutes:
                 param="model",
             )
         return self._models.engine_of(target.model)
+
+
+def _read_large(headers: Headers, request: CallRequest) -> bool:
+    """`may_be_semantic`; what everybody reads of the body is then decoded."""
+    if not may_be_semantic(headers, request.body):
+        _ = request.head
+        return False
+    with suppress(InvalidRequestError):
+        _ = request.known_fields, request.semantic_head
+    return True
 
 
 def _unknown_route(exchange: Exchange) -> NotFoundError:

@@ -23,6 +23,7 @@ from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, prepare
 from parrot_gateway.generation.requests.prepared import PreparedCall
+from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
@@ -42,6 +43,8 @@ MAX_MODEL_CHARACTERS = 1024
 
 _PROMPTS = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = msgspec.Raw(b"null")
+#: What a list of token ids is written with.
+_OF_TOKEN_IDS = b"-+.0123456789eE, \t\r\n"
 
 
 class CallContext(NamedTuple):
@@ -168,6 +171,7 @@ class SemanticCalls:
             _check_one_text(head.n, request)
         if not fields.defer or not isinstance(target, EngineTarget):
             return None
+        await read_aside(lambda: request.typed, request.size, MAX_INLINE_BYTES)
         checked = prepare(request, self._models.engine_of(target.model))
         if not fields.inputs and not has_reference(request.body):
             await checked.check_fits()
@@ -424,9 +428,9 @@ def _check_one_text(n: int | None, request: CallRequest) -> None:
             code="invalid_value",
         )
     prompt = bytes(request.fields.get("prompt", _NULL))
-    if prompt.startswith(b"["):
+    if prompt.startswith(b"[") and prompt.strip(b"[]").translate(None, _OF_TOKEN_IDS):
         items = _PROMPTS.decode(prompt)
-        if len(items) > 1 and not all(bytes(item)[:1] in b"-0123456789" for item in items):
+        if len(items) > 1:
             raise InvalidRequestError(
                 "Invalid 'prompt': a call that fills a variable has one prompt.",
                 param="prompt",

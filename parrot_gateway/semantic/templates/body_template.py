@@ -229,12 +229,14 @@ class BodyTemplate:
         return msgspec.json.encode(_fill(self._root, filling))
 
 
-async def read_aside(read: Callable[[], _T], num_bytes: int) -> _T:
+async def read_aside(
+    read: Callable[[], _T], num_bytes: int, inline_bytes: int = INLINE_BYTES
+) -> _T:
     """Call `read`, which reads a body of that size, in a thread if the body is large.
 
     A cancelled wait leaves the thread to finish.
     """
-    return read() if num_bytes <= INLINE_BYTES else await asyncio.to_thread(read)
+    return read() if num_bytes <= inline_bytes else await asyncio.to_thread(read)
 
 
 def _fill(child: _Child, filling: Filling) -> Any:
