@@ -247,4 +247,5 @@ def started(folder: Path, device: str, stories: Sequence[Story], log: Path) -> I
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     main()
