@@ -38,7 +38,7 @@ def compile_into(folder: Path) -> None:
         for path in Path(SOURCE.name).rglob("*.py")
         if not set(NOT_COMPILED) & set(path.parts)
     )
-    # The types are the source tree's own affair: its strict settings are not asked for again.
+    # Types are checked in the source tree; its strict settings are not applied again.
     modules = mypycify(["--config-file=", *paths], opt_level="3")
     command = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
     command.inplace = True

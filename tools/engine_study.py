@@ -1,6 +1,6 @@
 """Studies of the engine's parts on a device: `python tools/engine_study.py NAME [options]`.
 
-For whoever works on kernels, graphs or the host's share of a step; what a user measures is
+For work on kernels, graphs or the host's share of a step; the benchmark for users is
 `parrot-gateway bench engine`. Without a name the studies are listed.
 """
 

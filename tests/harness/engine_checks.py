@@ -45,7 +45,7 @@ def tokens_of(events: Sequence[Event], context_id: int) -> list[int]:
 
 
 def greedy(max_tokens: int, **options: object) -> SamplingParams:
-    """Greedy sampling past the end of text: as many tokens as asked for."""
+    """Greedy sampling past the end of text: as many tokens as given."""
     return SamplingParams(max_tokens, temperature=0.0, ignore_eos=True, **options)  # type: ignore[arg-type]
 
 
@@ -126,7 +126,7 @@ def _a_freed_parent_reports_up_to_its_last_fork(engine: Engine) -> None:
     assert all(isinstance(event, Generated) for event in own[1:])
     assert len(tokens_of(events, 1)) < 3
     assert len(tokens_of(events, 2)) == 3
-    # The id is free: its next use is a new context, whatever the old one still has to say.
+    # The id is free: its next use is a new context, whatever events the old one still reports.
     events = run_until_idle(
         engine,
         Fill(3, [4] * 20),

@@ -43,10 +43,10 @@ def fixed_script(continuation: Sequence[int], end: int) -> Script:
     """Generates `continuation` after any prompt whose tokens it does not hold, then `end`."""
 
     def script(token_ids: Sequence[int]) -> int:
-        said = 0
-        while said < len(continuation) and token_ids[-said - 1] in continuation:
-            said += 1
-        return continuation[said] if said < len(continuation) else end
+        length = 0
+        while length < len(continuation) and token_ids[-length - 1] in continuation:
+            length += 1
+        return continuation[length] if length < len(continuation) else end
 
     return script
 

@@ -125,7 +125,7 @@ class ChatWriter:
         return "".join(turns), after
 
     def _request(self, rng: random.Random, book: Book, index: int, answer: str) -> tuple[str, str]:
-        """What the user says, and the answer that goes with it."""
+        """A message of the user, and its answer."""
         kind = rng.random()
         if answer.startswith('"'):
             kind *= 0.7  # speech goes on with a scene more often than it opens one

@@ -87,7 +87,7 @@ class Trainer:
         """Trains to the end (or `stop_after` steps more), keeping the best weights seen.
 
         Prints a line and saves at each validation. On a time limit the run ends early, without the
-        rest of the learning rate schedule, and says so.
+        rest of the learning rate schedule, and prints a line.
         """
         started, spent = time.monotonic(), self.seconds
         first = self.step

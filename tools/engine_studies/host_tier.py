@@ -12,7 +12,7 @@ they are computed again, in the same run, by the same model (random weights, ran
 Beside that, how fast blocks are copied, against one large copy from and to pinned memory.
 
 Graphs are captured beforehand, as a server does it. With `--cuda-graphs lazy` the first step of a
-number of rows captures its graph, and whoever decodes beside it waits.
+number of rows captures its graph, and contexts that decode meanwhile wait.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Driver:
         for number, tokens in zip(sorted(self.others), prompts, strict=True):
             self.engine.submit([Fill(number, tokens), Generate(number, endless)])
         deadline = time.perf_counter() + _TIMEOUT_S
-        wanted = self.engine.stats().generated_tokens + 4 * len(prompts)
-        while self.engine.stats().generated_tokens < wanted:
+        target = self.engine.stats().generated_tokens + 4 * len(prompts)
+        while self.engine.stats().generated_tokens < target:
             self.step()
             if time.perf_counter() > deadline:
                 raise TimeoutError("generations do not begin")
@@ -330,7 +330,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     random.seed(0)
     vocab = runner.vocab_size
     load = Load([random_tokens(options.tokens, vocab) for _ in range(options.contexts)], fitting)
-    # Warms up kernels too, which counts for nobody.
+    # Warms up kernels too, so it is not counted.
     warm = Driver(runner, settings)
     for _ in range(2):
         warm.ask([random_tokens(options.tokens, vocab)])

@@ -128,7 +128,7 @@ def measure(runners: Sequence[ModelRunner], texts: Sequence[Sequence[int]]) -> l
 def _steps(
     runners: Sequence[ModelRunner], text: Sequence[int]
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Chunk by chunk the tokens that come next, and what each runner says of them."""
+    """Chunk by chunk the tokens that come next, and the score of each runner for them."""
     for start in range(0, len(text) - 1, CHUNK):
         inputs = list(text[start : start + CHUNK][: len(text) - 1 - start])
         table = list(range(-(-(start + len(inputs)) // runners[0].block_size)))

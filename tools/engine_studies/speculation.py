@@ -2,7 +2,7 @@
 
 `forced` (needs a GPU): generations of a model with random weights, in the shape of Llama-3.1-8B.
 Random weights repeat nothing, so every row gets k made-up draft tokens, and the given share of them
-is taken for right whatever the model said; computing, sampling and checking are the engine's own.
+is taken for right whatever the model sampled; computing, sampling and checking are the engine's.
 `ms` is the wall clock of a step, `gain` the tokens a second over those without draft tokens
 (`drafts` 0, which overlaps its steps). No row pauses, and the limit on tokens of a step is off.
 
@@ -60,7 +60,7 @@ class _ForcedSpeculation(Speculation):
         self._count = settings.speculative_tokens
 
     def choose(self, running: Sequence[Context]) -> dict[Context, list[int]]:  # type: ignore[override]
-        """As many as asked for."""
+        """As many as requested."""
         return {
             context: list(range(1, self._count + 1))
             for context in running
@@ -89,13 +89,13 @@ class _ForcedBatcher(Batcher):
     def verify_drafts(
         self, planned: PlannedRow, outcome: RowOutcome
     ) -> list[tuple[PlannedRow, RowOutcome]]:
-        """As if the model had said so."""
+        """As if the model had sampled them."""
         drafts = planned.drafts
         self._owed += self._share * len(drafts)
         count = int(self._owed)
         self._owed -= count
-        said = [*drafts[:count], 0, *drafts[count:]][: len(drafts) + 1]
-        tokens = [SampledToken(token, None) for token in said]
+        sampled = [*drafts[:count], 0, *drafts[count:]][: len(drafts) + 1]
+        tokens = [SampledToken(token, None) for token in sampled]
         return super().verify_drafts(
             planned, outcome._replace(token=tokens[0], following=tokens[1:])
         )
@@ -197,13 +197,13 @@ def run_demo(drafts: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, A
     entries: list[dict[str, Any]] = []
     for name, text in _TEXTS.items():
         times: dict[int, list[float]] = {count: [] for count in llms}
-        said: dict[int, list[int]] = {}
+        sampled: dict[int, list[int]] = {}
         shares: dict[int, float] = {}
         for _ in range(3):
             for count, llm in llms.items():
                 before = llm.stats()
                 begin = time.process_time()
-                said[count] = llm.generate(text, params)[0].outputs[0].token_ids
+                sampled[count] = llm.generate(text, params)[0].outputs[0].token_ids
                 times[count].append(time.process_time() - begin)
                 after = llm.stats()
                 proposed = after.proposed_tokens - before.proposed_tokens
@@ -217,7 +217,7 @@ def run_demo(drafts: Sequence[int], *, max_tokens: int = 96) -> list[dict[str, A
                 "share": shares[count],
                 "tokens_per_s": round(max_tokens / min(times[count]), 1),
                 "gain": round(min(times[0]) / min(times[count]), 2),
-                "same_tokens": said[count] == said[0],
+                "same_tokens": sampled[count] == sampled[0],
             }
             for count in llms
         ]

@@ -2,8 +2,8 @@
 
 `StepLog` stands between an engine and its runner, and between its host tier and the copies, and
 notes for every step what was launched and how (through a graph, through one that was captured
-first, or kernel by kernel), which outcome was waited for, which copies were asked for and which
-ended, and how long each of these kept the thread. On a GPU events around a launch tell how long
+first, or kernel by kernel), which outcome was waited for, which copies were requested and which
+ended, and how long each of these kept the thread. On a GPU events around a launch give how long
 the device took for it, waiting for copies included. Nothing is waited for because of the log.
 """
 
@@ -57,7 +57,7 @@ class StepRecord:
     #: interrupted.
     copies_s: float = 0.0
     garbage_s: float = 0.0
-    #: Blocks whose copies were asked for, and those whose copies ended.
+    #: Blocks whose copies were requested, and those whose copies ended.
     blocks_in: int = 0
     blocks_out: int = 0
     arrived: int = 0
@@ -204,7 +204,7 @@ def line(gap: dict[str, Any]) -> str:
 
 
 def by_kind(steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """Steps by how they were launched and whether they asked for blocks of the host.
+    """Steps by how they were launched and whether they requested blocks of the host.
 
     Of each kind the number of steps, and median and largest of each of their times.
     """
@@ -231,7 +231,7 @@ def kind_line(kind: dict[str, Any]) -> str:
     times = ", ".join(
         f"{name} {kind[name][0]:.2f}/{kind[name][1]:.2f}" for name in _TIMES if name in kind
     )
-    what = ", blocks asked for" if kind["asks_for_blocks"] else ""
+    what = ", blocks requested" if kind["asks_for_blocks"] else ""
     return f"  {kind['steps']} steps, {kind['launched']}{what}: median/largest {times}"
 
 

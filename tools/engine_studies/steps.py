@@ -127,12 +127,12 @@ def time_device(runner: ModelRunner, rows: Sequence[BatchRow]) -> float:
     )
     token_ids = torch.from_numpy(tokens.token_ids).cuda()
     positions = torch.from_numpy(tokens.positions).cuda()
-    wanted = None if tokens.logit_tokens is None else torch.from_numpy(tokens.logit_tokens).cuda()
+    needed = None if tokens.logit_tokens is None else torch.from_numpy(tokens.logit_tokens).cuda()
     plan = runner._attention.plan(rows)
 
     def work() -> None:
         hidden = runner._model(token_ids, positions, runner.kv_cache, runner._attention, plan)
-        runner._model.logits(hidden if wanted is None else hidden[wanted]).argmax(dim=-1)
+        runner._model.logits(hidden if needed is None else hidden[needed]).argmax(dim=-1)
 
     return time_s(work)
 

@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 
 def measure(folder: Path, way: Way, batches: Sequence[int]) -> dict[int, dict[str, float]]:
-    """By batch size, what `time_decode` says."""
+    """By batch size, the result of `time_decode`."""
     settings = BuiltinSettings.for_device(
         "cuda",
         device="cuda:0",
@@ -72,7 +72,7 @@ def measure(folder: Path, way: Way, batches: Sequence[int]) -> dict[int, dict[st
         assert isinstance(runner, ModelRunner)
         assert runner._graphs is not None
         emit({"way": way.name, "load_s": load_s})
-        # No bounds are asked for.
+        # No bounds are computed.
         bench = Bench(runner, settings, runner._graphs, Limits(0.0, 0.0))
         return {batch: time_decode(bench, batch, _CONTEXT, 0, graphs=True) for batch in batches}
     finally:

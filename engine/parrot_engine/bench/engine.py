@@ -42,6 +42,7 @@ from parrot_engine.loading.factory import add_engine_flags
 from parrot_engine.loading.hub import DEMO_MODEL, resolve_model, shape_names
 from parrot_engine.models.loader import read_model_config, resolve_device
 from parrot_engine.progress import print_line
+from parrot_engine.protocol import EngineInfo
 
 #: A peer may take so long in all.
 _PEER_TIMEOUT_S = 3600
@@ -166,18 +167,12 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         "machine": machine(device),
         "model": {
             "name": info.model,
-            "architecture": info.architecture,
-            "dtype": info.dtype,
             "dummy_weights": dummy,
-            "vocab_size": info.vocab_size,
-            "max_context_tokens": info.max_context_tokens,
+            **_of(info, "architecture", "dtype", "vocab_size", "max_context_tokens"),
         },
         "engine": {
             "options": options,
-            "block_size": info.block_size,
-            "num_blocks": info.num_blocks,
-            "max_batch_size": info.max_batch_size,
-            "max_batch_tokens": info.max_batch_tokens,
+            **_of(info, "block_size", "num_blocks", "max_batch_size", "max_batch_tokens"),
         },
         "seed": parsed.seed,
         "quick": parsed.quick,
@@ -210,6 +205,10 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
         # Peers measure on the same device.
         torch.cuda.empty_cache()
     return report, results
+
+
+def _of(info: EngineInfo, *names: str) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in names}
 
 
 def _measure_peer(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseResult]]:

@@ -113,9 +113,9 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
         return _json({"error": error.error}, error.status)
 
     @app.exception_handler(TimeoutError)
-    async def on_timeout(_: Request, error: TimeoutError) -> Response:
+    async def on_timeout(request: Request, error: TimeoutError) -> Response:
         message = f"The engine did not finish within {TIMEOUT_S:g} s."
-        return _json({"error": ApiError(504, message, "timeout").error}, 504)
+        return await on_api_error(request, ApiError(504, message, "timeout"))
 
     @app.exception_handler(_ClientGone)
     async def on_client_gone(_: Request, error: _ClientGone) -> Response:
@@ -128,10 +128,9 @@ def create_app(engine: Engine, text: TextAssets, key: str | None = None) -> Fast
         if error.status_code == 405:
             refusal = ApiError(405, f"{path} does not take {method}.", "method_not_allowed")
         else:
-            refusal = ApiError(
-                error.status_code, f"No such route: {method} {path}.", "unknown_route"
-            )
-        answer = _json({"error": refusal.error}, error.status_code)
+            message = f"No such route: {method} {path}."
+            refusal = ApiError(error.status_code, message, "unknown_route")
+        answer = await on_api_error(request, refusal)
         answer.headers.update(error.headers or {})
         return answer
 

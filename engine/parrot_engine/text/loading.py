@@ -22,6 +22,8 @@ from parrot_engine.text.tokenizer import TextAssets, TextAssetsError
 _log = logging.getLogger(__name__)
 
 Json: TypeAlias = dict[str, Any]
+#: One chat template, several by name, or none.
+_Templates: TypeAlias = str | dict[str, str] | None
 
 #: The named tokens that chat templates see as variables.
 _NAMED_TOKENS = (
@@ -103,7 +105,7 @@ def _read_json(path: Path) -> Json | None:
     return value
 
 
-def _chat_template(folder: Path, config: Json) -> str | dict[str, str] | None:
+def _chat_template(folder: Path, config: Json) -> _Templates:
     """Files beside the checkpoint go before the entry in `tokenizer_config.json`."""
     templates: dict[str, str] = {}
     single = folder / "chat_template.jinja"
@@ -204,7 +206,7 @@ def _add_missing_tokens(tokenizer: Tokenizer, names: _Names) -> bool:
 
 
 def _assets(
-    tokenizer_json: str, names: _Names, config: Json, chat_template: str | dict[str, str] | None
+    tokenizer_json: str, names: _Names, config: Json, chat_template: _Templates
 ) -> TextAssets:
     length = config.get("model_max_length", config.get("max_len"))
     limited = isinstance(length, (int, float)) and 0 < length < _NO_LENGTH_LIMIT
@@ -217,9 +219,7 @@ def _assets(
     )
 
 
-def _verbatim(
-    folder: Path, source: str, config: Json, chat_template: str | dict[str, str] | None
-) -> TextAssets:
+def _verbatim(folder: Path, source: str, config: Json, chat_template: _Templates) -> TextAssets:
     names = _Names(folder, json.loads(source), config, {})
     tokenizer = Tokenizer.from_str(source)
     changed = _add_missing_tokens(tokenizer, names)
@@ -231,7 +231,7 @@ def _rebuilt(
     class_name: str,
     source: str,
     config: Json,
-    chat_template: str | dict[str, str] | None,
+    chat_template: _Templates,
 ) -> TextAssets:
     """The pipeline that a class builds around the file's vocabulary, merges and post-processor."""
     content = json.loads(source)
@@ -290,9 +290,7 @@ def _qwen2(vocab: Any, merges: Any, prefix_space: bool) -> Tokenizer:
     return tokenizer
 
 
-def _from_transformers(
-    folder: Path, chat_template: str | dict[str, str] | None, *, reason: str
-) -> TextAssets:
+def _from_transformers(folder: Path, chat_template: _Templates, *, reason: str) -> TextAssets:
     """Let transformers build the tokenizer, and take its pipeline."""
     try:
         from transformers import AutoTokenizer

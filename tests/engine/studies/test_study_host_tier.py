@@ -46,7 +46,7 @@ def test_all_figures_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     }
     said = capsys.readouterr().out
     assert "first time, alone" in said
-    assert "16 steps, kernel by kernel, blocks asked for" in said
+    assert "16 steps, kernel by kernel, blocks requested" in said
 
 
 def test_too_few_contexts_are_refused() -> None:
