@@ -11,7 +11,7 @@ Holds text, state and listeners; nothing here waits or reads a clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
@@ -98,74 +98,43 @@ def _unlimited(delta: int) -> None:
     """Accounts for nothing, for a variable outside of a session."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Variable:
-    """One semantic variable.
+    """One semantic variable."""
 
-    Args:
-        id: opaque and unguessable; whoever knows it may read the value within the tenant.
-        name: unique in its session.
-        max_value_bytes: limit of the value in UTF-8.
-        account: called with the bytes by which the text is about to grow (negative: shrank); may
-            refuse growth by raising.
-    """
-
-    __slots__ = (
-        "_account",
-        "_chunks",
-        "_followers",
-        "_length",
-        "_loose",
-        "_next_listener",
-        "_size_bytes",
-        "_story",
-        "_waiters",
-        "consumers",
-        "failure",
-        "id",
-        "max_value_bytes",
-        "name",
-        "producer",
-        "session_id",
-        "state",
-        "value",
-    )
-
-    def __init__(
-        self,
-        id: str,
-        name: str,
-        session_id: str,
-        *,
-        max_value_bytes: int,
-        account: Callable[[int], None] = _unlimited,
-    ) -> None:
-        self.id = id
-        self.name = name
-        self.session_id = session_id
-        self.max_value_bytes = max_value_bytes
-        self.state: State = "empty"
-        #: The text; None until the variable is ready.
-        self.value: str | None = None
-        #: Set when failed or cancelled.
-        self.failure: Failure | None = None
-        #: Id of the call or transform that writes it; None when the user does, or nobody yet.
-        self.producer: str | None = None
-        #: Ids of the calls and transforms that read it.
-        self.consumers: set[str] = set()
-        self._account = account
-        self._size_bytes = 0
-        #: Text so far while running, in characters: joined runs of parts, then single parts.
-        self._length = 0
-        self._chunks: list[str] = []
-        self._loose: list[str] = []
-        #: Listeners of every change, and of the last one only.
-        self._followers: dict[int, Listener] = {}
-        self._waiters: dict[int, Listener] = {}
-        self._next_listener = 0
-        self._story: list[str] = ["empty"]
+    #: Opaque and unguessable; whoever knows it may read the value within the tenant.
+    id: str
+    #: Unique in its session.
+    name: str
+    session_id: str
+    #: Limit of the value in UTF-8.
+    max_value_bytes: int = field(kw_only=True)
+    #: Called with the bytes by which the text is about to grow (negative: shrank); may refuse
+    #: growth by raising.
+    account: Callable[[int], None] = field(default=_unlimited, kw_only=True)
+    state: State = field(default="empty", init=False)
+    #: The text; None until the variable is ready.
+    value: str | None = field(default=None, init=False)
+    #: Set when failed or cancelled.
+    failure: Failure | None = field(default=None, init=False)
+    #: Id of the call or transform that writes it; None when the user does, or nobody yet.
+    producer: str | None = field(default=None, init=False)
+    #: Ids of the calls and transforms that read it.
+    consumers: set[str] = field(default_factory=set, init=False)
+    #: Bytes of text held now.
+    size_bytes: int = field(default=0, init=False)
+    #: Text so far while running: its characters, joined runs of parts, then single parts.
+    _length: int = field(default=0, init=False)
+    _chunks: list[str] = field(default_factory=list, init=False)
+    _loose: list[str] = field(default_factory=list, init=False)
+    #: Listeners of every change, and of the last one only.
+    _followers: dict[int, Listener] = field(default_factory=dict, init=False)
+    _waiters: dict[int, Listener] = field(default_factory=dict, init=False)
+    _next_listener: int = field(default=0, init=False)
+    _story: list[str] = field(default_factory=lambda: ["empty"], init=False)
 
     def __repr__(self) -> str:
-        return f"<Variable {self.name!r} {self.state} {self._size_bytes} bytes>"
+        return f"<Variable {self.name!r} {self.state} {self.size_bytes} bytes>"
 
     @property
     def is_final(self) -> bool:
@@ -175,11 +144,6 @@ class Variable:
     def story(self) -> tuple[str, ...]:
         """The states it went through, oldest first, with their causes."""
         return tuple(self._story)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of text held now."""
-        return self._size_bytes
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -243,7 +207,7 @@ class Variable:
             raise VariableStateError(
                 self.name, "be set to something else than was read of it", self._story
             )
-        self._grow(size_of(value) - self._size_bytes)
+        self._grow(size_of(value) - self.size_bytes)
         self.value = value
         self._drop_parts()
         self._move("ready", by)
@@ -267,11 +231,11 @@ class Variable:
 
         State and value stay for listeners that were called and have not read them yet.
         """
-        self._account(-self._size_bytes)
-        self._size_bytes = 0
+        self.account(-self.size_bytes)
+        self.size_bytes = 0
         self._followers.clear()
         self._waiters.clear()
-        self._account = _unlimited
+        self.account = _unlimited
 
     def subscribe(self, listener: Listener, *, last_only: bool = False) -> Callable[[], None]:
         """Call `listener(variable)` after every change, from within the change.
@@ -316,18 +280,18 @@ class Variable:
             raise VariableStateError(self.name, attempt, self._story)
 
     def _grow(self, delta: int) -> None:
-        if self._size_bytes + delta > self.max_value_bytes:
+        if self.size_bytes + delta > self.max_value_bytes:
             raise ValueTooLargeError(self.name, self.max_value_bytes)
-        self._account(delta)
-        self._size_bytes += delta
+        self.account(delta)
+        self.size_bytes += delta
 
     def _end(self, state: State, failure: Failure) -> None:
         self._check(state, "fail" if state == "failed" else "be cancelled")
         if len(failure.message) > _MAX_MESSAGE:
             failure = replace(failure, message=failure.message[: _MAX_MESSAGE - 1] + "…")
         self.failure = failure
-        self._account(-self._size_bytes)
-        self._size_bytes = 0
+        self.account(-self.size_bytes)
+        self.size_bytes = 0
         self._drop_parts()
         self._move(state, failure.call_id)
 

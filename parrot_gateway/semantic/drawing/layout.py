@@ -1,19 +1,19 @@
-"""Where the boxes of a layered drawing go: columns by longest path, rows by neighbours.
+"""Places the boxes of a layered drawing: layers by longest path, rows by neighbours.
 
-Knows numbers only, neither sizes nor texts. Every box gets one place, and an arrow that passes
-layers a bend in each of them, so that it runs between boxes and not behind them. Linear in what
-is placed, times the few sweeps that untangle the rows.
+An arrow that passes layers gets a bend in each of them, so that it runs between boxes. Linear in
+boxes and bends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import NamedTuple
 
-#: Sweeps forth and back; more hardly change anything.
+#: Sweeps forth and back; more change little.
 _SWEEPS = 4
-#: Bends in a drawing; arrows beyond it go straight, whatever is in their way.
+#: Bends in a drawing; further arrows are straight.
 _MAX_BENDS = 4_000
 
 
@@ -28,18 +28,15 @@ class Layout(NamedTuple):
 def layout_of(num_boxes: int, arrows: Sequence[tuple[int, int]]) -> Layout:
     """Place boxes, and bends of arrows that pass layers.
 
-    Every arrow leads to a later layer. Boxes that nothing leads to stand right before the first
-    box that they lead to.
+    Every arrow leads to a later layer. Boxes without tails stand right before their first head.
 
     Raises:
-        ValueError: the arrows go in a circle.
+        ValueError: the arrows form a cycle.
     """
-    heads: list[list[int]] = [[] for _ in range(num_boxes)]
-    tails: list[list[int]] = [[] for _ in range(num_boxes)]
-    for tail, head in arrows:
-        heads[tail].append(head)
-        tails[head].append(tail)
-    layer = _longest_paths(heads, tails)
+    heads, tails = _neighbours(num_boxes, arrows)
+    layer = [0] * num_boxes
+    for box in TopologicalSorter(dict(enumerate(tails))).static_order():
+        layer[box] = max((layer[tail] + 1 for tail in tails[box]), default=0)
     for box in range(num_boxes):
         if not tails[box] and heads[box]:
             layer[box] = min(layer[head] for head in heads[box]) - 1
@@ -47,40 +44,32 @@ def layout_of(num_boxes: int, arrows: Sequence[tuple[int, int]]) -> Layout:
     for box in range(num_boxes):
         layers[layer[box]].append(box)
     bends: dict[int, list[int]] = {}
-    heads, tails = [[] for _ in range(num_boxes)], [[] for _ in range(num_boxes)]
+    segments: list[tuple[int, int]] = []
+    size = num_boxes
     for arrow, (tail, head) in enumerate(arrows):
         passed = range(layer[tail] + 1, layer[head])
-        if len(heads) - num_boxes + len(passed) > _MAX_BENDS:
+        if size - num_boxes + len(passed) > _MAX_BENDS:
             passed = range(0)
-        way = [tail]
-        for number in passed:
-            way.append(len(heads))
-            layers[number].append(len(heads))
-            heads.append([])
-            tails.append([])
-        way.append(head)
-        for one, other in pairwise(way):
-            heads[one].append(other)
-            tails[other].append(one)
+        for bend, number in enumerate(passed, size):
+            layers[number].append(bend)
         if passed:
-            bends[arrow] = way[1:-1]
-    _untangle(layers, heads, tails)
+            bends[arrow] = list(range(size, size + len(passed)))
+        segments += pairwise([tail, *bends.get(arrow, ()), head])
+        size += len(passed)
+    _untangle(layers, *_neighbours(size, segments))
     return Layout(layers, bends)
 
 
-def _longest_paths(heads: Sequence[Sequence[int]], tails: Sequence[Sequence[int]]) -> list[int]:
-    missing = [len(before) for before in tails]
-    order = [box for box, count in enumerate(missing) if count == 0]
-    layer = [0] * len(heads)
-    for box in order:
-        for head in heads[box]:
-            layer[head] = max(layer[head], layer[box] + 1)
-            missing[head] -= 1
-            if missing[head] == 0:
-                order.append(head)
-    if len(order) != len(heads):
-        raise ValueError("the arrows go in a circle")
-    return layer
+def _neighbours(
+    size: int, arrows: Iterable[tuple[int, int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Heads and tails of every box."""
+    heads: list[list[int]] = [[] for _ in range(size)]
+    tails: list[list[int]] = [[] for _ in range(size)]
+    for tail, head in arrows:
+        heads[tail].append(head)
+        tails[head].append(tail)
+    return heads, tails
 
 
 def _untangle(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from parrot_scheduler.task import THROUGHPUT
 
@@ -31,61 +32,45 @@ from parrot_gateway.semantic.variable import Failure, Variable, size_of
 _LONG_TEXT = 100_000
 
 
+@dataclass(eq=False)
 class Job:
-    """One call or transform. Made by `job_of_call` and `job_of_transform`.
+    """One call or transform. Made by `job_of_call` and `job_of_transform`."""
 
-    Args:
-        spec: as submitted; of a transform only with output and transform.
-        template: of the spec's body; a transform has none.
-        inputs: the variables that the template needs, by id.
-        foreign: sessions of the inputs that belong to other sessions of the tenant.
-        output: the variable that its text fills.
-        attended: a client waits for it on its own connection.
-        context: its use of a named context.
-    """
-
-    def __init__(
-        self,
-        node: CallNode | TransformNode,
-        session: Session,
-        spec: CallSpec,
-        template: BodyTemplate | None,
-        *,
-        inputs: Mapping[str, Variable],
-        foreign: Mapping[str, Session],
-        output: Variable | None,
-        attended: bool,
-        context: ContextUse | None = None,
-    ) -> None:
-        self.node = node
-        self.session = session
-        self.spec = spec
-        self.inputs = inputs
-        self.foreign = foreign
-        self.output = output
-        self.attended = attended
-        self.context = context
-        self.held_bytes = spec.size_bytes
-        #: Its inputs are ready.
-        self.is_ready = False
-        #: The model has written something.
-        self.has_text = False
-        #: Why it has failed or was cancelled.
-        self.failure: Failure | None = None
-        #: Name of the engine that has the prefix of its prompt in its cache.
-        self.preferred_engine: str | None = None
-        #: For the client of an attended call.
-        self.error: GatewayError | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        #: Runs it; of an attended call, the client's.
-        self.task: asyncio.Task[object] | None = None
-        self._template = template
-        self._unsubscribe: list[Callable[[], None]] = []
-        self._waiter: asyncio.Future[None] | None = None
-        #: Text for the transform.
-        self._parts: list[str] = []
-        self._parts_bytes = 0
-        self._copied: str | None = None
+    node: CallNode | TransformNode
+    session: Session
+    #: As submitted; of a transform only with output and transform.
+    spec: CallSpec
+    #: Of the spec's body; a transform has none.
+    template: BodyTemplate | None = None
+    #: The variables that the template needs, by id.
+    inputs: Mapping[str, Variable] = field(kw_only=True)
+    #: Sessions of the inputs that belong to other sessions of the tenant.
+    foreign: Mapping[str, Session] = field(default_factory=dict)
+    #: The variable that its text fills.
+    output: Variable | None = field(kw_only=True)
+    #: A client waits for it on its own connection.
+    attended: bool = False
+    #: Its use of a named context.
+    context: ContextUse | None = None
+    #: Its inputs are ready.
+    is_ready: bool = False
+    #: The model has written something.
+    has_text: bool = False
+    #: Why it has failed or was cancelled.
+    failure: Failure | None = None
+    #: Name of the engine that has the prefix of its prompt in its cache.
+    preferred_engine: str | None = None
+    #: For the client of an attended call.
+    error: GatewayError | None = None
+    timer: asyncio.TimerHandle | None = None
+    #: Runs it; of an attended call, the client's.
+    task: asyncio.Task[object] | None = None
+    _unsubscribe: list[Callable[[], None]] = field(default_factory=list)
+    _waiter: asyncio.Future[None] | None = None
+    #: Text for the transform.
+    _parts: list[str] = field(default_factory=list)
+    _parts_bytes: int = 0
+    _copied: str | None = None
 
     @property
     def id(self) -> str:
@@ -100,6 +85,10 @@ class Job:
     @property
     def is_transform(self) -> bool:
         return isinstance(self.node, TransformNode)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.spec.size_bytes
 
     @property
     def output_name(self) -> str | None:
@@ -146,13 +135,13 @@ class Job:
 
     def known_request(self, marker: str) -> CallRequest:
         """The request with the values that are ready, and `marker` in place of the others."""
-        assert self._template is not None
+        assert self.template is not None
         assert self.spec.request is not None
         values = {
             key: marker if variable.value is None else variable.value
             for key, variable in self.inputs.items()
         }
-        return self.spec.request.bound(self._template, values)
+        return self.spec.request.bound(self.template, values)
 
     def changed(self) -> asyncio.Future[None]:
         """For the client of an attended call: done when the inputs are ready or the call ended."""
@@ -321,9 +310,7 @@ def job_of_call(
         parent=spec.parent,
         group=spec.group,
     )
-    context = None
-    if spec.context is not None:
-        context = enter(session, spec.context, spec.request)
+    context = spec.context and enter(session, spec.context, spec.request)
     return Job(
         node,
         session,
@@ -359,11 +346,8 @@ def job_of_transform(
         node,
         session,
         CallSpec(request=None, output=output.id, transform=transform, dedupe=False),
-        None,
         inputs={source.id: source},
-        foreign={},
         output=output,
-        attended=False,
     )
 
 
