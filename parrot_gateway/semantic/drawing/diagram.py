@@ -1,8 +1,7 @@
-"""Boxes and arrows of a graph, before anybody decides where they go.
+"""Boxes and arrows of a graph, without places.
 
-A variable is drawn as the arrow between its producer and its readers. One whose producer is not
-drawn (the user set it, the call is no longer kept, or it is another session's) gets a box of its
-own.
+A variable is an arrow between its producer and its readers, or a box if its producer is not drawn
+(the user set it, the call is no longer kept, or it is another session's).
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ Shape: TypeAlias = Literal["call", "transform", "variable"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box; texts are as the application gave them, for the artist to clean and cut."""
+    """One box; texts are neither clean nor cut."""
 
     shape: Shape
     title: str
     #: A second line: the pipeline of a transform, and the name of the output.
     detail: str
     state: str
-    #: State and time.
+    #: See `state_line`.
     status: str
     #: None for variables.
     node: NodeView | None = None
 
 
 class Arrow(NamedTuple):
-    """From box to box, by number; the label is the variable's name, unless its box says it."""
+    """From box to box, by number; the label is the variable's name, unless that has a box."""
 
     tail: int
     head: int
@@ -40,8 +39,6 @@ class Arrow(NamedTuple):
 
 
 class Diagram(NamedTuple):
-    """What is drawn, and how much is not."""
-
     boxes: list[Box]
     arrows: list[Arrow]
     nodes_left_out: int
@@ -49,7 +46,7 @@ class Diagram(NamedTuple):
 
 
 def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> Diagram:
-    """Boxes in order of submission, variables behind; arrows in order of their heads."""
+    """Boxes in order of submission, then variables; arrows in order of their heads."""
     chosen = select(snapshot, max_nodes)
     variables = {variable.id: variable for variable in snapshot.variables}
     boxes: list[Box] = []
@@ -98,7 +95,7 @@ def groups_of(diagram: Diagram) -> dict[str, list[int]]:
 
 
 def left_out_note(diagram: Diagram) -> str:
-    """What the picture does not show; empty when it shows everything."""
+    """How much is not drawn; empty if everything is."""
     parts = []
     if diagram.nodes_left_out:
         parts.append(f"{diagram.nodes_left_out} calls")

@@ -1,4 +1,4 @@
-"""Words and signs that all pictures share: clean names, durations, states."""
+"""Names, durations and states as all pictures show them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView
 
-#: States of calls and variables, shown by a sign as well as by a colour.
+#: By state of a call or variable.
 SIGNS = {
     "waiting": "○",
     "empty": "○",
@@ -20,8 +20,13 @@ SIGNS = {
 }
 
 
+def style_of(state: str) -> str:
+    """The style class of a state: variables have those of calls."""
+    return {"empty": "waiting", "ready": "done"}.get(state, state)
+
+
 class Selection(NamedTuple):
-    """The nodes that a picture shows, in order of submission, and how many it leaves out."""
+    """The nodes of a picture, in order of submission, and the number of others."""
 
     nodes: list[NodeView]
     left_out: int
@@ -41,21 +46,24 @@ def width_of(text: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """A clean text in at most `width` cells, with … where something is missing."""
-    text = clean(text)
+    """A clean text of at most `width` cells, cut with …."""
+    return cut(clean(text), width)
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of a text of printable characters, with … if it is cut."""
     if width_of(text) <= width:
         return text
-    kept, used = "", 0
-    for character in text:
+    used = 0
+    for end, character in enumerate(text):
         used += width_of(character)
         if used > width - 1:
-            break
-        kept += character
-    return kept + "…" if width > 0 else ""
+            return text[:end] + ("…" if width > 0 else "")
+    return text
 
 
 def duration(seconds: float) -> str:
-    """A span of time, short: 340 ms, 1.2 s, 2 min 05 s, 3 h 20 min."""
+    """As 340 ms, 1.2 s, 2 min 05 s, or 3 h 20 min."""
     seconds = max(0.0, seconds)
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
@@ -68,13 +76,13 @@ def duration(seconds: float) -> str:
 
 
 def state_line(node: NodeView, now: float) -> str:
-    """State and the time that matters in it: how long it runs or ran, or has been waiting."""
+    """State and duration: of the run, or of the wait without one."""
     ran = node.ran_s(now)
     return f"{node.state} {duration(node.waited_s(now) if ran is None else ran)}"
 
 
 def summary(snapshot: GraphSnapshot) -> str:
-    """One line: how many calls there are, in which states, and the time from first to last."""
+    """One line: the number of calls by state, and the time from first to last."""
     counts = Counter(node.state for node in snapshot.nodes)
     states = ("done", "running", "waiting", "failed", "cancelled")
     parts = [f"{counts[s]} {s}" for s in states if counts[s]]

@@ -1,7 +1,4 @@
-"""A graph as Mermaid text, as GitHub and many editors draw it.
-
-GitHub draws at most 50,000 characters and 500 arrows; larger graphs are cut to what fits.
-"""
+"""A graph as Mermaid text, cut to GitHub's limits of 50,000 characters and 500 arrows."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from parrot_gateway.semantic.drawing.diagram import (
     groups_of,
     left_out_note,
 )
-from parrot_gateway.semantic.drawing.labels import SIGNS, clip, summary
+from parrot_gateway.semantic.drawing.labels import SIGNS, clip, style_of, summary
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 
 MAX_CHARACTERS = 49_000
@@ -29,7 +26,6 @@ _CLASSES = """\
   classDef done fill:#dcfce7,stroke:#15803d,color:#18181b
   classDef failed fill:#fee2e2,stroke:#b91c1c,color:#18181b,stroke-width:2px
   classDef cancelled fill:#f3e8ff,stroke:#7e22ce,color:#18181b,stroke-dasharray:1 3"""
-_CLASS_OF = {"empty": "waiting", "ready": "done"}
 
 
 def to_mermaid(snapshot: GraphSnapshot) -> str:
@@ -44,10 +40,9 @@ def to_mermaid(snapshot: GraphSnapshot) -> str:
 
 
 def escape(text: str) -> str:
-    """A label that means nothing to Mermaid, Markdown or HTML: ASCII signs as numbered entities.
+    """Escape for Mermaid, Markdown and HTML: ASCII signs as numbered entities.
 
-    NOTE: the colon too, or Mermaid takes `style …: …;` in a label for a style and eats the
-    semicolon.
+    NOTE: the colon too, because Mermaid reads `style …: …;` in a label as a style.
     """
     return "".join(
         c if c.isalnum() or c in " _.,-/" or ord(c) > 127 else f"#{ord(c)};" for c in text
@@ -74,4 +69,4 @@ def _box(box: Box) -> str:
     opening, closing = _BRACKETS[box.shape]
     texts = [box.title, box.detail, f"{SIGNS.get(box.state, '')} {box.status}"]
     label = "<br>".join(escape(clip(text, _LABEL_WIDTH)) for text in texts if text)
-    return f'{opening}"{label}"{closing}:::{_CLASS_OF.get(box.state, box.state)}'
+    return f'{opening}"{label}"{closing}:::{style_of(box.state)}'

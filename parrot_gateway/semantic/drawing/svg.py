@@ -1,12 +1,11 @@
-"""A graph as one SVG file: no scripts, no fonts or images from elsewhere.
+"""A graph as one SVG file, without scripts, external fonts or images.
 
-States are shown by colour, by outline, by a sign and by a word. The bar below a box shows when its
-call ran, within the time of the whole graph. Hovering over a box tells more.
+States are shown by colour, outline, sign and word; the bar in a box shows when its call ran, within
+the time of the whole graph; further details are in tooltips.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from parrot_gateway.semantic.drawing.diagram import Box, Diagram, diagram_of, left_out_note
@@ -15,6 +14,7 @@ from parrot_gateway.semantic.drawing.labels import (
     clean,
     clip,
     duration,
+    style_of,
     summary,
 )
 from parrot_gateway.semantic.drawing.layout import Layout, layout_of
@@ -46,15 +46,6 @@ fill:#18181b}
 .failed{fill:#fee2e2;stroke:#b91c1c;stroke-width:2.4}
 .cancelled{fill:#f3e8ff;stroke:#7e22ce;stroke-dasharray:1.5 3}
 .track{fill:#d4d4d8}.ran{fill:#52525b}"""
-_CLASS_OF = {"empty": "waiting", "ready": "done"}
-
-
-class _Times(NamedTuple):
-    """First submission, last end, and the moment of the snapshot."""
-
-    begin: float
-    end: float
-    now: float
 
 
 def to_svg(snapshot: GraphSnapshot) -> str:
@@ -64,10 +55,8 @@ def to_svg(snapshot: GraphSnapshot) -> str:
     widest = max((sum(i < len(diagram.boxes) for i in row) for row in layout.layers), default=0)
     runs_down = widest * (_WIDTH + _ROW_GAP) < len(layout.layers) * (_WIDTH + _LAYER_GAP)
     places = _places(layout, len(diagram.boxes), runs_down=runs_down)
-    corners = [places[i] for i in range(len(diagram.boxes))]
     right = max((x for x, _ in places.values()), default=0) + _WIDTH + _MARGIN
     bottom = max((y for _, y in places.values()), default=_HEAD) + _HEIGHT + _MARGIN
-    times = _Times(*snapshot.span, snapshot.taken_at)
     title = f"session {clean(snapshot.session_name)} · {summary(snapshot)}"
     note = left_out_note(diagram)
     head = clip(title + (f" · {note}" if note else ""), _HEAD_CELLS)
@@ -82,7 +71,7 @@ def to_svg(snapshot: GraphSnapshot) -> str:
         f'<rect width="{width}" height="{bottom}" fill="#ffffff"/>',
         f'<text class="head" x="{_MARGIN}" y="{_MARGIN + 10}">{_text(head)}</text>',
         *_arrows(diagram, layout, places, runs_down=runs_down),
-        *(_box(box, *corners[i], times) for i, box in enumerate(diagram.boxes)),
+        *(_box(box, *places[i], snapshot) for i, box in enumerate(diagram.boxes)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -113,24 +102,35 @@ def _places(layout: Layout, num_boxes: int, *, runs_down: bool) -> dict[int, tup
 def _arrows(
     diagram: Diagram, layout: Layout, places: dict[int, tuple[int, int]], *, runs_down: bool
 ) -> list[str]:
-    """Curves from side to side, straight along the layers that they pass."""
+    """Curves from side to side, straight along the layers that they pass.
+
+    Computed as (across the layers' direction, along it), and swapped when written.
+    """
+    turn = 1 if runs_down else -1
+    breadth, depth = (_WIDTH, _HEIGHT)[::turn]
+    inset = _INSET_Y if runs_down else _INSET_X
+
+    def point(across: int, along: int) -> str:
+        x, y = (across, along)[::turn]
+        return f"{x} {y}"
+
+    def curve(start: tuple[int, int], end: tuple[int, int]) -> str:
+        middle = (start[1] + end[1]) // 2
+        return f"C{point(start[0], middle)} {point(end[0], middle)} {point(*end)}"
+
     drawn = []
     for number, (tail, head, label) in enumerate(diagram.arrows):
-        (x, y), (end_x, end_y) = places[tail], places[head]
+        across, along = places[tail][::turn]
         is_small = diagram.boxes[tail].shape == "variable"
-        if runs_down:
-            x, y = x + _WIDTH // 2, y + _HEIGHT - (_INSET_Y if is_small else 0)
-            end_x += _WIDTH // 2
-        else:
-            x, y = x + _WIDTH - (_INSET_X if is_small else 0), y + _HEIGHT // 2
-            end_y += _HEIGHT // 2
-        path = f"M{x} {y}"
+        at = (across + breadth // 2, along + depth - (inset if is_small else 0))
+        path = f"M{point(*at)}"
         for bend in layout.bends.get(number, ()):
-            to_x, to_y = places[bend]
-            path += _curve(x, y, to_x, to_y, runs_down=runs_down)
-            x, y = (to_x, to_y + _HEIGHT) if runs_down else (to_x + _WIDTH, to_y)
-            path += f"L{x} {y}"
-        path += _curve(x, y, end_x, end_y, runs_down=runs_down)
+            across, along = places[bend][::turn]
+            path += curve(at, (across, along))
+            at = (across, along + depth)
+            path += f"L{point(*at)}"
+        across, along = places[head][::turn]
+        path += curve(at, (across + breadth // 2, along))
         drawn.append(
             f'<path class="arrow" marker-end="url(#tip)" d="{path}">'
             f"<title>{_text(label or diagram.boxes[tail].title)}</title></path>"
@@ -138,16 +138,8 @@ def _arrows(
     return drawn
 
 
-def _curve(x1: int, y1: int, x2: int, y2: int, *, runs_down: bool) -> str:
-    if runs_down:
-        middle = (y1 + y2) // 2
-        return f"C{x1} {middle} {x2} {middle} {x2} {y2}"
-    middle = (x1 + x2) // 2
-    return f"C{middle} {y1} {middle} {y2} {x2} {y2}"
-
-
-def _box(box: Box, x: int, y: int, times: _Times) -> str:
-    look = f'class="box {_CLASS_OF.get(box.state, box.state)}"'
+def _box(box: Box, x: int, y: int, snapshot: GraphSnapshot) -> str:
+    look = f'class="box {style_of(box.state)}"'
     status = f"{SIGNS.get(box.state, '')} {box.status}"
     middle = x + _WIDTH // 2
     if box.shape == "variable":
@@ -158,10 +150,9 @@ def _box(box: Box, x: int, y: int, times: _Times) -> str:
         lines = [("title", y + 29, clip(box.title, _CELLS - 4)), ("small", y + 45, status)]
     else:
         if box.shape == "transform":
-            points = [(x, y + _HEIGHT // 2), (x + 14, y), (x + _WIDTH - 14, y)]
-            points += [(x + _WIDTH, y + _HEIGHT // 2), (x + _WIDTH - 14, y + _HEIGHT)]
-            points += [(x + 14, y + _HEIGHT)]
-            corners = " ".join(f"{px},{py}" for px, py in points)
+            right, bottom, half = x + _WIDTH, y + _HEIGHT, y + _HEIGHT // 2
+            corners = f"{x},{half} {x + 14},{y} {right - 14},{y} "
+            corners += f"{right},{half} {right - 14},{bottom} {x + 14},{bottom}"
             shape = f'<polygon {look} points="{corners}"/>'
         else:
             shape = f'<rect {look} x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6"/>'
@@ -170,23 +161,23 @@ def _box(box: Box, x: int, y: int, times: _Times) -> str:
             ("small", y + 33, clip(box.detail, _CELLS)),
             ("small", y + 48, status),
         ]
-    drawn = [f'<g class="node"><title>{_text(_hover(box, times.now))}</title>{shape}']
+    drawn = [f'<g class="node"><title>{_text(_hover(box, snapshot.taken_at))}</title>{shape}']
     drawn += [
         f'<text class="{style}" text-anchor="middle" x="{middle}" y="{line}">{_text(text)}</text>'
         for style, line, text in lines
         if text
     ]
-    return "".join([*drawn, _bar(box, x, y, times), "</g>"])
+    return "".join([*drawn, _bar(box, x, y, snapshot), "</g>"])
 
 
-def _bar(box: Box, x: int, y: int, times: _Times) -> str:
-    """When the call ran, on a track that is the time of the whole graph."""
-    begin, end, now = times
+def _bar(box: Box, x: int, y: int, snapshot: GraphSnapshot) -> str:
+    """When the call ran, within the time of the whole graph."""
+    begin, end = snapshot.span
     node = box.node
     if node is None or node.started is None or end <= begin:
         return ""
     left, track, top = x + 20, _WIDTH - 40, y + _HEIGHT - 9
-    finished = node.finished if node.finished is not None else now
+    finished = snapshot.taken_at if node.finished is None else node.finished
     first = min(1.0, max(0.0, (node.started - begin) / (end - begin)))
     last = min(1.0, max(first, (finished - begin) / (end - begin)))
     long = max(2.0, (last - first) * track)
@@ -201,8 +192,7 @@ def _hover(box: Box, now: float) -> str:
     node = box.node
     if node is None:
         return f"variable {box.title}: {box.status}"
-    parts = [f"{node.kind} {node.name}: {box.status}"]
-    parts.append(f"waited {duration(node.waited_s(now))}")
+    parts = [f"{node.kind} {node.name}: {box.status}", f"waited {duration(node.waited_s(now))}"]
     parts += [text for text in (box.detail, node.model, node.objective) if text]
     if node.first_token is not None and node.started is not None:
         parts.append(f"first token after {duration(node.first_token - node.started)}")

@@ -7,7 +7,7 @@
     stage 1
       ▶ write    running 1.2 s  ▕    ██████▏ outline, facts → story
 
-Plain text without colours or cursor movements, never wider than asked.
+Plain text without colours or cursor movements.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from parrot_gateway.semantic.drawing.labels import (
     SIGNS,
     clean,
     clip,
+    cut,
     select,
     state_line,
     summary,
@@ -70,7 +71,7 @@ def _flow(node: NodeView, names: dict[str, str]) -> str:
 
 
 def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int) -> str:
-    """When it waited (·) and ran (█) within the time of the whole graph."""
+    """When it waited (·) and ran (█), within the time of the whole graph."""
     begin, end = begin_end
     scale = width / (end - begin) if end > begin else 0.0
     finished = node.finished if node.finished is not None else now
@@ -89,12 +90,4 @@ def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int)
 
 def _fit(line: str, width: int) -> str:
     """Cut to the width; blanks at the beginning and between columns stay."""
-    line = "".join(c if c.isprintable() else " " for c in line).rstrip()
-    if width_of(line) <= width:
-        return line
-    used = 0
-    for end, character in enumerate(line):
-        used += width_of(character)
-        if used > width - 1:
-            return line[:end] + "…"
-    return line
+    return cut("".join(c if c.isprintable() else " " for c in line).rstrip(), width)
