@@ -20,12 +20,12 @@ from parrot_engine.attention.storage import tile_rows
 from parrot_engine.kernels import draw, hopper_fetch
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
-from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
+from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel
 from parrot_engine.kernels.skinny_matmul import tile_product, vector_product
 from parrot_engine.kernels.skinny_tuning import MAX_NORM_TOKENS, Product, tuning_for
-from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
+from parrot_engine.kernels.split_attention import merge_splits, split_attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -47,9 +47,11 @@ class Variant(NamedTuple):
     @property
     def cache(self) -> str:
         """The type of the elements of an argument that is of the KV cache."""
-        if not self.constants.get("QUANTIZED"):
+        constants = self.constants.get("C")
+        quantized = self.constants.get("QUANTIZED", getattr(constants, "quantized", False))
+        if not quantized:
             return NAMES[self.dtype]
-        return "i16" if self.constants.get("PAIRS") else "u8"
+        return "i16" if getattr(constants, "pairs", False) else "u8"
 
 
 #: Arguments that are no pointers to activations.
@@ -82,7 +84,6 @@ _SCALARS = {
 }
 
 _CACHE = ("key_cache", "value_cache", "key_tiles", "value_tiles")
-_HOPPER_CONSTANTS = ("QUANTIZED", "NUM_KV_HEADS", "GROUP", "HEAD_DIM", "BLOCK_SIZE")
 
 
 def attention_variants(
@@ -98,53 +99,23 @@ def attention_variants(
         100, SHARED_KIB[capability] * 1024, capability >= 90, hopper=capability == 90
     )
     tunings = launch.tunings(shape, dtype, limits, quantized=quantized)
-    block_d = triton.next_power_of_2(shape.head_dim)
-    constants = {
-        "QUANTIZED": quantized,
-        "TILE_ROWS": tile_rows(shape.block_size, shape.head_dim, quantized=quantized),
-        "HAS_WINDOW": has_window,
-        "DESCRIPTORS": False,
-        "NUM_KV_HEADS": shape.num_kv_heads,
-        "GROUP": shape.num_heads // shape.num_kv_heads,
-        "HEAD_DIM": shape.head_dim,
-        "BLOCK_D": block_d,
-        "BLOCK_SIZE": shape.block_size,
-    }
+    rows = tile_rows(shape.block_size, shape.head_dim, quantized=quantized)
     for kind, tuning in tunings._asdict().items():
+        constants: Any
         if tuning.specialized and not has_window:
-            yield Variant(
-                f"{kind} d{shape.head_dim} {NAMES[dtype]} specialized fp8={quantized}",
-                hopper_prefill,
-                {
-                    **{name: constants[name] for name in _HOPPER_CONSTANTS},
-                    **(launch.HOPPER_QUANTIZED_CONSTANTS if quantized else launch.HOPPER_CONSTANTS),
-                    "CACHE_ROWS": constants["TILE_ROWS"],
-                    "TILE_FIELDS": TILE_FIELDS,
-                },
-                dtype,
-                {"num_warps": 4},
-            )
+            constants = launch.hopper_constants(shape, quantized=quantized, tile_rows=rows)
+            name = f"{kind} d{shape.head_dim} {NAMES[dtype]} specialized fp8={quantized}"
+            yield Variant(name, hopper_prefill, {"C": constants}, dtype, {"num_warps": 4})
             continue
-        kernel = prefill_attention if kind == "prefill" else split_attention
-        fields = {"TILE_FIELDS": TILE_FIELDS}
-        if kind != "prefill":
-            fields = {"ITEM_FIELDS": ITEM_FIELDS}
+        constants = launch.attention_constants(
+            shape, tuning, has_window=has_window, quantized=quantized, tile_rows=rows
+        )
         yield Variant(
             f"{kind} d{shape.head_dim} {NAMES[dtype]} window={has_window} fp8={quantized}",
-            kernel,
-            {
-                **constants,
-                **fields,
-                "PAIRS": quantized and launch.reads_pairs(tuning, block_d),
-                "BLOCK_M": tuning.block_m,
-                "BLOCK_N": tuning.block_n,
-                "DESCRIPTORS": tuning.descriptors and not has_window,
-            },
+            prefill_attention if kind == "prefill" else split_attention,
+            {"C": constants},
             dtype,
-            {
-                "num_warps": tuning.num_warps,
-                "num_stages": tuning.num_stages,
-            },
+            {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages},
         )
 
 
@@ -278,20 +249,23 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
             signature[name] = f"tensordesc<{tile}>"
     elif variant.kernel is hopper_prefill:
         layout = (
-            hopper_fetch.CODE_LAYOUT if variant.constants["QUANTIZED"] else hopper_fetch.BOX_LAYOUT
+            hopper_fetch.CODE_LAYOUT
+            if variant.constants["C"].quantized
+            else hopper_fetch.BOX_LAYOUT
         )
         box = f"{hopper_fetch.BOX_KEYS},{hopper_fetch.BOX_COLUMNS}"
         tile = f"tensordesc<{variant.cache}[{box}],{layout!r}>"
         signature |= {"key_boxes": tile, "value_boxes": tile}
-    elif variant.constants.get("DESCRIPTORS"):
-        rows, columns = variant.constants["BLOCK_N"], variant.constants["BLOCK_D"]
-        columns //= 2 if variant.cache == "i16" else 1
-        tile = f"tensordesc<{variant.cache}[{rows},{columns}]>"
-        signature |= {"key_tiles": tile, "value_tiles": tile}
-        scales = variant.constants["HEAD_DIM"] // 4
-        if variant.constants["QUANTIZED"] and rows % scales == 0:
-            tile = f"tensordesc<fp32[{rows // scales},{scales}]>"
-            signature |= {"key_scale_tiles": tile, "value_scale_tiles": tile}
+    elif variant.kernel in (prefill_attention, split_attention):
+        constants = variant.constants["C"]
+        if constants.descriptors:
+            columns = constants.block_d // (2 if constants.pairs else 1)
+            tile = f"tensordesc<{variant.cache}[{constants.block_n},{columns}]>"
+            signature |= {"key_tiles": tile, "value_tiles": tile}
+            scales = constants.head_dim // 4
+            if constants.quantized and constants.block_n % scales == 0:
+                tile = f"tensordesc<fp32[{constants.block_n // scales},{scales}]>"
+                signature |= {"key_scale_tiles": tile, "value_scale_tiles": tile}
     attrs = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)

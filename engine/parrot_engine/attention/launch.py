@@ -7,8 +7,8 @@ number of pipeline stages shrinks until the tiles fit the device's shared memory
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,28 +19,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import QUANTIZED_DTYPE
 from parrot_engine.kernels import hopper_fetch, hopper_prefill
-from parrot_engine.kernels.prefill_attention import TILE_FIELDS, prefill_attention
+from parrot_engine.kernels.paged_cache import AttentionConstants
+from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
-from parrot_engine.kernels.split_attention import ITEM_FIELDS, merge_splits, split_attention
+from parrot_engine.kernels.split_attention import merge_splits, split_attention
 
 _LOG2_E = 1.4426950408889634
 #: Shared memory of a program where there is no device to ask (the interpreter).
 _ASSUMED_SHARED_MEMORY = 227 * 1024
 #: Measured (docs/engine-log.md, 23).
 _FEW_MERGES = 16
-#: What `hopper_prefill` is compiled for on any model. Measured (docs/engine-log.md, 22).
-HOPPER_CONSTANTS = MappingProxyType(
-    # Registers are those of a thread: 65,536 of all together, less a reserve.
-    {
-        "BLOCK_N": 128,
-        "STAGES": 2,
-        "CONSUMER_REGISTERS": 240,
-        "CONVERTER_REGISTERS": 72,
-        "PRODUCER_REGISTERS": 24,
-    }
-)
-#: With a cache of float8 there are four warps more.
-HOPPER_QUANTIZED_CONSTANTS = MappingProxyType({**HOPPER_CONSTANTS, "CONSUMER_REGISTERS": 208})
 
 
 class Tuning(NamedTuple):
@@ -238,103 +226,142 @@ def cache_view(layer_kv: Tensor) -> CacheView:
     return CacheView(layer_kv[0], layer_kv[1])
 
 
+class Partials(NamedTuple):
+    """Results of items, slot by slot, until they are merged; float32."""
+
+    #: `[num_slots x num_heads x head_dim]`: weighted sums of values.
+    out: Tensor
+    #: `[num_slots x num_heads]`: log-sum-exp of the scores, to base 2.
+    lse2: Tensor
+
+
+class AttentionCall(NamedTuple):
+    """What the attention kernels of one layer share in a step."""
+
+    #: `[num_tokens, num_heads, head_dim]`
+    query: Tensor
+    cache: CacheView
+    #: The block tables of all rows, one behind the other.
+    block_ids: Tensor
+    #: `[num_tokens, num_heads * head_dim]`
+    out: Tensor
+    partials: Partials
+    shape: AttentionShape
+    window: int | None
+    scale: float
+
+
 class _ReadArguments(NamedTuple):
     """How `split_attention` and `prefill_attention` read the cache."""
 
     #: Keys and values, their tiles, the scales of both, and their tiles.
     tensors: tuple[Tensor | TensorDescriptor, ...]
     #: Constants and options of the compiler.
-    constants: dict[str, int | bool]
+    options: dict[str, Any]
 
 
-def _read_arguments(
-    cache: CacheView, shape: AttentionShape, window: int | None, tuning: Tuning
-) -> _ReadArguments:
-    block_d = max(16, triton.next_power_of_2(shape.head_dim))
-    descriptors = tuning.descriptors and window is None
-    pairs = cache.is_quantized and reads_pairs(tuning, block_d)
-    read = cache.pairs if pairs else cache
-    tiles = read.tiles(tuning.block_n, block_d // 2 if pairs else block_d) if descriptors else read
-    scale_tiles = cache.scale_tiles(tuning) if descriptors else cache.scales
+def _read_arguments(call: AttentionCall, tuning: Tuning) -> _ReadArguments:
+    cache = call.cache
+    constants = attention_constants(
+        call.shape,
+        tuning,
+        has_window=call.window is not None,
+        quantized=cache.is_quantized,
+        tile_rows=cache.tile_rows,
+    )
+    read = cache.pairs if constants.pairs else cache
+    tiles, scale_tiles = read, cache.scales
+    if constants.descriptors:
+        columns = constants.block_d // 2 if constants.pairs else constants.block_d
+        tiles, scale_tiles = read.tiles(tuning.block_n, columns), cache.scale_tiles(tuning)
     return _ReadArguments(
         (*read, *tiles, *cache.scales, *scale_tiles),
-        {
-            "DESCRIPTORS": descriptors,
-            "QUANTIZED": cache.is_quantized,
-            "PAIRS": pairs,
-            "HAS_WINDOW": window is not None,
-            "NUM_KV_HEADS": shape.num_kv_heads,
-            "GROUP": shape.num_heads // shape.num_kv_heads,
-            "HEAD_DIM": shape.head_dim,
-            "BLOCK_D": block_d,
-            "BLOCK_SIZE": shape.block_size,
-            "TILE_ROWS": cache.tile_rows,
-            "BLOCK_M": tuning.block_m,
-            "BLOCK_N": tuning.block_n,
-            "num_warps": tuning.num_warps,
-            "num_stages": tuning.num_stages,
-        },
+        {"C": constants, "num_warps": tuning.num_warps, "num_stages": tuning.num_stages},
+    )
+
+
+@functools.cache
+def attention_constants(
+    shape: AttentionShape, tuning: Tuning, *, has_window: bool, quantized: bool, tile_rows: int
+) -> AttentionConstants:
+    """What `split_attention` and `prefill_attention` are compiled for."""
+    block_d = max(16, triton.next_power_of_2(shape.head_dim))
+    return AttentionConstants(
+        descriptors=tuning.descriptors and not has_window,
+        quantized=quantized,
+        pairs=quantized and reads_pairs(tuning, block_d),
+        has_window=has_window,
+        num_kv_heads=shape.num_kv_heads,
+        group=shape.num_heads // shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_d=block_d,
+        block_size=shape.block_size,
+        tile_rows=tile_rows,
+        block_m=tuning.block_m,
+        block_n=tuning.block_n,
+    )
+
+
+@functools.cache
+def hopper_constants(
+    shape: AttentionShape, *, quantized: bool, tile_rows: int
+) -> hopper_fetch.HopperConstants:
+    """What `hopper_prefill` is compiled for. Measured (docs/engine-log.md, 22)."""
+    return hopper_fetch.HopperConstants(
+        quantized=quantized,
+        num_kv_heads=shape.num_kv_heads,
+        group=shape.num_heads // shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        tile_rows=tile_rows,
+        block_n=128,
+        stages=2,
+        # With a cache of float8 there are four warps more.
+        consumer_registers=208 if quantized else 240,
+        converter_registers=72,
+        producer_registers=24,
     )
 
 
 def run_split(
-    query: Tensor,
-    cache: CacheView,
+    call: AttentionCall,
     items: Tensor,
     num_items: Tensor,
     members: tuple[Tensor, Tensor, Tensor],
-    block_ids: Tensor,
-    out: Tensor,
-    partial: Tensor,
-    lse2: Tensor,
     *,
-    shape: AttentionShape,
-    window: int | None,
-    scale: float,
     tuning: Tuning,
     grid: int,
 ) -> None:
     """Run the items of one tile class; see `split_attention`."""
-    read = _read_arguments(cache, shape, window, tuning)
+    read = _read_arguments(call, tuning)
     split_attention[(grid,)](
-        query,
-        query.stride(0),
+        call.query,
+        call.query.stride(0),
         *read.tensors,
         items,
         num_items,
         *members,
-        block_ids,
-        out,
-        partial,
-        lse2,
-        window or 0,
-        scale * _LOG2_E,
-        **read.constants,
-        ITEM_FIELDS=ITEM_FIELDS,
+        call.block_ids,
+        call.out,
+        *call.partials,
+        call.window or 0,
+        call.scale * _LOG2_E,
+        **read.options,
     )
 
 
 def run_merge(
-    partial: Tensor,
-    lse2: Tensor,
-    merges: Tensor,
-    num_merges: Tensor,
-    out: Tensor,
-    *,
-    shape: AttentionShape,
-    tuning: MergeTuning,
-    grid: int,
+    call: AttentionCall, merges: Tensor, num_merges: Tensor, *, tuning: MergeTuning, grid: int
 ) -> None:
     """Combine the slots of every query that was cut; see `merge_splits`."""
     merge_splits[(grid,)](
-        partial,
-        lse2,
+        *call.partials,
         merges,
         num_merges,
-        out,
-        NUM_HEADS=shape.num_heads,
-        HEAD_DIM=shape.head_dim,
-        BLOCK_D=triton.next_power_of_2(shape.head_dim),
+        call.out,
+        NUM_HEADS=call.shape.num_heads,
+        HEAD_DIM=call.shape.head_dim,
+        BLOCK_D=triton.next_power_of_2(call.shape.head_dim),
         BLOCK_C=tuning.block,
         PARTS=tuning.parts,
         num_warps=tuning.num_warps,
@@ -342,65 +369,44 @@ def run_merge(
 
 
 def run_prefill(
-    query: Tensor,
-    cache: CacheView,
+    call: AttentionCall,
     tiles: Tensor,
     num_tiles: Tensor,
-    block_ids: Tensor,
-    out: Tensor,
-    partial: Tensor,
-    lse2: Tensor,
     *,
-    shape: AttentionShape,
-    window: int | None,
-    scale: float,
     tuning: Tuning,
     grid: int,
     num_sms: int,
 ) -> None:
-    """Run prefill tiles `[n, TILE_FIELDS]`; see `prefill_attention`.
+    """Run prefill tiles `[n, 8]`; see `prefill_attention`.
 
     `grid` is at least the number of tiles times that of KV heads.
     """
-    if tuning.specialized and window is None:
+    work = (tiles, num_tiles, call.block_ids, call.out, *call.partials)
+    if tuning.specialized and call.window is None:
+        cache = call.cache
+        constants = hopper_constants(
+            call.shape, quantized=cache.is_quantized, tile_rows=cache.tile_rows
+        )
         hopper_prefill.hopper_prefill[(min(grid, num_sms),)](
-            query,
-            query.stride(0),
+            call.query,
+            call.query.stride(0),
             *cache.boxes,
             *cache.scales,
-            tiles,
-            num_tiles,
-            block_ids,
-            out,
-            partial,
-            lse2,
-            scale * _LOG2_E,
-            QUANTIZED=cache.is_quantized,
-            NUM_KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.num_heads // shape.num_kv_heads,
-            HEAD_DIM=shape.head_dim,
-            BLOCK_SIZE=shape.block_size,
-            CACHE_ROWS=cache.tile_rows,
-            TILE_FIELDS=TILE_FIELDS,
-            **(HOPPER_QUANTIZED_CONSTANTS if cache.is_quantized else HOPPER_CONSTANTS),
+            *work,
+            call.scale * _LOG2_E,
+            C=constants,
             num_warps=4,
         )
         return
-    read = _read_arguments(cache, shape, window, tuning)
+    read = _read_arguments(call, tuning)
     prefill_attention[(grid,)](
-        query,
-        query.stride(0),
+        call.query,
+        call.query.stride(0),
         *read.tensors,
-        tiles,
-        num_tiles,
-        block_ids,
-        out,
-        partial,
-        lse2,
-        window or 0,
-        scale * _LOG2_E,
-        **read.constants,
-        TILE_FIELDS=TILE_FIELDS,
+        *work,
+        call.window or 0,
+        call.scale * _LOG2_E,
+        **read.options,
     )
 
 

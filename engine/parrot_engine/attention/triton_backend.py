@@ -56,15 +56,6 @@ _WIDE_MIN_BYTES = 40_000_000
 _MERGE_PROGRAMS = 16
 
 
-class Partials(NamedTuple):
-    """Results of items, slot by slot, until they are merged; float32."""
-
-    #: `[num_slots x num_heads x head_dim]`: weighted sums of values.
-    out: Tensor
-    #: `[num_slots x num_heads]`: log-sum-exp of the scores, to base 2.
-    lse2: Tensor
-
-
 class Programs(NamedTuple):
     """Programs of each launch, over all heads; 0 where there is none."""
 
@@ -89,7 +80,7 @@ class LayerWork(NamedTuple):
     #: `[1]` each: how many narrow items, wide items, merges and tiles there are.
     counts: tuple[Tensor, Tensor, Tensor, Tensor]
     programs: Programs
-    partials: Partials
+    partials: launch.Partials
 
 
 class TritonPlan(NamedTuple):
@@ -226,7 +217,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return PlanLayout(self._windows, num_tokens, capacity, blocks, start=start)
 
     def fixed_plan(
-        self, buffer: Tensor, layout: PlanLayout, parts: Parts, partials: Partials
+        self, buffer: Tensor, layout: PlanLayout, parts: Parts, partials: launch.Partials
     ) -> TritonPlan:
         """A plan that does what `layout.write` put into `buffer`, at each launch anew.
 
@@ -242,10 +233,10 @@ class TritonAttention(FusedAttention[TritonPlan]):
         programs = self._programs(capacity)
         return self._views(buffer, layout, dict.fromkeys(self._windows, programs), partials)
 
-    def partials(self, num_slots: int) -> Partials:
+    def partials(self, num_slots: int) -> launch.Partials:
         """Memory for the partial results of a step."""
         entries = num_slots * self._shape.num_heads
-        return Partials(
+        return launch.Partials(
             torch.empty(entries * self._shape.head_dim, dtype=torch.float32, device=self._device),
             torch.empty(entries, dtype=torch.float32, device=self._device),
         )
@@ -255,7 +246,7 @@ class TritonAttention(FusedAttention[TritonPlan]):
         buffer: Tensor,
         layout: PlanLayout,
         programs: dict[int | None, Programs],
-        partials: Partials,
+        partials: launch.Partials,
     ) -> TritonPlan:
         def view(place: int, count: int) -> Tensor:
             return buffer[place : place + count]
@@ -341,21 +332,18 @@ class TritonAttention(FusedAttention[TritonPlan]):
             dtype=query.dtype,
             device=query.device,
         )
+        call = launch.AttentionCall(
+            query, cache, plan.block_ids, out, work.partials, shape, window, scale
+        )
+        narrow, wide, prefill = self._tunings
+        num_narrow, num_wide, num_merges, num_tiles = work.counts
         programs = work.programs
         if programs.tiles:
             launch.run_prefill(
-                query,
-                cache,
+                call,
                 work.tiles,
-                work.counts[3],
-                plan.block_ids,
-                out,
-                work.partials.out,
-                work.partials.lse2,
-                shape=shape,
-                window=window,
-                scale=scale,
-                tuning=self._tunings.prefill,
+                num_tiles,
+                tuning=prefill,
                 grid=programs.tiles,
                 num_sms=self._num_sms,
             )
@@ -366,52 +354,19 @@ class TritonAttention(FusedAttention[TritonPlan]):
             if self._side_stream is not None:
                 self._side_stream.wait_stream(main)
             with torch.cuda.stream(self._side_stream):
-                self._run_split(query, cache, plan, out, window, scale, wide=True)
+                launch.run_split(
+                    call, work.wide, num_wide, work.members, tuning=wide, grid=programs.wide
+                )
         if programs.narrow:
-            self._run_split(query, cache, plan, out, window, scale, wide=False)
+            launch.run_split(
+                call, work.narrow, num_narrow, work.members, tuning=narrow, grid=programs.narrow
+            )
         if programs.wide and main is not None:
             main.wait_stream(self._side_stream)
         if programs.merges:
-            launch.run_merge(
-                work.partials.out,
-                work.partials.lse2,
-                work.merges,
-                work.counts[2],
-                out,
-                shape=shape,
-                tuning=launch.merge_tuning(len(work.merges) // 3),
-                grid=programs.merges,
-            )
+            tuning = launch.merge_tuning(len(work.merges) // 3)
+            launch.run_merge(call, work.merges, num_merges, tuning=tuning, grid=programs.merges)
         return out
-
-    def _run_split(
-        self,
-        query: Tensor,
-        cache: launch.CacheView,
-        plan: TritonPlan,
-        out: Tensor,
-        window: int | None,
-        scale: float,
-        *,
-        wide: bool,
-    ) -> None:
-        work = plan.work[window]
-        launch.run_split(
-            query,
-            cache,
-            work.wide if wide else work.narrow,
-            work.counts[1] if wide else work.counts[0],
-            work.members,
-            plan.block_ids,
-            out,
-            work.partials.out,
-            work.partials.lse2,
-            shape=self._shape,
-            window=window,
-            scale=scale,
-            tuning=self._tunings.wide if wide else self._tunings.narrow,
-            grid=work.programs.wide if wide else work.programs.narrow,
-        )
 
     def _grid(self, work: int, programs_per_sm: int) -> int:
         return min(work, self._num_sms * programs_per_sm)

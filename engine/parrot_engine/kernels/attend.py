@@ -1,11 +1,17 @@
-"""Attention of queries over a range of keys, whatever the cache holds: the kernels' common part."""
+"""Attention of queries over a range of keys: online softmax over tiles of a paged KV cache.
+
+Scores are in base 2 throughout: they are multiplied once by scale x log2(e), which must be
+positive, and what the loop keeps is `m` (largest score of a row so far), `l` (sum of
+2^(score - m)) and the weighted sum of values. Nothing here knows work lists, rows of a batch, or
+where results go. A cache of float8 has a loop of its own (`softmax_fp8`).
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.softmax import attend_keys
+from parrot_engine.kernels.paged_cache import hide_unseen, load_tiles
 from parrot_engine.kernels.softmax_fp8 import attend_quantized_keys, product_query
 
 
@@ -13,71 +19,41 @@ from parrot_engine.kernels.softmax_fp8 import attend_quantized_keys, product_que
 def attend(
     q,
     positions,
-    key_cache,
-    value_cache,
-    key_tiles,
-    value_tiles,
-    key_scales,
-    value_scales,
-    key_scale_tiles,
-    value_scale_tiles,
-    block_ids,
-    first_block,
-    base,
+    cache,
+    run,
     begin,
     masked_from,
     end,
     head,
     window,
     scale_log2,
-    DESCRIPTORS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    C: tl.constexpr,
 ):
-    """Sum `[BLOCK_M, BLOCK_D]`, denominator and largest score of queries `q` and these keys.
+    """Normalised output `[block_m, block_d]` and log-sum-exp of queries `q` and these keys.
 
     All queries see keys `begin` … `masked_from` - 1, of the others those up to their own position
-    (and within the window). With a window `masked_from` must be `begin`. For arguments see
-    `softmax.attend_keys`, and `softmax_fp8.attend_quantized_keys` with `QUANTIZED`.
+    (and within the window). With a window `masked_from` must be `begin`. A row that sees nothing
+    has output 0 and log-sum-exp -inf. For `cache` and `run` see `paged_cache.load_tiles`.
     """
+    BLOCK_M: tl.constexpr = C.block_m
+    WIDTH: tl.constexpr = C.block_d // 2 if C.pairs else C.block_d
     denominator = tl.zeros([BLOCK_M], tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if QUANTIZED:
+    if C.quantized:
         q, scale_log2 = product_query(q, scale_log2)
-        WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D
         odd_q = q
-        if PAIRS:
+        if C.pairs:
             q, odd_q = tl.split(tl.reshape(q, [BLOCK_M, WIDTH, 2]))
         total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
         odd_total = total
-        for masked in tl.static_range(1 if HAS_WINDOW else 0, 2):
+        for masked in tl.static_range(1 if C.has_window else 0, 2):
             total, odd_total, denominator, largest = attend_quantized_keys(
-                total,
-                odd_total,
-                denominator,
-                largest,
+                (total, odd_total, denominator, largest),
                 q,
                 odd_q,
                 positions,
-                key_cache,
-                value_cache,
-                key_tiles,
-                value_tiles,
-                key_scales,
-                value_scales,
-                key_scale_tiles,
-                value_scale_tiles,
-                block_ids,
-                first_block,
-                base,
+                cache,
+                run,
                 masked_from if masked else begin,
                 end if masked else masked_from,
                 end,
@@ -85,34 +61,19 @@ def attend(
                 window,
                 scale_log2,
                 masked == 1,
-                DESCRIPTORS,
-                PAIRS,
-                HAS_WINDOW,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                BLOCK_D,
-                BLOCK_SIZE,
-                TILE_ROWS,
-                BLOCK_N,
+                C,
             )
-        if PAIRS:
+        if C.pairs:
             total = tl.interleave(total, odd_total)
     else:
-        total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        for masked in tl.static_range(1 if HAS_WINDOW else 0, 2):
+        total = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+        for masked in tl.static_range(1 if C.has_window else 0, 2):
             total, denominator, largest = attend_keys(
-                total,
-                denominator,
-                largest,
+                (total, denominator, largest),
                 q,
                 positions,
-                key_cache,
-                value_cache,
-                key_tiles,
-                value_tiles,
-                block_ids,
-                first_block,
-                base,
+                cache,
+                run,
                 masked_from if masked else begin,
                 end if masked else masked_from,
                 end,
@@ -120,13 +81,51 @@ def attend(
                 window,
                 scale_log2,
                 masked == 1,
-                DESCRIPTORS,
-                HAS_WINDOW,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                BLOCK_D,
-                BLOCK_SIZE,
-                TILE_ROWS,
-                BLOCK_N,
+                C,
             )
+    # A row that saw nothing: not 0 / 0.
+    result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
+    return result, largest + tl.log2(denominator)
+
+
+@triton.jit
+def attend_keys(
+    sums,
+    q,
+    positions,
+    cache,
+    run,
+    begin,
+    end,
+    limit,
+    head,
+    window,
+    scale_log2,
+    MASKED: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Let the queries `q` `[block_m, block_d]` attend to keys `begin` … `end` - 1.
+
+    Positions of keys are absolute; `begin` less the position that `run` begins with is a multiple
+    of `block_n`. Without `MASKED` every query must see every key, and the range must be whole
+    tiles. With it a query sees keys up to its own position (and within the window), and keys at or
+    behind `limit` are not even read. `sums` are the weighted sum of values, the denominator and the
+    largest score; they are returned, these keys added.
+    """
+    total, denominator, largest = sums
+    for start in range(begin, end, C.block_n):
+        keys = start + tl.arange(0, C.block_n)
+        k, v, _origin = load_tiles(cache, run, start, limit, head, MASKED, C)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            scores = hide_unseen(scores, keys, positions, window, C)
+        raised = tl.maximum(largest, tl.max(scores, 1) * scale_log2)
+        # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
+        anchor = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised
+        decay = tl.exp2(largest - anchor)
+        weights = tl.exp2(scores * scale_log2 - anchor[:, None])
+        denominator = denominator * decay + tl.sum(weights, 1)
+        total = total * decay[:, None]
+        total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
+        largest = raised
     return total, denominator, largest

@@ -7,10 +7,14 @@ the buffers that products read: those who multiply know nothing of it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from parrot_engine.kernels.prefill_attention import TILE_FIELDS
 
 #: What the copy engine fetches at a time: so many keys, so many of their elements.
 BOX_KEYS = 64
@@ -18,6 +22,30 @@ BOX_COLUMNS = 64
 #: How such boxes lie in shared memory, of 16 bits and of float8.
 BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 CODE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=8, rank=2)
+
+
+@dataclass(frozen=True, slots=True)
+class HopperConstants:
+    """What `hopper_prefill` is compiled for."""
+
+    #: The cache holds float8 with scales (`attention.storage`).
+    quantized: bool
+    num_kv_heads: int
+    #: Query heads of a KV head.
+    group: int
+    head_dim: int
+    #: Tokens of a block.
+    block_size: int
+    #: Rows of a (block, head) tile of the cache, scales included.
+    tile_rows: int
+    #: Keys of a buffer, and buffers of a ring.
+    block_n: int
+    stages: int
+    #: Of a thread of each kind of warps: 65,536 of all together, less a reserve.
+    consumer_registers: int
+    converter_registers: int
+    producer_registers: int
+
 
 # Triton 3.7 and later have other names for some of what 3.6 has.
 _fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -46,207 +74,94 @@ def nth_work(index):
 
 
 @gluon.jit
-def fetch_tiles(
-    key_boxes,
-    value_boxes,
-    tiles,
-    num_tiles,
-    block_ids,
-    ring,
-    NUM_KV_HEADS: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    CACHE_ROWS: gl.constexpr,
-    TILE_FIELDS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+def fetch_tiles(boxes, work, ring, C: gl.constexpr):
     """Keys and values of all tiles of the program, in the order in which they are read.
 
-    A (block, head) tile of the cache has `CACHE_ROWS` rows.
+    `boxes` are those of keys and of values, `work` the tiles, their number and the block ids, and
+    `ring` the buffers to fill.
     """
-    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
-    num_work = gl.load(num_tiles) * NUM_KV_HEADS
+    tiles, num_tiles, block_ids = work
+    num_work = gl.load(num_tiles) * C.num_kv_heads
     count = 0
     for index in range(gl.cdiv(num_work, gl.num_programs(0))):
-        work = nth_work(index)
-        if work < num_work:
-            tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
-            head = work % NUM_KV_HEADS
-            first_block = gl.load(tile)
+        work_index = nth_work(index)
+        if work_index < num_work:
+            tile = tiles + (work_index // C.num_kv_heads) * TILE_FIELDS
+            head = work_index % C.num_kv_heads
+            table = block_ids + gl.load(tile)
             begin = gl.load(tile + 1)
             end = gl.load(tile + 2)
-            last_block = (end - 1) // BLOCK_SIZE
-            steps = gl.cdiv(end - begin, BLOCK_N)
+            last_block = (end - 1) // C.block_size
+            steps = gl.cdiv(end - begin, C.block_n)
             for step in range(steps):
-                start = begin + (steps - 1 - step) * BLOCK_N
-                stage = count % STAGES
-                phase = (count // STAGES) & 1
-                _fetch_buffer(
-                    key_boxes,
-                    k_memory.index(stage),
-                    k_full.index(stage),
-                    k_empty.index(stage),
-                    phase,
-                    start,
-                    last_block,
-                    block_ids + first_block,
-                    head,
-                    NUM_KV_HEADS,
-                    BLOCK_SIZE,
-                    CACHE_ROWS,
-                )
-                _fetch_buffer(
-                    value_boxes,
-                    v_memory.index(stage),
-                    v_full.index(stage),
-                    v_empty.index(stage),
-                    phase,
-                    start,
-                    last_block,
-                    block_ids + first_block,
-                    head,
-                    NUM_KV_HEADS,
-                    BLOCK_SIZE,
-                    CACHE_ROWS,
-                )
+                start = begin + (steps - 1 - step) * C.block_n
+                for part in gl.static_range(2):
+                    buffer = _nth_buffer(ring[part], count, C)
+                    _fetch_buffer(boxes[part], buffer, start, last_block, table, head, C)
                 count += 1
 
 
 @gluon.jit
-def _fetch_buffer(
-    boxes,
-    memory,
-    full,
-    empty,
-    phase,
-    start,
-    last_block,
-    table,
-    head,
-    NUM_KV_HEADS: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    CACHE_ROWS: gl.constexpr,
-):
+def _nth_buffer(buffers, count, C: gl.constexpr):
+    """The buffer, its two barriers, and the phase of these when used for the `count`-th time."""
+    memory, full, empty = buffers
+    stage = count % C.stages
+    return memory.index(stage), full.index(stage), empty.index(stage), (count // C.stages) & 1
+
+
+@gluon.jit
+def _fetch_buffer(boxes, buffer, start, last_block, table, head, C: gl.constexpr):
     """Fetch the keys or values from `start` on into a buffer, as soon as it is free."""
-    KEYS: gl.constexpr = memory.shape[0]
-    HEAD_DIM: gl.constexpr = memory.shape[1]
-    ROWS: gl.constexpr = KEYS // 64
-    COLUMNS: gl.constexpr = HEAD_DIM // 64
+    memory, full, empty, phase = buffer
+    ROWS: gl.constexpr = C.block_n // 64
+    COLUMNS: gl.constexpr = C.head_dim // 64
     parts = _boxes(memory, ROWS * COLUMNS)
     mbarrier.wait(empty, phase ^ 1)
-    mbarrier.expect(full, KEYS * HEAD_DIM * memory.dtype.primitive_bitwidth // 8)
+    mbarrier.expect(full, C.block_n * C.head_dim * memory.dtype.primitive_bitwidth // 8)
     for row in gl.static_range(ROWS):
         offset = start + row * 64
         # Behind the last key any block will do: what comes from there is masked.
-        block = gl.load(table + gl.minimum(offset // BLOCK_SIZE, last_block))
-        place = (block * NUM_KV_HEADS + head) * CACHE_ROWS + offset % BLOCK_SIZE
+        block = gl.load(table + gl.minimum(offset // C.block_size, last_block))
+        place = (block * C.num_kv_heads + head) * C.tile_rows + offset % C.block_size
         for column in gl.static_range(COLUMNS):
             _fetch(boxes, [place, column * 64], full, parts.index(column * ROWS + row))
 
 
 @gluon.jit
-def convert_tiles(
-    key_scales,
-    value_scales,
-    tiles,
-    num_tiles,
-    block_ids,
-    code_ring,
-    ring,
-    NUM_KV_HEADS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    CACHE_ROWS: gl.constexpr,
-    TILE_FIELDS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+def convert_tiles(scales, work, code_ring, ring, C: gl.constexpr):
     """What `fetch_tiles` brings to `code_ring`, converted to `ring`; by four warps.
 
-    `key_scales` and `value_scales` are the cache as float32.
+    `scales` are the caches of keys and of values as float32.
     """
-    k_codes, v_codes, k_arrived, k_taken, v_arrived, v_taken = code_ring
-    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
-    num_work = gl.load(num_tiles) * NUM_KV_HEADS
+    tiles, num_tiles, block_ids = work
+    num_work = gl.load(num_tiles) * C.num_kv_heads
     count = 0
     for index in range(gl.cdiv(num_work, gl.num_programs(0))):
-        work = nth_work(index)
-        if work < num_work:
-            tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
-            head = work % NUM_KV_HEADS
+        work_index = nth_work(index)
+        if work_index < num_work:
+            tile = tiles + (work_index // C.num_kv_heads) * TILE_FIELDS
+            head = work_index % C.num_kv_heads
             table = block_ids + gl.load(tile)
             begin = gl.load(tile + 1)
             end = gl.load(tile + 2)
-            steps = gl.cdiv(end - begin, BLOCK_N)
+            steps = gl.cdiv(end - begin, C.block_n)
             for step in range(steps):
-                start = begin + (steps - 1 - step) * BLOCK_N
-                stage = count % STAGES
-                phase = (count // STAGES) & 1
-                _convert_buffer(
-                    key_scales,
-                    k_codes.index(stage),
-                    k_arrived.index(stage),
-                    k_taken.index(stage),
-                    k_memory.index(stage),
-                    k_full.index(stage),
-                    k_empty.index(stage),
-                    phase,
-                    start,
-                    end,
-                    table,
-                    head,
-                    NUM_KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    CACHE_ROWS,
-                    BLOCK_N,
-                )
-                _convert_buffer(
-                    value_scales,
-                    v_codes.index(stage),
-                    v_arrived.index(stage),
-                    v_taken.index(stage),
-                    v_memory.index(stage),
-                    v_full.index(stage),
-                    v_empty.index(stage),
-                    phase,
-                    start,
-                    end,
-                    table,
-                    head,
-                    NUM_KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    CACHE_ROWS,
-                    BLOCK_N,
-                )
+                start = begin + (steps - 1 - step) * C.block_n
+                for part in gl.static_range(2):
+                    codes = _nth_buffer(code_ring[part], count, C)
+                    buffer = _nth_buffer(ring[part], count, C)
+                    _convert_buffer(scales[part], codes, buffer, start, end, table, head, C)
                 count += 1
 
 
 @gluon.jit
-def _convert_buffer(
-    scales,
-    codes,
-    arrived,
-    taken,
-    memory,
-    full,
-    empty,
-    phase,
-    start,
-    end,
-    table,
-    head,
-    NUM_KV_HEADS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    CACHE_ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-):
+def _convert_buffer(scales, code_buffer, buffer, start, end, table, head, C: gl.constexpr):
     """Convert the keys or values from `start` on, box by box."""
+    codes, arrived, taken, phase = code_buffer
+    memory, full, empty, _phase = buffer
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
-    ROWS: gl.constexpr = BLOCK_N // 64
-    COLUMNS: gl.constexpr = HEAD_DIM // 64
+    ROWS: gl.constexpr = C.block_n // 64
+    COLUMNS: gl.constexpr = C.head_dim // 64
     code_boxes = _boxes(codes, ROWS * COLUMNS)
     boxes = _boxes(memory, ROWS * COLUMNS)
     mbarrier.wait(arrived, phase)
@@ -255,9 +170,9 @@ def _convert_buffer(
         keys = start + row * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
         # Behind the last key there may be no block: that of the last will do.
         keys = gl.minimum(keys, end - 1)
-        block = gl.load(table + keys // BLOCK_SIZE).to(gl.int64)
-        first = ((block * NUM_KV_HEADS + head) * CACHE_ROWS + BLOCK_SIZE) * (HEAD_DIM // 4)
-        scale = gl.load(scales + first + keys % BLOCK_SIZE)
+        block = gl.load(table + keys // C.block_size).to(gl.int64)
+        first = ((block * C.num_kv_heads + head) * C.tile_rows + C.block_size) * (C.head_dim // 4)
+        scale = gl.load(scales + first + keys % C.block_size)
         for column in gl.static_range(COLUMNS):
             box = column * ROWS + row
             numbers = code_boxes.index(box).load(LAYOUT).to(gl.float8e4nv, bitcast=True)

@@ -28,6 +28,7 @@ from parrot_engine.kernels.hopper_fetch import (
     fetch_tiles,
     nth_work,
 )
+from parrot_engine.kernels.prefill_attention import TILE_FIELDS
 
 #: Rows of a tile, and of each group of warps.
 TILE_ROWS = 128
@@ -52,182 +53,61 @@ def hopper_prefill(
     partial,
     lse2,
     scale_log2,
-    QUANTIZED: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    CACHE_ROWS: gl.constexpr,
-    TILE_FIELDS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr,
-    CONVERTER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    C: gl.constexpr,
 ):
-    """`key_boxes` and `value_boxes` describe the cache as `[rows, HEAD_DIM]`, in boxes.
+    """`key_boxes` and `value_boxes` describe the cache as `[rows, head_dim]`, in boxes.
 
-    `CACHE_ROWS` are the rows of a (block, head) tile, scales included. For the other arguments see
-    `prefill_attention`. The kernel takes four warps, besides those
+    For the other arguments see `prefill_attention`. The kernel takes four warps, besides those
     that it starts itself.
     """
     DTYPE: gl.constexpr = query.dtype.element_ty
-    q_memory = gl.allocate_shared_memory(DTYPE, [2, _GROUP_ROWS, HEAD_DIM], _BUFFER)
+    q_memory = gl.allocate_shared_memory(DTYPE, [2, _GROUP_ROWS, C.head_dim], _BUFFER)
     # A buffer is free when both groups are done with it.
-    ring = _make_ring(DTYPE, HEAD_DIM, BLOCK_N, STAGES, _BUFFER, 2)
-    arguments = (query, query_stride, tiles, num_tiles, out, partial, lse2, scale_log2)
-    if QUANTIZED:
-        code_ring = _make_ring(gl.uint8, HEAD_DIM, BLOCK_N, STAGES, _CODES, 1)
+    ring = _make_ring(DTYPE, _BUFFER, 2, C)
+    work = (tiles, num_tiles, block_ids)
+    boxes = (key_boxes, value_boxes)
+    arguments = (query, query_stride, work, (out, partial, lse2), scale_log2)
+    first, second = q_memory.index(0), q_memory.index(1)
+    if C.quantized:
+        code_ring = _make_ring(gl.uint8, _CODES, 1, C)
         gl.warp_specialize(
             [
-                (
-                    _attend,
-                    (
-                        arguments,
-                        q_memory.index(0),
-                        ring,
-                        0,
-                        NUM_KV_HEADS,
-                        GROUP,
-                        HEAD_DIM,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
-                (
-                    _attend,
-                    (
-                        arguments,
-                        q_memory.index(1),
-                        ring,
-                        _GROUP_ROWS,
-                        NUM_KV_HEADS,
-                        GROUP,
-                        HEAD_DIM,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
-                (
-                    convert_tiles,
-                    (
-                        key_scales,
-                        value_scales,
-                        tiles,
-                        num_tiles,
-                        block_ids,
-                        code_ring,
-                        ring,
-                        NUM_KV_HEADS,
-                        HEAD_DIM,
-                        BLOCK_SIZE,
-                        CACHE_ROWS,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
-                (
-                    fetch_tiles,
-                    (
-                        key_boxes,
-                        value_boxes,
-                        tiles,
-                        num_tiles,
-                        block_ids,
-                        code_ring,
-                        NUM_KV_HEADS,
-                        BLOCK_SIZE,
-                        CACHE_ROWS,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
+                (_attend, (arguments, first, ring, 0, C)),
+                (_attend, (arguments, second, ring, _GROUP_ROWS, C)),
+                (convert_tiles, ((key_scales, value_scales), work, code_ring, ring, C)),
+                (fetch_tiles, (boxes, work, code_ring, C)),
             ],
             [4, 4, 1],
-            [CONSUMER_REGISTERS, CONVERTER_REGISTERS, PRODUCER_REGISTERS],
+            [C.consumer_registers, C.converter_registers, C.producer_registers],
         )
     else:
         gl.warp_specialize(
             [
-                (
-                    _attend,
-                    (
-                        arguments,
-                        q_memory.index(0),
-                        ring,
-                        0,
-                        NUM_KV_HEADS,
-                        GROUP,
-                        HEAD_DIM,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
-                (
-                    _attend,
-                    (
-                        arguments,
-                        q_memory.index(1),
-                        ring,
-                        _GROUP_ROWS,
-                        NUM_KV_HEADS,
-                        GROUP,
-                        HEAD_DIM,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
-                (
-                    fetch_tiles,
-                    (
-                        key_boxes,
-                        value_boxes,
-                        tiles,
-                        num_tiles,
-                        block_ids,
-                        ring,
-                        NUM_KV_HEADS,
-                        BLOCK_SIZE,
-                        CACHE_ROWS,
-                        TILE_FIELDS,
-                        BLOCK_N,
-                        STAGES,
-                    ),
-                ),
+                (_attend, (arguments, first, ring, 0, C)),
+                (_attend, (arguments, second, ring, _GROUP_ROWS, C)),
+                (fetch_tiles, (boxes, work, ring, C)),
             ],
             [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+            [C.consumer_registers, C.producer_registers],
         )
 
 
 @gluon.jit
-def _make_ring(
-    DTYPE: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    READERS: gl.constexpr,
-):
-    """Buffers of keys and of values, and two barriers for each: it is full, it is free."""
-    k_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], LAYOUT)
-    v_memory = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, HEAD_DIM], LAYOUT)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _BARRIER)
+def _make_ring(DTYPE: gl.constexpr, LAYOUT: gl.constexpr, READERS: gl.constexpr, C: gl.constexpr):
+    """For keys and for values: buffers, and two barriers for each: it is full, it is free."""
+    k_memory = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.head_dim], LAYOUT)
+    v_memory = gl.allocate_shared_memory(DTYPE, [C.stages, C.block_n, C.head_dim], LAYOUT)
+    k_full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], _BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [C.stages, 1], _BARRIER)
+    v_full = gl.allocate_shared_memory(gl.int64, [C.stages, 1], _BARRIER)
+    v_empty = gl.allocate_shared_memory(gl.int64, [C.stages, 1], _BARRIER)
+    STAGES: gl.constexpr = C.stages
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=READERS)
         mbarrier.init(v_empty.index(stage), count=READERS)
-    return k_memory, v_memory, k_full, k_empty, v_full, v_empty
+    return (k_memory, k_full, k_empty), (v_memory, v_full, v_empty)
 
 
 @gluon.jit
@@ -236,28 +116,29 @@ def _attend(
     q_memory,
     ring,
     FIRST_ROW: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    TILE_FIELDS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
+    C: gl.constexpr,
 ):
     """A group's rows, from `FIRST_ROW` on, of all tiles of the program."""
-    query, query_stride, tiles, num_tiles, out, partial, lse2, scale_log2 = arguments
-    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
+    query, query_stride, work, results, scale_log2 = arguments
+    tiles, num_tiles, _block_ids = work
+    keys_ring, values_ring = ring
+    k_memory, k_full, k_empty = keys_ring
+    v_memory, v_full, v_empty = values_ring
+    BLOCK_N: gl.constexpr = C.block_n
+    HEAD_DIM: gl.constexpr = C.head_dim
+    STAGES: gl.constexpr = C.stages
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     TOTAL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, TOTAL, 2)
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     DTYPE: gl.constexpr = v_memory.dtype
-    num_work = gl.load(num_tiles) * NUM_KV_HEADS
+    num_work = gl.load(num_tiles) * C.num_kv_heads
     count = 0
     for index in range(gl.cdiv(num_work, gl.num_programs(0))):
-        work = nth_work(index)
-        if work < num_work:
-            tile = tiles + (work // NUM_KV_HEADS) * TILE_FIELDS
-            head = work % NUM_KV_HEADS
+        work_index = nth_work(index)
+        if work_index < num_work:
+            tile = tiles + (work_index // C.num_kv_heads) * TILE_FIELDS
+            head = work_index % C.num_kv_heads
             begin = gl.load(tile + 1)
             end = gl.load(tile + 2)
             first_token = gl.load(tile + 3)
@@ -266,19 +147,10 @@ def _attend(
             steps = gl.cdiv(end - begin, BLOCK_N)
 
             _load_query(
-                query,
-                query_stride,
-                first_token,
-                num_tokens,
-                head,
-                q_memory,
-                FIRST_ROW,
-                GROUP,
-                HEAD_DIM,
-                COPY,
+                query, query_stride, first_token, num_tokens, head, q_memory, FIRST_ROW, COPY, C
             )
             rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, SCORES))
-            member = rows // GROUP
+            member = rows // C.group
             positions = gl.where(member < num_tokens, first_position + member, -1)
             start = begin + (steps - 1) * BLOCK_N
             stage = count % STAGES
@@ -310,44 +182,23 @@ def _attend(
             # Whole tiles of keys that the first of these tokens sees, all of them see.
             seen = gl.maximum(0, first_position + 1 - begin) // BLOCK_N * BLOCK_N + begin
             masked = gl.maximum(0, start - seen) // BLOCK_N
-            for _ in range(masked):
-                start -= BLOCK_N
-                total, packed, largest, denominator = _step(
-                    total,
-                    packed,
-                    largest,
-                    denominator,
-                    positions,
-                    start,
-                    count,
-                    scale_log2,
-                    q_memory,
-                    ring,
-                    True,
-                    SCORES,
-                    TOTAL,
-                    STAGES,
-                )
-                count += 1
-            for _ in range(steps - 1 - masked):
-                start -= BLOCK_N
-                total, packed, largest, denominator = _step(
-                    total,
-                    packed,
-                    largest,
-                    denominator,
-                    positions,
-                    start,
-                    count,
-                    scale_log2,
-                    q_memory,
-                    ring,
-                    False,
-                    SCORES,
-                    TOTAL,
-                    STAGES,
-                )
-                count += 1
+            for part in gl.static_range(2):
+                for _ in range(steps - 1 - masked if part else masked):
+                    start -= BLOCK_N
+                    total, packed, largest, denominator = _step(
+                        (total, packed, largest, denominator),
+                        positions,
+                        start,
+                        count,
+                        scale_log2,
+                        q_memory,
+                        ring,
+                        part == 0,
+                        SCORES,
+                        TOTAL,
+                        C,
+                    )
+                    count += 1
             stage = (count - 1) % STAGES
             mbarrier.wait(v_full.index(stage), ((count - 1) // STAGES) & 1)
             weights = _unpack(packed, DTYPE, WEIGHTS)
@@ -356,19 +207,7 @@ def _attend(
             mbarrier.arrive(v_empty.index(stage))
 
             _store_rows(
-                total,
-                gl.sum(denominator, 1),
-                largest,
-                tile,
-                head,
-                out,
-                partial,
-                lse2,
-                FIRST_ROW,
-                NUM_KV_HEADS,
-                GROUP,
-                HEAD_DIM,
-                TOTAL,
+                total, gl.sum(denominator, 1), largest, tile, head, results, FIRST_ROW, TOTAL, C
             )
 
 
@@ -381,18 +220,17 @@ def _load_query(
     head,
     q_memory,
     FIRST_ROW: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
     LAYOUT: gl.constexpr,
+    C: gl.constexpr,
 ):
     """Bring a group's rows of a tile to shared memory, where products take them from."""
     rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
-    tokens = (first_token + rows // GROUP).to(gl.int64)
-    heads = head * GROUP + rows % GROUP
+    dims = gl.arange(0, C.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+    tokens = (first_token + rows // C.group).to(gl.int64)
+    heads = head * C.group + rows % C.group
     q = gl.load(
-        query + (tokens * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :],
-        mask=(rows // GROUP < num_tokens)[:, None],
+        query + (tokens * query_stride + heads * C.head_dim)[:, None] + dims[None, :],
+        mask=(rows // C.group < num_tokens)[:, None],
         other=0.0,
     )
     q_memory.store(q)
@@ -406,28 +244,25 @@ def _store_rows(
     largest,
     tile,
     head,
-    out,
-    partial,
-    lse2,
+    results,
     FIRST_ROW: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
     LAYOUT: gl.constexpr,
+    C: gl.constexpr,
 ):
-    """Write what a group's rows come to, or where keys were cut, what this part of them gives."""
+    """Write a group's rows, or where keys were cut, the partial results of this part of them."""
+    out, partial, lse2 = results
     rows = FIRST_ROW + gl.arange(0, _GROUP_ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    dims = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
-    member = rows // GROUP
+    dims = gl.arange(0, C.head_dim, layout=gl.SliceLayout(0, LAYOUT))
+    member = rows // C.group
     present = member < gl.load(tile + 4)
-    heads = head * GROUP + rows % GROUP
+    heads = head * C.group + rows % C.group
     denominator = gl.convert_layout(denominator, gl.SliceLayout(1, LAYOUT))
     # A row that saw none of a part's keys: output 0 and log-sum-exp -inf, not 0 / 0.
     result = total / gl.where(denominator == 0.0, 1.0, denominator)[:, None]
     first_slot = gl.load(tile + 6)
     if first_slot < 0:
         tokens = (gl.load(tile + 3) + member).to(gl.int64)
-        places = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        places = (tokens * (C.num_kv_heads * C.group) + heads) * C.head_dim
         gl.store(
             out + places[:, None] + dims[None, :],
             result.to(out.dtype.element_ty),
@@ -435,9 +270,9 @@ def _store_rows(
         )
     else:
         slots = (first_slot + member * gl.load(tile + 7)).to(gl.int64)
-        entries = slots * (NUM_KV_HEADS * GROUP) + heads
+        entries = slots * (C.num_kv_heads * C.group) + heads
         gl.store(
-            partial + entries[:, None] * HEAD_DIM + dims[None, :], result, mask=present[:, None]
+            partial + entries[:, None] * C.head_dim + dims[None, :], result, mask=present[:, None]
         )
         logs = gl.convert_layout(largest, gl.SliceLayout(1, LAYOUT)) + gl.log2(denominator)
         gl.store(lse2 + entries, logs, mask=present)
@@ -445,10 +280,7 @@ def _store_rows(
 
 @gluon.jit
 def _step(
-    total,
-    packed,
-    largest,
-    denominator,
+    sums,
     positions,
     start,
     count,
@@ -458,18 +290,21 @@ def _step(
     MASKED: gl.constexpr,
     SCORES: gl.constexpr,
     TOTAL: gl.constexpr,
-    STAGES: gl.constexpr,
+    C: gl.constexpr,
 ):
     """Weights of the keys from `start` on, and the sum with the values of the keys before."""
-    k_memory, v_memory, k_full, k_empty, v_full, v_empty = ring
+    total, packed, largest, denominator = sums
+    keys_ring, values_ring = ring
+    k_memory, k_full, k_empty = keys_ring
+    v_memory, v_full, v_empty = values_ring
+    BLOCK_N: gl.constexpr = C.block_n
     DTYPE: gl.constexpr = v_memory.dtype
-    BLOCK_N: gl.constexpr = k_memory.shape[1]
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, TOTAL, 2)
     LANES: gl.constexpr = denominator.type.layout
-    stage = count % STAGES
-    before = (count - 1) % STAGES
-    before_phase = ((count - 1) // STAGES) & 1
-    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
+    stage = count % C.stages
+    before = (count - 1) % C.stages
+    before_phase = ((count - 1) // C.stages) & 1
+    mbarrier.wait(k_full.index(stage), (count // C.stages) & 1)
     scores = gl.zeros([_GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
     k = k_memory.index(stage).permute((1, 0))
     scores = warpgroup_mma(q_memory, k, scores, use_acc=False, is_async=True)

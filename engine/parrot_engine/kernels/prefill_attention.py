@@ -14,7 +14,7 @@ import triton.language as tl
 from parrot_engine.kernels.attend import attend
 
 #: Integers of a tile: see `attention.tiles.Tiles`, whose order this is.
-TILE_FIELDS = 8
+TILE_FIELDS = tl.constexpr(8)
 
 
 @triton.jit
@@ -37,27 +37,21 @@ def prefill_attention(
     lse2,
     window,
     scale_log2,
-    DESCRIPTORS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TILE_FIELDS: tl.constexpr,
+    C: tl.constexpr,
 ):
     """One program a (tile, KV head); those behind the last tile do nothing."""
-    if tl.program_id(0) // NUM_KV_HEADS >= tl.load(num_tiles):
+    if tl.program_id(0) // C.num_kv_heads >= tl.load(num_tiles):
         return
-    rows = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, BLOCK_D)
-    tile = tiles + (tl.program_id(0) // NUM_KV_HEADS) * TILE_FIELDS
-    head = tl.program_id(0) % NUM_KV_HEADS
+    cache = (
+        (key_cache, value_cache),
+        (key_tiles, value_tiles),
+        (key_scales, value_scales),
+        (key_scale_tiles, value_scale_tiles),
+    )
+    rows = tl.arange(0, C.block_m)
+    dims = tl.arange(0, C.block_d)
+    tile = tiles + (tl.program_id(0) // C.num_kv_heads) * TILE_FIELDS
+    head = tl.program_id(0) % C.num_kv_heads
     first_block = tl.load(tile)
     begin = tl.load(tile + 1)
     end = tl.load(tile + 2)
@@ -65,65 +59,35 @@ def prefill_attention(
     num_tokens = tl.load(tile + 4)
     first_position = tl.load(tile + 5)
 
-    member = rows // GROUP
+    member = rows // C.group
     present = member < num_tokens
     positions = tl.where(present, first_position + member, -1)
-    heads = head * GROUP + rows % GROUP
+    heads = head * C.group + rows % C.group
     tokens = (first_token + member).to(tl.int64)
-    filled = present[:, None] & (dims < HEAD_DIM)[None, :]
+    filled = present[:, None] & (dims < C.head_dim)[None, :]
     q = tl.load(
-        query + (tokens * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :],
+        query + (tokens * query_stride + heads * C.head_dim)[:, None] + dims[None, :],
         mask=filled,
         other=0.0,
     )
     masked_from = begin
-    if not HAS_WINDOW:
+    if not C.has_window:
         # Whole tiles of keys that the first of these tokens sees, all of them see.
-        seen = (first_position + 1) // BLOCK_N * BLOCK_N
+        seen = (first_position + 1) // C.block_n * C.block_n
         masked_from = tl.maximum(begin, tl.minimum(seen, end))
-    total, denominator, largest = attend(
-        q,
-        positions,
-        key_cache,
-        value_cache,
-        key_tiles,
-        value_tiles,
-        key_scales,
-        value_scales,
-        key_scale_tiles,
-        value_scale_tiles,
-        block_ids,
-        first_block,
-        0,
-        begin,
-        masked_from,
-        end,
-        head,
-        window,
-        scale_log2,
-        DESCRIPTORS,
-        QUANTIZED,
-        PAIRS,
-        HAS_WINDOW,
-        NUM_KV_HEADS,
-        HEAD_DIM,
-        BLOCK_M,
-        BLOCK_D,
-        BLOCK_SIZE,
-        TILE_ROWS,
-        BLOCK_N,
+    run = (block_ids, first_block, 0)
+    # Rows beyond the tile's tokens compute along; they are not stored.
+    result, row_lse2 = attend(
+        q, positions, cache, run, begin, masked_from, end, head, window, scale_log2, C
     )
-    # Rows beyond the tile's tokens are not stored. One that saw none of a part's keys: output 0 and
-    # log-sum-exp -inf, not 0 / 0.
-    result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
     first_slot = tl.load(tile + 6)
     if first_slot < 0:
-        places = (tokens * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        places = (tokens * (C.num_kv_heads * C.group) + heads) * C.head_dim
         tl.store(
             out + places[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=filled
         )
     else:
         slots = (first_slot + member * tl.load(tile + 7)).to(tl.int64)
-        entries = slots * (NUM_KV_HEADS * GROUP) + heads
-        tl.store(partial + entries[:, None] * HEAD_DIM + dims[None, :], result, mask=filled)
-        tl.store(lse2 + entries, largest + tl.log2(denominator), mask=present)
+        entries = slots * (C.num_kv_heads * C.group) + heads
+        tl.store(partial + entries[:, None] * C.head_dim + dims[None, :], result, mask=filled)
+        tl.store(lse2 + entries, row_lse2, mask=present)

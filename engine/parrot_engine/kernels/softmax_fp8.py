@@ -1,4 +1,4 @@
-"""Online softmax over tiles of a cache of float8: the loop of `kernels.softmax` for such a cache.
+"""Online softmax over tiles of a cache of float8: the loop of `kernels.attend` for such a cache.
 
 What differs, and why (counts of instructions and times: docs/engine-log.md, 16):
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from parrot_engine.kernels.softmax import cache_places
+from parrot_engine.kernels.paged_cache import hide_unseen, load_scales, load_tiles
 
 #: What queries of bfloat16 are divided by: float16 reaches no further than 65,504.
 QUERY_DIVISOR = tl.constexpr(16.0)
@@ -79,24 +79,12 @@ def split_scale(scale):
 
 @triton.jit
 def attend_quantized_keys(
-    total,
-    odd_total,
-    denominator,
-    largest,
+    sums,
     q,
     odd_q,
     positions,
-    key_cache,
-    value_cache,
-    key_tiles,
-    value_tiles,
-    key_scales,
-    value_scales,
-    key_scale_tiles,
-    value_scale_tiles,
-    block_ids,
-    first_block,
-    base,
+    cache,
+    run,
     begin,
     end,
     limit,
@@ -104,95 +92,34 @@ def attend_quantized_keys(
     window,
     scale_log2,
     MASKED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    C: tl.constexpr,
 ):
-    """Let queries `q` attend to keys `begin` … `end` - 1; see `softmax.attend_keys`.
+    """Let queries `q` attend to keys `begin` … `end` - 1; see `attend.attend_keys`.
 
-    `q` and `scale_log2` are those of `product_query`; `key_scales` and `value_scales` are the cache
-    as float32. `total` are the weighted sums of values, `largest` and `denominator` those of the
-    scores with the scales of values in them: the log-sum-exp of scores is `largest +
-    log2(denominator)` all the same.
+    `q` and `scale_log2` are those of `product_query`. `sums` are the weighted sums of values, those
+    of odd elements, and denominator and largest of the scores with the scales of values in them:
+    the log-sum-exp of scores is `largest + log2(denominator)` all the same.
 
-    With `PAIRS` the cache is one of int16, pairs of bytes; `q` and `total` are the even elements of
-    heads, `odd_q` and `odd_total` the odd ones. Without, these two are not used.
+    With `C.pairs` the cache is one of int16, pairs of bytes; `q` and the first sum are the even
+    elements of heads, `odd_q` and the second sum the odd ones. Without, these two are not used.
     """
-    lanes = tl.arange(0, BLOCK_N)
-    # Elements of a row of keys, as they are read.
-    WIDTH: tl.constexpr = HEAD_DIM // 2 if PAIRS else HEAD_DIM
-    BLOCK_W: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D
-    columns = tl.arange(0, BLOCK_W)
-    # Rows of the cache that the scales of a tile of keys fill, if whole ones.
-    SCALE_ROWS: tl.constexpr = 4 * BLOCK_N // HEAD_DIM
-    for start in range(begin, end, BLOCK_N):
-        keys = start + lanes
-        if DESCRIPTORS and not MASKED:
-            offset = start - base
-            block = tl.load(block_ids + first_block + offset // BLOCK_SIZE)
-            row = (block * NUM_KV_HEADS + head) * TILE_ROWS + offset % BLOCK_SIZE
-            k = key_tiles.load([row, 0])
-            v = value_tiles.load([row, 0])
-            tiles = (block * NUM_KV_HEADS + head).to(tl.int64)
-            in_tile = offset % BLOCK_SIZE + lanes
-        else:
-            tiles, in_tile = cache_places(
-                block_ids,
-                first_block,
-                start - base,
-                limit - base,
-                head,
-                NUM_KV_HEADS,
-                BLOCK_SIZE,
-                BLOCK_N,
-            )
-            places = (tiles * TILE_ROWS + in_tile)[:, None] * WIDTH + columns[None, :]
-            if MASKED:
-                present = (keys < limit)[:, None]
-                if BLOCK_W != WIDTH:
-                    present = present & (columns < WIDTH)[None, :]
-                k = tl.load(key_cache + places, mask=present, other=0)
-                v = tl.load(value_cache + places, mask=present, other=0)
-            elif BLOCK_W != WIDTH:
-                present = (columns < WIDTH)[None, :]
-                k = tl.load(key_cache + places, mask=present, other=0)
-                v = tl.load(value_cache + places, mask=present, other=0)
-            else:
-                k = tl.load(key_cache + places)
-                v = tl.load(value_cache + places)
-        if DESCRIPTORS and not MASKED and SCALE_ROWS * HEAD_DIM == 4 * BLOCK_N:
-            row += BLOCK_SIZE - offset % BLOCK_SIZE + offset % BLOCK_SIZE * 4 // HEAD_DIM
-            k_scale = tl.reshape(key_scale_tiles.load([row, 0]), [BLOCK_N])
-            v_scale = tl.reshape(value_scale_tiles.load([row, 0]), [BLOCK_N])
-        else:
-            places = tiles * (TILE_ROWS * HEAD_DIM // 4) + (BLOCK_SIZE * HEAD_DIM // 4 + in_tile)
-            if MASKED:
-                k_scale = tl.load(key_scales + places, mask=keys < limit, other=0.0)
-                v_scale = tl.load(value_scales + places, mask=keys < limit, other=0.0)
-            else:
-                k_scale = tl.load(key_scales + places)
-                v_scale = tl.load(value_scales + places)
-        if PAIRS:
+    total, odd_total, denominator, largest = sums
+    for start in range(begin, end, C.block_n):
+        keys = start + tl.arange(0, C.block_n)
+        k, v, origin = load_tiles(cache, run, start, limit, head, MASKED, C)
+        k_scale, v_scale = load_scales(cache, origin, keys < limit, MASKED, C)
+        if C.pairs:
             k, k_odd = convert_pairs(k, q.dtype)
             v, v_odd = convert_pairs(v, q.dtype)
         else:
             k, v = convert(k, q.dtype), convert(v, q.dtype)
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if PAIRS:
+        if C.pairs:
             products = tl.dot(odd_q, tl.trans(k_odd), products, input_precision="ieee")
         v_log2, v_inverse, v_rest = split_scale(v_scale)
         scores = products * (k_scale * scale_log2)[None, :] + v_log2[None, :]
         if MASKED:
-            seen = keys[None, :] <= positions[:, None]
-            if HAS_WINDOW:
-                seen = seen & (keys[None, :] > positions[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = hide_unseen(scores, keys, positions, window, C)
         raised = tl.maximum(largest, tl.max(scores, 1))
         # A row that sees nothing yet keeps -inf; -inf minus -inf would be NaN.
         anchor = tl.where(raised == float("-inf"), 0.0, raised) if MASKED else raised
@@ -201,7 +128,7 @@ def attend_quantized_keys(
         denominator = denominator * decay + tl.sum(weights * v_inverse[None, :], 1)
         weights = (weights * v_rest[None, :]).to(q.dtype)
         total = tl.dot(weights, v, total * decay[:, None], input_precision="ieee")
-        if PAIRS:
+        if C.pairs:
             odd_total *= decay[:, None]
             odd_total = tl.dot(weights, v_odd, odd_total, input_precision="ieee")
         largest = raised

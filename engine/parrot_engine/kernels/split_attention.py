@@ -19,7 +19,7 @@ import triton.language as tl
 from parrot_engine.kernels.attend import attend
 
 #: Integers of an item: see `work_list.Items`, whose order this is.
-ITEM_FIELDS = 8
+ITEM_FIELDS = tl.constexpr(8)
 
 
 @triton.jit
@@ -45,95 +45,55 @@ def split_attention(
     lse2,
     window,
     scale_log2,
-    DESCRIPTORS: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ITEM_FIELDS: tl.constexpr,
+    C: tl.constexpr,
 ):
     """See the module; `query` is `[num_tokens, heads, head_dim]` with any stride of tokens."""
-    rows = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, BLOCK_D)
-    num_work = tl.load(num_items) * NUM_KV_HEADS
+    NUM_HEADS: tl.constexpr = C.num_kv_heads * C.group
+    cache = (
+        (key_cache, value_cache),
+        (key_tiles, value_tiles),
+        (key_scales, value_scales),
+        (key_scale_tiles, value_scale_tiles),
+    )
+    rows = tl.arange(0, C.block_m)
+    dims = tl.arange(0, C.block_d)
+    num_work = tl.load(num_items) * C.num_kv_heads
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
-        item = items + (work // NUM_KV_HEADS) * ITEM_FIELDS
-        head = work % NUM_KV_HEADS
-        first_block = tl.load(item)
-        base = tl.load(item + 1)
+        item = items + (work // C.num_kv_heads) * ITEM_FIELDS
+        head = work % C.num_kv_heads
+        run = (block_ids, tl.load(item), tl.load(item + 1))
         begin = tl.load(item + 2)
         end = tl.load(item + 3)
         first_member = tl.load(item + 4)
         num_members = tl.load(item + 5)
-        masked_from = begin if HAS_WINDOW else tl.load(item + 6)
+        masked_from = begin if C.has_window else tl.load(item + 6)
 
-        member = rows // GROUP
+        member = rows // C.group
         present = member < num_members
         tokens = tl.load(member_tokens + first_member + member, mask=present, other=0)
         positions = tl.load(member_positions + first_member + member, mask=present, other=-1)
         slots = tl.load(member_slots + first_member + member, mask=present, other=-1)
-        heads = head * GROUP + rows % GROUP
-        filled = present[:, None] & (dims < HEAD_DIM)[None, :]
+        tokens, heads = tokens.to(tl.int64), head * C.group + rows % C.group
+        filled = present[:, None] & (dims < C.head_dim)[None, :]
         q = tl.load(
-            query
-            + (tokens.to(tl.int64) * query_stride + heads * HEAD_DIM)[:, None]
-            + dims[None, :],
+            query + (tokens * query_stride + heads * C.head_dim)[:, None] + dims[None, :],
             mask=filled,
             other=0.0,
         )
         # Rows that no member fills compute along; they are not stored.
-        total, denominator, largest = attend(
-            q,
-            positions,
-            key_cache,
-            value_cache,
-            key_tiles,
-            value_tiles,
-            key_scales,
-            value_scales,
-            key_scale_tiles,
-            value_scale_tiles,
-            block_ids,
-            first_block,
-            base,
-            begin,
-            masked_from,
-            end,
-            head,
-            window,
-            scale_log2,
-            DESCRIPTORS,
-            QUANTIZED,
-            PAIRS,
-            HAS_WINDOW,
-            NUM_KV_HEADS,
-            HEAD_DIM,
-            BLOCK_M,
-            BLOCK_D,
-            BLOCK_SIZE,
-            TILE_ROWS,
-            BLOCK_N,
+        result, row_lse2 = attend(
+            q, positions, cache, run, begin, masked_from, end, head, window, scale_log2, C
         )
-        # A row that saw nothing: output 0 and log-sum-exp -inf, not 0 / 0.
-        result = total / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
         split = slots >= 0
-        places = (slots.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
-        tl.store(partial + places[:, None] + dims[None, :], result, mask=filled & split[:, None])
+        entries = slots.to(tl.int64) * NUM_HEADS + heads
         tl.store(
-            lse2 + slots.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads,
-            largest + tl.log2(denominator),
-            mask=present & split,
+            partial + (entries * C.head_dim)[:, None] + dims[None, :],
+            result,
+            mask=filled & split[:, None],
         )
-        places = (tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+        tl.store(lse2 + entries, row_lse2, mask=present & split)
         tl.store(
-            out + places[:, None] + dims[None, :],
+            out + ((tokens * NUM_HEADS + heads) * C.head_dim)[:, None] + dims[None, :],
             result.to(out.dtype.element_ty),
             mask=filled & (slots < 0)[:, None],
         )

@@ -12,10 +12,11 @@ from attention_cases import SCALE, Context, PagedCase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import CHUNK, TUNINGS
-from parrot_engine.attention.host_plan import PlanLayout
+from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout
 from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.launch import Partials
 from parrot_engine.attention.policy import Cuts, TileCuts
-from parrot_engine.attention.triton_backend import HostPlan, Partials, Parts, TritonAttention
+from parrot_engine.attention.triton_backend import TritonAttention
 from torch import Tensor
 
 SHAPE = AttentionShape(8, 2, 16, 16)
