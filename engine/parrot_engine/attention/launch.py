@@ -270,7 +270,8 @@ def _read_arguments(call: AttentionCall, tuning: Tuning) -> _ReadArguments:
         tile_rows=cache.tile_rows,
     )
     read = cache.pairs if constants.pairs else cache
-    tiles, scale_tiles = read, cache.scales
+    tiles: tuple[Any, ...] = read
+    scale_tiles: tuple[Any, ...] = cache.scales
     if constants.descriptors:
         columns = constants.block_d // 2 if constants.pairs else constants.block_d
         tiles, scale_tiles = read.tiles(tuning.block_n, columns), cache.scale_tiles(tuning)
