@@ -14,6 +14,7 @@ import pytest
 from harness.engine_checks import greedy
 from harness.scripted_engine import ScriptedEngine
 from parrot_engine.engine.driver import EngineDriver
+from parrot_engine.link import client
 from parrot_engine.link.client import EngineLink, LinkRefusedError, Outbox
 from parrot_engine.link.wire import (
     Events,
@@ -184,6 +185,62 @@ async def test_a_malformed_message_ends_the_connection(gateway: Gateway, junk: A
             # Heartbeats may still come before the end.
             await peer.receive(Goodbye)
         await (await gateway.peer()).register()
+
+
+async def test_an_engine_held_back_by_its_connection_joins_again(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread waits for room in the outbox when the connection is lost."""
+    made: list[Outbox] = []
+
+    class Stuck(Outbox):
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            super().__init__(loop, max_steps=1)
+            made.append(self)
+
+        async def send_all(self, websocket: Any) -> None:
+            if len(made) > 1:
+                await super().send_all(websocket)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(client, "Outbox", Stuck)
+    engine = ScriptedEngine()
+    async with joined(gateway, engine):
+        peer = await gateway.peer()
+        await peer.register()
+        await peer.send(Submit([Fill(1, [1]), Generate(1, greedy(100))]))
+        # The events of the first step are unsent, those of the second have no room.
+        await eventually(lambda: engine.stats().steps >= 2)
+        peer.websocket.transport.abort()
+        again = await gateway.peer()
+        await again.register()
+        await again.send(Submit([Fill(1, [5, 6, 7])]))
+        assert (await again.receive(Events)).events == [Filled(1, 3, 0)]
+
+
+async def test_pauses_grow_up_to_a_limit_and_begin_anew(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def wait(event: asyncio.Event, timeout_s: float) -> None:
+        pauses.append(timeout_s)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(client, "_wait", wait)
+    monkeypatch.setattr(client.random, "uniform", lambda low, high: high)
+    gateway.refuse = HTTPStatus.SERVICE_UNAVAILABLE
+    async with joined(gateway, ScriptedEngine()):
+        await eventually(lambda: len(pauses) >= 9)
+        gateway.refuse = None
+        peer = await gateway.peer()
+        await peer.register()
+        await peer.receive(Heartbeat)
+        refused = len(pauses)
+        peer.websocket.transport.abort()
+        await (await gateway.peer()).register()
+    assert pauses[:9] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert pauses[refused] == 0.1
 
 
 async def test_a_gateway_that_is_away_is_waited_for(gateway: Gateway) -> None:

@@ -123,6 +123,20 @@ def test_refusals_are_one_typed_error(template: str | None, message: str) -> Non
         ChatTemplate(template).render([{"role": "user", "content": "x"}])
 
 
+def test_templates_see_no_attributes_of_strings_and_numbers() -> None:
+    class Marked(str):
+        secret = "hidden"
+
+    class Count(int):
+        secret = "hidden"
+
+    template = ChatTemplate(
+        "{{ messages[0].content }} {{ messages[0].content.secret }} {{ n.secret }}"
+    )
+    chat = [{"role": "user", "content": Marked("hello")}]
+    assert template.render(chat, n=Count(3)).split() == ["hello"]
+
+
 def test_a_chat_needs_a_message() -> None:
     with pytest.raises(ChatTemplateError, match="at least one"):
         ChatTemplate(CHAT).render([])

@@ -17,6 +17,8 @@ from parrot_engine.text import TextAssets, TextAssetsError, Tokenizer
 from parrot_engine.text.length_bound import read_bound
 from parrot_engine.text.loading import load_text_assets
 from tokenizer_kinds import CORPUS, KINDS, byte_level, write_folder, write_kind
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 TEXTS = [
     *CORPUS[:4],
@@ -76,6 +78,17 @@ def test_the_bound_says_something(pair: Pair) -> None:
     # What WordPiece makes of a text cannot be bounded: any word may be one unknown token.
     is_opaque = pair.ours.pieces.plan.kind == "opaque"
     assert least == 0 if is_opaque else least > 20_000
+
+
+def test_the_bound_of_text_that_becomes_shorter_in_nfc() -> None:
+    pipeline = json.loads(byte_level(bos=False).to_str())
+    pipeline["normalizer"] = {"type": "NFC"}
+    tokenizer = Backend.from_str(json.dumps(pipeline))
+    tokenizer.add_tokens([AddedToken("\u00e9" * 8, normalized=True)])
+    ours = Tokenizer(TextAssets(tokenizer.to_str()))
+    text = "e\u0301" * 80
+    assert len(ours.encode(text)) == 10
+    assert 1 <= ours.least_tokens(text) <= 10
 
 
 def test_pipelines_that_lose_text_have_no_bound() -> None:
