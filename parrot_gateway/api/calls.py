@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, cast
 
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
@@ -118,7 +117,7 @@ class CallRoutes:
         template = await read_aside(lambda: BodyTemplate.of(body, kind), len(body))
         if template.is_constant:
             return body
-        exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        exchange.cancel_on_disconnect()
         service = self._service
         return await service.resolve(exchange.tenant, template, service.call_timeout_s)
 
@@ -219,7 +218,7 @@ class CallRoutes:
         from parrot_gateway.api.openai.completions import CompletionAnswer
 
         placer = self._models.placer(model, context.metadata)
-        exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        exchange.cancel_on_disconnect()
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)

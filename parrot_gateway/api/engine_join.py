@@ -53,7 +53,7 @@ _TRY_AGAIN_LATER = 1013
 
 
 class _Lost(Exception):
-    """The link is over; the message says why."""
+    """The link is over; the message holds the reason."""
 
 
 class EngineLinkEndpoint:
@@ -152,11 +152,13 @@ class EngineLinkEndpoint:
 
     async def _pump(self, websocket: WebSocket, engine: RemoteEngine) -> None:
         """Move messages both ways until the link ends, which is always an exception."""
-        seen = _LastSeen()
+        received = asyncio.Event()
         tasks = [
             asyncio.create_task(self._send(websocket, engine), name="engine-send"),
-            asyncio.create_task(self._receive_all(websocket, engine, seen), name="engine-receive"),
-            asyncio.create_task(self._watch(seen), name="engine-watch"),
+            asyncio.create_task(
+                self._receive_all(websocket, engine, received), name="engine-receive"
+            ),
+            asyncio.create_task(self._watch(received), name="engine-watch"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -177,11 +179,11 @@ class EngineLinkEndpoint:
                 await websocket.send_bytes(data)
 
     async def _receive_all(
-        self, websocket: WebSocket, engine: RemoteEngine, seen: _LastSeen
+        self, websocket: WebSocket, engine: RemoteEngine, received: asyncio.Event
     ) -> None:
         while True:
             message = await _receive(websocket)
-            seen.now()
+            received.set()
             if isinstance(message, Events):
                 engine.deliver(message.events)
             elif isinstance(message, Blocks):
@@ -194,31 +196,18 @@ class EngineLinkEndpoint:
             else:
                 raise WireError("a second registration on the same link")
 
-    async def _watch(self, seen: _LastSeen) -> None:
+    async def _watch(self, received: asyncio.Event) -> None:
         """Raise once the engine has been silent for too long.
 
         NOTE: silence is counted in turns of this loop, not read off the clock at the end: a
         gateway that was itself stopped for a while must read what has arrived before it judges.
         """
         silent = 0
-        before = seen.count
         while silent < _MISSING_HEARTBEATS:
             await asyncio.sleep(self._heartbeat_s)
-            silent = 0 if seen.count != before else silent + 1
-            before = seen.count
+            silent = 0 if received.is_set() else silent + 1
+            received.clear()
         raise _Lost(f"no heartbeat for {silent * self._heartbeat_s:g} s")
-
-
-class _LastSeen:
-    """Counts messages, so that silence can be noticed."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def now(self) -> None:
-        self.count += 1
 
 
 async def _receive(websocket: WebSocket) -> FromEngine:

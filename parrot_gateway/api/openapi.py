@@ -6,7 +6,7 @@ FastAPI describes its own routes; those that bypass it are added here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -94,13 +94,20 @@ _ERROR = {
 }
 
 
-def describe_hot_routes(app: FastAPI) -> None:
-    """Make `app.openapi()` describe the routes that do not go through FastAPI."""
+def describe_routes(app: FastAPI, routes: Mapping[str, Iterable[tuple[str, str, str]]]) -> None:
+    """Make `app.openapi()` describe the routes that do not go through FastAPI.
+
+    Args:
+        routes: method, path and summary of each beside the hot ones, by their tag.
+    """
     own = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _with_hot_routes(own())
+            document = _with_hot_routes(own())
+            for tag, described in routes.items():
+                _add_routes(document, described, tag)
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -138,9 +145,7 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
         }
         if path in _SEMANTIC:
             document["paths"][path]["post"]["parameters"] = _semantic_headers()
-    for method, pattern, summary in _KEPT:
-        operations = document["paths"].setdefault(pattern, {})
-        operations[method.lower()] = _own_route(method, pattern, summary, "calls")
+    _add_routes(document, _KEPT, "calls")
     return document
 
 
@@ -179,27 +184,10 @@ def _semantic_headers() -> list[dict[str, Any]]:
     ]
 
 
-def describe_own_routes(
-    app: FastAPI, routes: Iterable[tuple[str, str, str]], tag: str = "sessions"
-) -> None:
-    """Make `app.openapi()` describe further routes, whose bodies docs describe.
-
-    Args:
-        routes: method, path and summary of each.
-        tag: under which they are shown together.
-    """
-    own = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        is_new = app.openapi_schema is None
-        document = own()
-        if is_new:
-            for method, pattern, summary in routes:
-                operations = document["paths"].setdefault(pattern, {})
-                operations[method.lower()] = _own_route(method, pattern, summary, tag)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def _add_routes(document: dict[str, Any], routes: Iterable[tuple[str, str, str]], tag: str) -> None:
+    for method, pattern, summary in routes:
+        operations = document["paths"].setdefault(pattern, {})
+        operations[method.lower()] = _own_route(method, pattern, summary, tag)
 
 
 def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, Any]:

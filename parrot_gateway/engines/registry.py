@@ -5,7 +5,6 @@ Notifies listeners of changes. Lives in the event loop's thread; no I/O.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
@@ -145,21 +144,6 @@ class EngineRegistry:
     def observe(self, observer: EngineObserver) -> None:
         """Notify `observer` of the reports of all engines, from now on."""
         self._observers.append(observer)
-
-    async def wait_for_model(self, model: str, timeout_s: float) -> bool:
-        """Whether some engine serves the model, waiting up to `timeout_s` for one to join."""
-        joined = asyncio.Event()
-        unsubscribe = self.subscribe(lambda _change, _engine: joined.set())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.engines_for(model):
-                    await joined.wait()
-                    joined.clear()
-        except TimeoutError:
-            return False
-        finally:
-            unsubscribe()
-        return True
 
     def _of_model(self, model: str) -> list[RemoteEngine]:
         return [engine for engine in self._engines.values() if engine.info.model == model]

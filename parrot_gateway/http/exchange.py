@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
+
 from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
 from parrot_gateway.generation.placement import DEFAULT_TENANT
 
@@ -129,14 +131,15 @@ class Exchange:
             raise _too_large(limit)
         return b"".join(chunks)
 
-    def cancel_on_disconnect(self, task: asyncio.Task[Any]) -> None:
-        """Cancel `task` the moment the client goes away. Call after the body has been read.
+    def cancel_on_disconnect(self) -> None:
+        """Cancel the current task the moment the client goes away. Call after the body has been
+        read.
 
         `finish` ends the watch; `disconnected` distinguishes a cancellation by this from any other.
         A second watch takes the place of the first.
         """
         self.finish()
-        self._watched = task
+        self._watched = asyncio.current_task()
         if self._notifier is not None:
             self._notifier.notify_disconnect(self._disconnect)
         else:
@@ -189,6 +192,10 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
         self.completed = True
+
+    async def respond_json(self, value: Any, status: int = 200) -> None:
+        """Send a whole answer of plain data."""
+        await self.respond(status, msgspec.json.encode(value))
 
     async def respond_error(self, error: GatewayError) -> None:
         """Send `error` in OpenAI's shape, or the route's own."""

@@ -8,11 +8,12 @@ its KV by the prompt's prefix (docs/decisions/014).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from parrot_gateway.exceptions import (
     ConflictError,
@@ -22,7 +23,8 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
 )
 from parrot_gateway.generation.fifo_lock import FifoLock, LockRequest
-from parrot_gateway.generation.requests.call import CallKind, CallRequest
+from parrot_gateway.generation.requests.call import CallBody, CallKind, CallRequest
+from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.semantic.session import Session, check_name
 from parrot_gateway.semantic.variable import size_of
 
@@ -32,6 +34,7 @@ _KINDS: dict[CallKind, Kind] = {"chat": "chat", "completions": "text"}
 _ROUTES: dict[Kind, str] = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_MESSAGE = msgspec.json.Decoder(Message)
 
 
 class _Body(msgspec.Struct):
@@ -88,6 +91,20 @@ class Contents:
 
     def plus(self, other: Contents) -> Contents:
         return Contents(self.kind, self.messages + other.messages, self.text + other.text)
+
+    def before(self, body: CallBody) -> CallBody:
+        """A typed request with this in front of its prompt."""
+        if isinstance(body, ChatBody):
+            earlier = [_MESSAGE.decode(message) for message in self.messages]
+            return replace(body, messages=earlier + (body.messages or []))
+        assert isinstance(body.prompt, str)
+        return replace(body, prompt=self.text + body.prompt)
+
+    def written_into(self, fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+        """The fields of a request, with this as its prompt."""
+        if self.kind == "chat":
+            return {**fields, "messages": msgspec.Raw(b"[" + b",".join(self.messages) + b"]")}
+        return {**fields, "prompt": msgspec.Raw(msgspec.json.encode(self.text))}
 
 
 @dataclass(slots=True, eq=False)
@@ -164,18 +181,20 @@ class ContextUse:
                 raise ContextNotFoundError(self._parent.name, self._session.name)
             base = self._inherited
         check_kind(self.context.name, base, self._kind)
-        fields = dict(request.fields)
+        fields = request.fields
         prompt = self._prompt_of(fields)
         whole = prompt if base is None else base.plus(prompt)
         self._check_size(whole)
         self._base, self._prompt = base, prompt
         if base is None:
             return request
-        if self._kind == "chat":
-            fields["messages"] = msgspec.Raw(b"[" + b",".join(whole.messages) + b"]")
-        else:
-            fields["prompt"] = msgspec.Raw(msgspec.json.encode(whole.text))
-        return CallRequest(request.kind, msgspec.json.encode(fields), head=request.semantic_head)
+        return CallRequest(
+            request.kind,
+            lambda: msgspec.json.encode(whole.written_into(fields)),
+            typed=lambda: base.before(request.typed),
+            head=request.semantic_head,
+            size=request.size + base.size_bytes,
+        )
 
     def append(self, text: str) -> None:
         self._parts.append(text)
@@ -228,7 +247,7 @@ class ContextUse:
         if not self._left and self.is_granted:
             self._on_turn()
 
-    def _prompt_of(self, fields: dict[str, msgspec.Raw]) -> Contents:
+    def _prompt_of(self, fields: Mapping[str, msgspec.Raw]) -> Contents:
         if self._kind == "chat":
             return Contents("chat", tuple(bytes(raw) for raw in _LIST.decode(fields["messages"])))
         return Contents("text", text=msgspec.json.decode(fields["prompt"], type=str))

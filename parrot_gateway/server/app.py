@@ -9,7 +9,7 @@ from fastapi import FastAPI, WebSocket
 
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
-from parrot_gateway.api.openapi import describe_own_routes
+from parrot_gateway.api.openapi import describe_routes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
@@ -60,8 +60,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         max_body_bytes=settings.server.max_body_bytes,
         keys=keys,
     )
-    describe_own_routes(management, own.described)
-    describe_own_routes(management, ParrotRoutes.DESCRIBED, "Parrot's own API")
+    routes_by_tag = {"sessions": own.described, "Parrot's own API": ParrotRoutes.DESCRIBED}
+    describe_routes(management, routes_by_tag)
     return Dispatcher(
         hot={
             "/v1/completions": routes.completions,

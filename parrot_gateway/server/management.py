@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from parrot_gateway import __version__
-from parrot_gateway.api.openapi import describe_hot_routes
 from parrot_gateway.exceptions import (
     AuthenticationError,
     GatewayError,
@@ -88,7 +87,6 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         return _error_response(_routing_error(request, error))
 
-    describe_hot_routes(app)
     return app
 
 

@@ -7,7 +7,6 @@ without which the client would not show them. See docs/parrot-api.md.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -171,7 +170,7 @@ class ParrotRoutes:
                 f"{exchange.path} takes {' and '.join(methods)}, not {exchange.method}."
             )
         raw = await exchange.body(self._max_body_bytes)
-        exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+        exchange.cancel_on_disconnect()
         answer = await handler(_Request(exchange, tenant, name, raw))
         await exchange.respond(200, msgspec.json.encode(answer))
 

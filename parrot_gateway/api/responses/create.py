@@ -7,10 +7,9 @@ is kept afterwards is read by the routes of `stored`.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -83,7 +82,7 @@ async def handle_responses(
     history = find_history(request, store, tenant)
     if not items and history.is_empty:
         raise missing_parameter("input")
-    exchange.cancel_on_disconnect(cast(asyncio.Task[Any], asyncio.current_task()))
+    exchange.cancel_on_disconnect()
     deadline = exchange.started + server.call_timeout_s
     conversation = history.conversation
     call = _ResponseCall(placer, requested_model, request, store, tenant, history, items)

@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.bodies import (
     ConversationBody,
     items_of,
@@ -92,7 +91,7 @@ class StoredResponseRoutes:
             conversation.turn = Turn(None, items)
             self._store.check_fits(conversation, 0)
         self._store.keep(tenant, conversation, time.time())
-        await _respond(exchange, _conversation(conversation))
+        await exchange.respond_json(_conversation(conversation))
 
     # -- responses --------------------------------------------------------------------------
 
@@ -105,10 +104,10 @@ class StoredResponseRoutes:
             case ["DELETE"]:
                 self._store.delete(tenant, response.id)
                 deleted = {"id": response.id, "object": "response", "deleted": True}
-                await _respond(exchange, deleted)
+                await exchange.respond_json(deleted)
             case ["GET", "input_items"]:
                 items = [item.to_dict() for item in response.input_items]
-                await _respond(exchange, _page(exchange, items))
+                await exchange.respond_json(_page(exchange, items))
             case ["POST", "cancel"]:
                 raise InvalidRequestError(
                     "Only background responses can be cancelled, which models of this gateway's "
@@ -139,32 +138,32 @@ class StoredResponseRoutes:
     ) -> None:
         match exchange.method, *rest:
             case ["GET"]:
-                await _respond(exchange, _conversation(conversation))
+                await exchange.respond_json(_conversation(conversation))
             case ["POST"]:
                 given = decode(body, _BODY)
                 conversation.metadata = dict(given.metadata or {})
-                await _respond(exchange, _conversation(conversation))
+                await exchange.respond_json(_conversation(conversation))
             case ["DELETE"]:
                 self._store.delete(tenant, conversation.id)
                 deleted = {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
-                await _respond(exchange, deleted)
+                await exchange.respond_json(deleted)
             case ["GET", "items"]:
                 items = [item.to_dict() for item in conversation.items]
-                await _respond(exchange, _page(exchange, items))
+                await exchange.respond_json(_page(exchange, items))
             case ["POST", "items"]:
                 given = decode(body, _BODY)
                 if given.items is None:
                     raise missing_parameter("items")
                 added = items_of(given.items, "items")
                 self._store.extend(tenant, conversation, added)
-                await _respond(exchange, _list([item.to_dict() for item in added], False))
+                await exchange.respond_json(_list([item.to_dict() for item in added], False))
             case ["GET", "items", item_id]:
-                await _respond(exchange, _find(conversation, item_id).to_dict())
+                await exchange.respond_json(_find(conversation, item_id).to_dict())
             case ["DELETE", "items", item_id]:
                 found = _find(conversation, item_id)
                 kept = [item for item in conversation.items if item is not found]
                 self._store.replace(tenant, conversation, Turn(None, kept) if kept else None)
-                await _respond(exchange, _conversation(conversation))
+                await exchange.respond_json(_conversation(conversation))
             case _:
                 raise _unknown(exchange, rest[:1] if len(rest) == 2 else rest, {(), ("items",)})
 
@@ -256,7 +255,3 @@ def _unknown(exchange: Exchange, rest: Sequence[str], known: set[tuple[str, ...]
     if tuple(rest) in known:
         return MethodNotAllowedError(f"{exchange.path} does not take {exchange.method}.")
     return NotFoundError(f"Unknown route: {exchange.method} {exchange.path}.", code="unknown_route")
-
-
-async def _respond(exchange: Exchange, content: dict[str, Any]) -> None:
-    await exchange.respond(200, encode(content))

@@ -310,7 +310,7 @@ class SemanticCalls:
         assert task is not None
         observer = _AttendedCall(exchange, job, self._service.clock)
         exchange.on_headers(observer.add_headers)
-        exchange.cancel_on_disconnect(task)
+        exchange.cancel_on_disconnect()
         try:
             await self._wait_for_inputs(exchange, job)
             if job.node.is_finished:

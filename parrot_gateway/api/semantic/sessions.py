@@ -53,17 +53,17 @@ class SessionRoutes:
         sessions = self._service.sessions.of_tenant(exchange.tenant)
         data = [describe_session(session) for session in sessions[:MAX_LISTED]]
         has_more = len(sessions) > MAX_LISTED
-        await _respond(exchange, {"object": "list", "data": data, "has_more": has_more})
+        await exchange.respond_json({"object": "list", "data": data, "has_more": has_more})
 
     async def get(self, exchange: Exchange, name: str) -> None:
         """`GET /v1/sessions/{id}`: by id or name."""
-        await _respond(exchange, describe_session(self._find(exchange, name)))
+        await exchange.respond_json(describe_session(self._find(exchange, name)))
 
     async def delete(self, exchange: Exchange, name: str) -> None:
         """`DELETE /v1/sessions/{id}`: cancels its calls and frees everything."""
         session = self._find(exchange, name)
         self._service.close_session(session)
-        await _respond(exchange, {"id": session.id, "object": "session", "deleted": True})
+        await exchange.respond_json({"id": session.id, "object": "session", "deleted": True})
 
     async def graph(self, exchange: Exchange, name: str) -> None:
         """`GET /v1/sessions/{id}/graph`: as JSON, Mermaid or SVG."""
@@ -89,7 +89,7 @@ class SessionRoutes:
         session = self._find(exchange, name)
         found = (find_context(session, each) for each in sorted(session.contexts))
         data = [_describe_context(context) for context in found]
-        await _respond(exchange, {"object": "list", "data": data, "has_more": False})
+        await exchange.respond_json({"object": "list", "data": data, "has_more": False})
 
     async def get_context(self, exchange: Exchange, name: str, context: str) -> None:
         """`GET /v1/sessions/{id}/contexts/{name}`: with what it holds."""
@@ -100,23 +100,23 @@ class SessionRoutes:
             contents["messages"] = [msgspec.Raw(raw) for raw in found.contents.messages]
         elif found.contents is not None:
             contents["text"] = found.contents.text
-        await _respond(exchange, _describe_context(found) | contents)
+        await exchange.respond_json(_describe_context(found) | contents)
 
     async def delete_context(self, exchange: Exchange, name: str, context: str) -> None:
         """`DELETE /v1/sessions/{id}/contexts/{name}`: frees it."""
         Query(exchange)
         freed = free_context(self._find(exchange, name), context)
-        await _respond(exchange, {"name": freed.name, "object": "context", "deleted": True})
+        await exchange.respond_json({"name": freed.name, "object": "context", "deleted": True})
 
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
         """`GET /v1/calls/{id}`."""
-        await _respond(exchange, _describe_call(self._service.call(exchange.tenant, call_id)))
+        await exchange.respond_json(_describe_call(self._service.call(exchange.tenant, call_id)))
 
     async def cancel_call(self, exchange: Exchange, call_id: str) -> None:
         """`DELETE /v1/calls/{id}`: cancels it; what depends on it fails."""
         tenant = exchange.tenant
         self._service.cancel_call(tenant, call_id)
-        await _respond(exchange, _describe_call(self._service.call(tenant, call_id)))
+        await exchange.respond_json(_describe_call(self._service.call(tenant, call_id)))
 
     def _find(self, exchange: Exchange, name: str) -> Session:
         return self._service.sessions.find(exchange.tenant, name, self._service.clock())
@@ -183,7 +183,3 @@ def _accepted(exchange: Exchange) -> str:
     if b"image/svg" in accept:
         return "svg"
     return "mermaid" if b"mermaid" in accept else "json"
-
-
-async def _respond(exchange: Exchange, value: Any) -> None:
-    await exchange.respond(200, msgspec.json.encode(value))

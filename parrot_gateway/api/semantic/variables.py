@@ -6,7 +6,6 @@ session store.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -83,7 +82,7 @@ class VariableRoutes:
             raise missing_parameter("session")
         session = self._service.sessions.find(exchange.tenant, name, self._service.clock())
         data = [describe_variable(variable, with_value=False) for variable in session]
-        await _respond(exchange, {"object": "list", "data": data})
+        await exchange.respond_json({"object": "list", "data": data})
 
     async def create(self, exchange: Exchange) -> None:
         """`POST /v1/variables`: a variable of the user's, with a value or without."""
@@ -100,7 +99,7 @@ class VariableRoutes:
                 if body.name is None:
                     session.delete(variable.id)
                 raise
-        await _respond(exchange, describe_variable(variable), status=201)
+        await exchange.respond_json(describe_variable(variable), status=201)
 
     async def get(self, exchange: Exchange, source: str) -> None:
         """`GET /v1/variables/{id}`: waits for the value, or streams it as it is written."""
@@ -111,7 +110,7 @@ class VariableRoutes:
         )
         variable = self._find(exchange, source)
         timeout_s = query.seconds("timeout", self._server.call_timeout_s)
-        exchange.cancel_on_disconnect(_current_task())
+        exchange.cancel_on_disconnect()
         if _wants_events(exchange):
             await self._stream(exchange, variable, timeout_s)
             return
@@ -127,7 +126,7 @@ class VariableRoutes:
                 failed = variable.failure.to_error(variable.name)
                 await _respond_failure(exchange, variable, failed)
                 return
-        await _respond(exchange, describe_variable(variable))
+        await exchange.respond_json(describe_variable(variable))
 
     async def put(self, exchange: Exchange, source: str) -> None:
         """`PUT /v1/variables/{id}`: sets the value, once."""
@@ -136,7 +135,7 @@ class VariableRoutes:
             raise missing_parameter("value")
         variable = self._find(exchange, source)
         self._service.set_value(variable, body.value)
-        await _respond(exchange, describe_variable(variable))
+        await exchange.respond_json(describe_variable(variable))
 
     async def delete(self, exchange: Exchange, source: str) -> None:
         """`DELETE /v1/variables/{id}`."""
@@ -144,8 +143,7 @@ class VariableRoutes:
         session = self._service.sessions.owner_of(variable)
         if session is not None:
             session.delete(variable.id)
-        deleted = {"id": variable.id, "object": "variable", "deleted": True}
-        await _respond(exchange, deleted)
+        await exchange.respond_json({"id": variable.id, "object": "variable", "deleted": True})
 
     async def resolve(self, exchange: Exchange) -> None:
         """`POST /v1/resolve`: a text, or any JSON value, with values in place of references."""
@@ -168,7 +166,7 @@ class VariableRoutes:
                     "'timeout' must be a time in seconds.", param="timeout", code="invalid_value"
                 )
             timeout_s = min(body.timeout, timeout_s)
-        exchange.cancel_on_disconnect(_current_task())
+        exchange.cancel_on_disconnect()
         rendered = await self._service.resolve(exchange.tenant, template, timeout_s)
         name = b"text" if is_text else b"value"
         await exchange.respond(200, b'{"%s":%s}' % (name, rendered))
@@ -251,18 +249,8 @@ def _wants_events(exchange: Exchange) -> bool:
     return b"text/event-stream" in (exchange.header(b"accept") or b"").lower()
 
 
-def _current_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
-
-
 def _event(value: Any) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-async def _respond(exchange: Exchange, value: Any, status: int = 200) -> None:
-    await exchange.respond(status, msgspec.json.encode(value))
 
 
 async def _respond_failure(exchange: Exchange, variable: Variable, error: GatewayError) -> None:

@@ -174,7 +174,7 @@ class _Relay:
         exchange = self._exchange
         task = asyncio.current_task()
         assert task is not None
-        exchange.cancel_on_disconnect(task)
+        exchange.cancel_on_disconnect()
         other = self._upstream.settings.fallback if fallback is not None else None
         # NOTE: a seventh of the time of `asyncio.timeout`, which every call would pay.
         timer = None

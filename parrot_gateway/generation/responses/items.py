@@ -7,7 +7,7 @@ the API, because they are also what is kept; bodies and checks are in `api/respo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -102,17 +102,15 @@ class Turn:
         return self.input + self.output
 
 
-def history_of(turn: Turn | None) -> list[Item]:
-    """All items up to and with a turn, oldest first."""
+def chain_of(turn: Turn | None) -> list[Turn]:
+    """A turn and those before it, newest first."""
     turns: list[Turn] = []
     while turn is not None:
         turns.append(turn)
         turn = turn.parent
-    return [item for each in reversed(turns) for item in each.items]
+    return turns
 
 
-def chain_of(turn: Turn | None) -> Iterator[Turn]:
-    """A turn and what came before it, newest first."""
-    while turn is not None:
-        yield turn
-        turn = turn.parent
+def history_of(turn: Turn | None) -> list[Item]:
+    """All items up to and with a turn, oldest first."""
+    return [item for each in reversed(chain_of(turn)) for item in each.items]

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from linked import WAIT_S, eventually, joined
+from linked import eventually, joined
 from parrot_engine.link.wire import Register
 from test_supervisor import impatient as impatient
 from test_supervisor import pids, settled, supervised
@@ -22,7 +22,7 @@ async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
         (hung,) = pids(supervisor)
         os.kill(hung, signal.SIGSTOP)
         await eventually(lambda: first.lost)
-        assert await registry.wait_for_model("scripted", WAIT_S)
+        await joined(registry)
         await eventually(lambda: supervisor.state("scripted") == "ready")
         assert pids(supervisor) != [hung]
         assert supervisor.processes[0].restarts == 1
@@ -37,7 +37,7 @@ async def test_a_process_whose_link_breaks_may_come_back() -> None:
             os.kill(pid, signal.SIGSTOP)
             await eventually(lambda lost=engine: lost.lost)
             os.kill(pid, signal.SIGCONT)
-            assert await registry.wait_for_model("scripted", WAIT_S)
+            await joined(registry)
             assert pids(supervisor) == [pid]
         assert supervisor.processes[0].restarts == 0
 
@@ -53,6 +53,7 @@ async def test_an_old_link_that_ends_late_says_nothing_of_the_new_one(
         registry.remove(old.id, "noticed late")
         assert supervisor.state("scripted") == "ready"
         # The clock: somebody who waits for longer than a process may be away.
-        assert not await registry.wait_for_model("another", 0.3)
+        with pytest.raises(TimeoutError):
+            await eventually(lambda: bool(registry.engines_for("another")), 0.3)
         assert registry.engines_for("scripted") == [engine]
         assert supervisor.processes[0].restarts == 0

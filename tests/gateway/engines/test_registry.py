@@ -127,16 +127,12 @@ def test_listeners_hear_changes_until_they_leave(registry: EngineRegistry) -> No
     assert heard == [("joined", engine.id), ("draining", engine.id), ("left", engine.id)]
 
 
-async def test_waiting_for_a_model(registry: EngineRegistry) -> None:
-    assert not await registry.wait_for_model("m", 0.01)
-    waiting = asyncio.create_task(registry.wait_for_model("m", WAIT_S))
-    await asyncio.sleep(0)
+def test_engines_of_a_model(registry: EngineRegistry) -> None:
+    assert registry.engines_for("m") == []
     registry.add(register("other"))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    registry.add(register("m"))
-    assert await waiting
-    assert await registry.wait_for_model("m", 0.0)
+    assert registry.engines_for("m") == []
+    engine = registry.add(register("m"))
+    assert registry.engines_for("m") == [engine]
 
 
 # --- channels ---

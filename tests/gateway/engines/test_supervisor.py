@@ -104,7 +104,7 @@ async def test_a_killed_process_is_started_again() -> None:
         first = await joined(registry)
         os.kill(pids(supervisor)[0], signal.SIGKILL)
         await eventually(lambda: first.lost)
-        assert await registry.wait_for_model("scripted", WAIT_S)
+        await joined(registry)
         await eventually(lambda: supervisor.state("scripted") == "ready")
         assert supervisor.processes[0].restarts == 1
         assert (await joined(registry)).id != first.id
