@@ -188,7 +188,7 @@ class MethodNotAllowedError(GatewayError, status=405, code="method_not_allowed")
     """A known path, but not with this method."""
 
 
-# OpenAI's clients repeat a 409 by themselves, which helps nobody here.
+# OpenAI's clients repeat a 409 by themselves, which cannot succeed here.
 class ConflictError(GatewayError, status=409, code="conflict", should_retry=False):
     """The request contradicts what the session already holds; the same again would fail again."""
 

@@ -1,4 +1,4 @@
-"""From a call's `model` to whoever answers it: engines of our own, or an upstream.
+"""Routes a call by its `model`: to engines of our own, or to an upstream.
 
 Reads `model` and `stream` only; the body is decoded where an own engine answers.
 """

@@ -48,7 +48,7 @@ _MISSING_HEARTBEATS = 3
 
 #: WebSocket close codes.
 _PROTOCOL_ERROR = 1002
-#: Not 1001 or 1012, which tell an engine that the gateway itself ends.
+#: Not 1001 or 1012, by which an engine learns that the gateway itself ends.
 _TRY_AGAIN_LATER = 1013
 
 

@@ -84,7 +84,6 @@ class EventStream:
         exchange.on_failure(self.fail)
 
     async def send(self, events: bytes) -> None:
-        """Send whole events."""
         if self._opening:
             events, self._opening = self._opening + events, b""
         await self._write(events)
@@ -94,7 +93,6 @@ class EventStream:
         await self._write(KEEP_ALIVE)
 
     async def finish(self, events: bytes) -> None:
-        """Send the last events."""
         last = self._opening + events
         if self._exchange.responded:
             await self._exchange.end_stream(last)

@@ -1,4 +1,4 @@
-"""The description of the hot routes for `/openapi.json`, made from the very types they decode.
+"""The description of the hot routes for `/openapi.json`, made from the types that they decode.
 
 FastAPI describes its own routes; those that bypass it are added here.
 """
@@ -32,7 +32,7 @@ _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
     ("/detokenize", "Turn token ids into text", DetokenizeBody, False),
 )
 
-#: Those for what is kept: method, path, summary.
+#: The routes of stored responses and conversations: method, path, summary.
 _KEPT: tuple[tuple[str, str, str], ...] = (
     ("GET", "/v1/responses/{response_id}", "A stored response, or its stream once more"),
     ("DELETE", "/v1/responses/{response_id}", "Forget a response"),
@@ -46,26 +46,17 @@ _KEPT: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", "Take an item out"),
 )
 
-#: The routes whose calls may have semantic fields, and the schema of each field in the body.
+#: The routes whose calls may have semantic fields.
 _SEMANTIC = frozenset({"/v1/completions", "/v1/chat/completions"})
-_TEXT = {"type": ["string", "null"]}
 _ID = {"type": ["string", "null"], "maxLength": MAX_ID_CHARACTERS}
 _FLAG = {"type": ["boolean", "null"]}
+_PRIORITY = {"type": ["integer", "null"], "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}
+#: Of the semantic fields that are not any text.
 _FIELD_SCHEMAS: dict[str, dict[str, Any]] = {
-    "session": _TEXT,
-    "output": _TEXT,
     "inputs": {"type": ["object", "string", "null"]},
     "defer": _FLAG,
-    "objective": _TEXT,
-    "transform": _TEXT,
-    "context": _TEXT,
-    "priority": {
-        "type": ["integer", "null"],
-        "minimum": -MAX_PRIORITY,
-        "maximum": MAX_PRIORITY,
-    },
+    "priority": _PRIORITY,
     "dedupe": _FLAG,
-    "name": _TEXT,
     "run": _ID,
     "parent": _ID,
     "group": _ID,
@@ -150,7 +141,7 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _correct_management_routes(document: dict[str, Any]) -> None:
-    """Put right what FastAPI says of errors: ours have another shape, and no status 422."""
+    """Correct FastAPI's errors: ours have another shape, and no status 422."""
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -166,7 +157,10 @@ def _semantic_fields() -> dict[str, Any]:
     return {
         "type": "object",
         "description": "Semantic variables: docs/semantic-variables.md has the meaning of each.",
-        "properties": {field: _FIELD_SCHEMAS[field] for field in FIELDS.values()},
+        "properties": {
+            field: _FIELD_SCHEMAS.get(field, {"type": ["string", "null"]})
+            for field in FIELDS.values()
+        },
         "additionalProperties": False,
     }
 

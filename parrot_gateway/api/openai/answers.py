@@ -76,31 +76,27 @@ class ChunkedAnswer(ABC):
         self._heads = [self._HEAD % index for index in range(count)]
 
     def event(self, choice: bytes) -> bytes:
-        """One event with one encoded choice."""
         return self._chunk_head + choice + self._chunk_tail
 
     def opening(self) -> bytes:
-        """See `Answer`."""
         return b""
 
     def closing(self, usage: Usage) -> bytes:
-        """See `Answer`: the usage, if the caller wants it."""
+        """See `Answer`: with the usage, if `stream_options` include it."""
         if not self._include_usage:
             return DONE
         return self._chunk_head + b'],"usage":' + encode(usage_dict(usage)) + b"}\n\n" + DONE
 
     def failure(self, error: GatewayError) -> bytes:
-        """See `Answer`."""
         return failure_events(error)
 
     def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> bytes:
-        """See `Answer`."""
         answer = {"object": self._OBJECT, **self._envelope, **self.choices(collected)}
         return encode(answer | {"usage": usage_dict(usage)})
 
     @abstractmethod
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
-        """`choices`, and the fields beside them that depend on the call."""
+        """`choices`, and further fields that depend on the call."""
 
 
 def system_fingerprint(info: EngineInfo) -> str:
@@ -172,7 +168,6 @@ def echoed_logprobs(
 
 
 def joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """One after the other."""
     return {key: first[key] + second[key] for key in first}
 
 

@@ -35,7 +35,7 @@ class ChatAnswer(ChunkedAnswer):
         model: str,
         generation_request: GenerationRequest,
     ) -> None:
-        # The tier that served the call, reported to callers that asked for one.
+        # The tier that served the call, reported to callers that chose one.
         extra = {} if request.service_tier is None else {"service_tier": "default"}
         super().__init__(request, served, model, generation_request, extra)
         self._wants_logprobs = bool(request.logprobs)
@@ -54,7 +54,7 @@ class ChatAnswer(ChunkedAnswer):
         )
 
     def events(self, update: Update) -> bytes:
-        """One update as events: its text, then the reason why it was the last."""
+        """See `Answer`: the text of the update, then its finish reason."""
         if isinstance(update, PromptFilled):
             return b""
         if update.pieces is not None:
@@ -108,7 +108,6 @@ class ChatAnswer(ChunkedAnswer):
         return events
 
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
-        """See `ChunkedAnswer.choices`."""
         choices: list[dict[str, Any]] = []
         for index, candidate in enumerate(collected[0].candidates):
             logprobs = None

@@ -39,7 +39,7 @@ class CompletionAnswer(ChunkedAnswer):
         self._echoes = generation_request.echoes
 
     def events(self, update: Update) -> bytes:
-        """One update as events; empty when there is nothing to show."""
+        """See `Answer`."""
         if isinstance(update, PromptFilled):
             return self._prompt_events(update)
         wants_ids = self._wants_ids
@@ -95,7 +95,6 @@ class CompletionAnswer(ChunkedAnswer):
         return echoed_logprobs(self._tokenizer, token_ids, update.logprobs)
 
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
-        """See `ChunkedAnswer.choices`."""
         choices: list[dict[str, Any]] = []
         for prompt, entry in enumerate(collected):
             echo = "" if self._echoes is None else self._echoes[prompt]

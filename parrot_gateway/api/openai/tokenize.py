@@ -1,7 +1,7 @@
 """`POST /tokenize` and `POST /detokenize`, with the field names of vLLM.
 
 A prompt is tokenized as `/v1/completions` would, a chat as `/v1/chat/completions` would. No engine
-is asked: the tokenizer lives in the gateway.
+is involved: the tokenizer lives in the gateway.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def handle_tokenize(exchange: Exchange, served: ServedModel, body: bytes) 
 
     Args:
         exchange: its body has been read, and is `body`.
-        served: whose tokenizer is asked.
+        served: the model.
         body: `prompt` or `messages`.
 
     Raises:
@@ -73,7 +73,7 @@ async def handle_tokenize(exchange: Exchange, served: ServedModel, body: bytes) 
 
 
 async def handle_detokenize(exchange: Exchange, served: ServedModel, body: bytes) -> None:
-    """Answer `{prompt}`: the text of `tokens`, special ones included unless told otherwise.
+    """Answer `{prompt}`: the text of `tokens`, special ones included by default.
 
     Raises:
         InvalidRequestError: naming the field at fault.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, invalid_value
 from parrot_gateway.generation.requests import validation
 from parrot_gateway.generation.requests.types import (
     AtLeast1,
@@ -49,7 +49,7 @@ class AuthBody(msgspec.Struct):
 
 
 class SessionAuthBody(msgspec.Struct):
-    """What all requests about variables carry; and all there is in the list of them."""
+    """The fields of all requests about variables; the body of `GET /v1/semantic_var`."""
 
     session_id: SessionId
     session_auth: str = ""
@@ -143,14 +143,12 @@ def session_number(value: SessionId, param: str = "session_id") -> int:
     if isinstance(value, int):
         return value
     if not (value.isascii() and value.isdigit() and len(value) <= 64):
-        raise InvalidRequestError(
-            f"Invalid '{param}': expected an integer.", param=param, code="invalid_value"
-        )
+        raise invalid_value(param, "expected an integer.")
     return int(value)
 
 
 def check_call(body: SemanticCallBody) -> None:
-    """What the types do not say.
+    """Check what the types cannot.
 
     Raises:
         InvalidRequestError: naming the field.
@@ -161,27 +159,27 @@ def check_call(body: SemanticCallBody) -> None:
     for index, parameter in enumerate(body.parameters):
         where = f"parameters[{index}]"
         if parameter.name in names:
-            raise _invalid(where, f"the name '{parameter.name[:64]}' is there twice")
+            raise invalid_value(where, f"the name '{parameter.name[:64]}' is there twice.")
         names.add(parameter.name)
         if parameter.is_output:
             if parameter.value is not None:
-                raise _invalid(f"{where}.value", "an output has no value of its own")
+                raise invalid_value(f"{where}.value", "an output has no value of its own.")
             _check_sampling(parameter.sampling_config, f"{where}.sampling_config")
         else:
             if (parameter.var_id is None) == (parameter.value is None):
-                raise _invalid(where, "an input has either 'var_id' or 'value'")
+                raise invalid_value(where, "an input has either 'var_id' or 'value'.")
             if parameter.sampling_config is not None:
-                raise _invalid(f"{where}.sampling_config", "only an output is generated")
+                raise invalid_value(f"{where}.sampling_config", "only an output is generated.")
 
 
 def check_function_name(name: str | None) -> None:
-    """What pictures call a call is kept as long as its graph.
+    """Check the name of a call in drawings, which is kept as long as its graph.
 
     Raises:
         InvalidRequestError: it is too long, or would break a terminal.
     """
     if name and (len(name) > MAX_NAME or not name.isprintable()):
-        raise _invalid("func_name", f"at most {MAX_NAME} printable characters")
+        raise invalid_value("func_name", f"at most {MAX_NAME} printable characters.")
 
 
 def _check_sampling(config: SamplingConfig | None, where: str) -> None:
@@ -218,8 +216,8 @@ def sampling_fields(config: SamplingConfig | None, *, is_own: bool) -> dict[str,
 
     Args:
         config: checked.
-        is_own: for a model of our own engines; off is said to these, since what is left out is
-            taken from the checkpoint's recommendations.
+        is_own: for a model of our own engines; these get values that are off, since what is
+            left out is taken from the checkpoint's recommendations.
     """
     config = config or SamplingConfig()
     fields: dict[str, Any] = {
@@ -253,10 +251,6 @@ def _stop(stop: str | Sequence[str] | None) -> str | list[str] | None:
     if stop is None or isinstance(stop, str):
         return stop
     return [text for text in stop if text]
-
-
-def _invalid(field: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"Invalid '{field}': {reason}.", param=field, code="invalid_value")
 
 
 def _unsupported(field: str, reason: str) -> UnsupportedError:

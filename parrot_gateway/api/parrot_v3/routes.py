@@ -1,8 +1,8 @@
 """Parrot's own API: the routes and fields of the original (V3), so that its client works unchanged.
 
-Parses, asks the core, shapes the answer. What differs from all other routes: bodies come with GET
-and DELETE too, success is always a 200 with an object, and errors have `traceback` beside `error`,
-without which the client would not show them. See docs/parrot-api.md.
+They differ from all other routes: bodies come with GET and DELETE too, success is always a 200
+with an object, and errors have `traceback` next to `error`, without which the client does not show
+them. See docs/parrot-api.md.
 """
 
 from __future__ import annotations
@@ -217,7 +217,6 @@ class ParrotRoutes:
         return self._owned(request, session_number(request.name), auth)
 
     def _session(self, request: _Request, number: int) -> Session:
-        """The session of that number; used now."""
         sessions = self._service.sessions
         try:
             return sessions.find(
@@ -227,7 +226,7 @@ class ParrotRoutes:
             raise SessionNotFoundError(_shown(number), param="session_id") from None
 
     def _owned(self, request: _Request, number: int, proof: str) -> Session:
-        """The same, for whoever proves to own it."""
+        """The same, for a caller that proves to own it."""
         self._secrets.check(number, proof)
         return self._session(request, number)
 

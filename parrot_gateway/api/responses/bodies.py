@@ -12,7 +12,15 @@ import msgspec
 from msgspec import Meta
 from parrot_engine.protocol import EngineInfo, Grammar
 
-from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError, missing_parameter
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    UnsupportedError,
+    empty_array,
+    missing_parameter,
+    mutually_exclusive,
+    unsupported_value,
+    wrong_type,
+)
 from parrot_gateway.generation.requests.grammars import (
     check_supported,
     grammar_of_text_format,
@@ -34,7 +42,7 @@ MAX_ITEMS = 10_000
 MAX_CONVERSATION_ITEMS = 20
 
 LOGPROBS = "message.output_text.logprobs"
-#: What may be asked for in `include`; only log-probabilities are ever there.
+#: Values of `include`; only log-probabilities are ever there.
 _INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -79,7 +87,7 @@ class ConversationRef(msgspec.Struct):
 
 
 class InputFields(msgspec.Struct):
-    """What decides on the prompt of a response."""
+    """The fields that the prompt of a response is made from."""
 
     model: str | None = None
     input: str | Items | None = None
@@ -139,7 +147,7 @@ class ConversationBody(msgspec.Struct):
 
 
 def check_response(body: ResponseBody) -> None:
-    """Everything that can be said before anything is looked up, but for the sampling.
+    """Check the fields that need no look-up, but for the sampling.
 
     Raises:
         InvalidRequestError: naming the first field at fault.
@@ -177,11 +185,7 @@ def check_input_fields(body: ResponseBody | InputFields) -> None:
     effort = (body.reasoning or {}).get("effort")
     if effort is not None:
         if not isinstance(effort, str):
-            raise InvalidRequestError(
-                "Invalid type for 'reasoning.effort': expected a string.",
-                param="reasoning.effort",
-                code="invalid_type",
-            )
+            raise wrong_type("reasoning.effort", "a string")
         check_choice("reasoning.effort", effort, _EFFORTS)
     if body.previous_response_id is not None and body.conversation is not None:
         raise InvalidRequestError(
@@ -194,15 +198,9 @@ def check_input_fields(body: ResponseBody | InputFields) -> None:
 
 def _check_tools(body: ResponseBody | InputFields) -> None:
     if body.tool_choice not in (None, "auto", "none"):
-        raise UnsupportedError(
-            f"Unsupported value: 'tool_choice' other than 'none' {_WHY}.",
-            param="tool_choice",
-            code="unsupported_value",
-        )
+        raise unsupported_value("tool_choice", f"'tool_choice' other than 'none' {_WHY}.")
     if body.tools is not None and not isinstance(body.tools, list):
-        raise InvalidRequestError(
-            "Invalid type for 'tools': expected an array.", param="tools", code="invalid_type"
-        )
+        raise wrong_type("tools", "an array")
     if body.tool_choice != "none":
         refuse(body, ("tools",), _WHY)
 
@@ -212,15 +210,11 @@ def _check_text(text: dict[str, Any] | None) -> None:
         return
     grammar_of_text_format(text.get("format"), "text.format")
     if text.get("verbosity") not in (None, "medium"):
-        raise UnsupportedError(
-            f"Unsupported value: 'text.verbosity' other than 'medium' {_WHY}.",
-            param="text.verbosity",
-            code="unsupported_value",
-        )
+        raise unsupported_value("text.verbosity", f"'text.verbosity' other than 'medium' {_WHY}.")
 
 
 def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | None, str | None]:
-    """The grammar that the output has to follow, and the field that asks for it.
+    """The grammar that the output has to follow, and the field that sets it.
 
     Raises:
         InvalidRequestError: a field is malformed, or two ask for something.
@@ -231,11 +225,7 @@ def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | No
     if grammar is None:
         return other, name or None
     if other is not None:
-        raise InvalidRequestError(
-            f"Mutually exclusive parameters: 'text.format' and '{name}' cannot be used together.",
-            param=name,
-            code="mutually_exclusive_parameters",
-        )
+        raise mutually_exclusive("text.format", name)
     check_supported(info, "text.format")
     return grammar, "text.format"
 
@@ -256,10 +246,8 @@ def items_of(input: str | list[InputItem] | None, param: str = "input") -> list[
 
 def _item(item: InputItem, path: str) -> Item:
     if item.type not in (None, "message"):
-        raise UnsupportedError(
-            f"Unsupported value: an item of type '{item.type[:64]}' {_WHY}; only messages are.",
-            param=f"{path}.type",
-            code="unsupported_value",
+        raise unsupported_value(
+            f"{path}.type", f"an item of type '{item.type[:64]}' {_WHY}; only messages are."
         )
     if item.role is None:
         raise missing_parameter(f"{path}.role")
@@ -273,22 +261,15 @@ def _parts(item: InputItem, path: str) -> list[Part]:
     if isinstance(item.content, str):
         return [Part(item.content)]
     if not item.content:
-        raise InvalidRequestError(
-            f"Invalid '{path}.content': empty array. Expected an array with minimum length 1, but "
-            "got an empty array instead.",
-            param=f"{path}.content",
-            code="empty_array",
-        )
+        raise empty_array(f"{path}.content")
     return [_part(part, f"{path}.content[{n}]") for n, part in enumerate(item.content)]
 
 
 def _part(part: ContentPart, path: str) -> Part:
     kind: Literal["text", "refusal"] = "refusal" if part.type == "refusal" else "text"
     if part.type not in _TEXT_PARTS and kind != "refusal":
-        raise UnsupportedError(
-            f"Unsupported value: content of type '{part.type[:64]}' {_WHY}; only text is.",
-            param=f"{path}.type",
-            code="unsupported_value",
+        raise unsupported_value(
+            f"{path}.type", f"content of type '{part.type[:64]}' {_WHY}; only text is."
         )
     text = part.refusal if kind == "refusal" else part.text
     if text is None:

@@ -93,7 +93,6 @@ class ResponseAnswer:
         return b""
 
     def events(self, update: Update) -> bytes:
-        """See `Answer`."""
         if isinstance(update, PromptFilled):
             return b""
         self._finish_reason = update.finish_reason or self._finish_reason
@@ -104,15 +103,12 @@ class ResponseAnswer:
         return self._events.opening() + self._events.delta(update.text, logprobs)
 
     def closing(self, usage: Usage) -> bytes:
-        """See `Answer`."""
         return self._events.opening() + self._events.closing(self._end(usage))
 
     def failure(self, error: GatewayError) -> bytes:
-        """See `Answer`."""
         return self._events.failure(error)
 
     def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> bytes:
-        """See `Answer`."""
         candidate = collected[0].candidates[0]
         self._finish_reason = candidate.finish_reason
         end, tokens = 0, deque(token for token in candidate.tokens if not token.is_end)
@@ -187,11 +183,9 @@ class ResponseEvents:
         )
 
     def delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        """Some text."""
         return self._event("response.output_text.delta", **self._at, delta=text, logprobs=logprobs)
 
     def closing(self, answer: dict[str, Any]) -> bytes:
-        """Those after the text, of the whole answer."""
         message = answer["output"][0]
         part = message["content"][0]
         done = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -203,7 +197,6 @@ class ResponseEvents:
         )
 
     def failure(self, error: GatewayError) -> bytes:
-        """The end of a stream that failed: what happened, then what became of the response."""
         failed = {
             **self._answer,
             "status": "failed",

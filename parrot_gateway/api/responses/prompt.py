@@ -1,5 +1,5 @@
-"""The prompt of a response: what it goes on from (an earlier response, or a conversation),
-instructions and all that was said, as one chat, tokenized whole.
+"""The prompt of a response: its history (an earlier response, or a conversation), instructions and
+input, as one chat, tokenized whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parrot_gateway.generation.responses.store import (
 
 
 class History(NamedTuple):
-    """What a call builds on."""
+    """The earlier items that a call builds on."""
 
     previous: StoredResponse | None
     conversation: Conversation | None
@@ -36,12 +36,12 @@ class History(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was said before."""
+        """Whether it has no items."""
         return self.turn is None
 
 
 def find_history(request: ResponseBody | InputFields, store: ResponseStore, tenant: str) -> History:
-    """Look up what a call builds on.
+    """Look up the history of a call.
 
     Raises:
         NotFoundError: it is unknown, was forgotten, or is another tenant's.

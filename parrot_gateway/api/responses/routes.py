@@ -1,7 +1,7 @@
-"""Which requests of the Responses API are answered here, and by whom.
+"""Routes requests of the Responses API.
 
-A model of our own engines, or an id that was minted here, makes a request ours; all others are left
-to the upstreams, as they came.
+A request for a model of our own engines, or for an id that was minted here, is answered here; all
+others go to the upstreams unchanged.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class ResponseRoutes:
         return True
 
     def _is_ours(self, exchange: Exchange, body: bytes) -> bool:
-        """Whether a new conversation is for models of our own: the field `model`, an extension,
-        says so; without it the first upstream has it, if there is one."""
+        """Whether a new conversation is for models of our own, by the field `model`, an extension;
+        without it, it goes to the first upstream, if there is one."""
         model = model_of(exchange, body)
         if model is not None:
             return isinstance(self._models.resolve(model), EngineTarget)

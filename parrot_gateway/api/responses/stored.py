@@ -1,7 +1,7 @@
 """The routes of responses and conversations that this gateway keeps.
 
-Ids tell whose they are: what is not found here is not ours, and may be an upstream's. Nothing is
-generated here; that is done in `responses`.
+An id that is not found here may be an upstream's. Nothing is generated here; that is done in
+`create`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
+    invalid_value,
     missing_parameter,
+    wrong_type,
 )
 from parrot_gateway.generation.requests.validation import check_choice, check_range, decode
 from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
@@ -200,7 +202,7 @@ def _find(conversation: Conversation, item_id: str) -> Item:
 
 
 def _page(exchange: Exchange, items: list[dict[str, Any]]) -> dict[str, Any]:
-    """A part of a list, as `limit`, `order` and `after` want it; newest first by default."""
+    """A part of a list, by `limit`, `order` and `after`; newest first by default."""
     query = _query(exchange)
     limit = _integer(query, "limit", DEFAULT_LIMIT)
     check_range("limit", limit, 1, MAX_LIMIT)
@@ -212,11 +214,7 @@ def _page(exchange: Exchange, items: list[dict[str, Any]]) -> dict[str, Any]:
     if after:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise InvalidRequestError(
-                f"Invalid 'after': there is no item '{after[:80]}'.",
-                param="after",
-                code="invalid_value",
-            )
+            raise invalid_value("after", f"there is no item '{after[:80]}'.")
         items = items[ids.index(after) + 1 :]
     return _list(items[:limit], len(items) > limit)
 
@@ -245,9 +243,7 @@ def _integer(query: dict[str, str], name: str, default: int) -> int:
     if text is None:
         return default
     if not text.lstrip("-").isdigit() or not text.isascii() or len(text) > 12:
-        raise InvalidRequestError(
-            f"Invalid type for '{name}': expected an integer.", param=name, code="invalid_type"
-        )
+        raise wrong_type(name, "an integer")
     return int(text)
 
 

@@ -18,7 +18,12 @@ import msgspec
 from parrot_gateway.api.event_stream import DONE, EventStream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
 from parrot_gateway.api.semantic.identity import identify
-from parrot_gateway.exceptions import GatewayError, InvalidRequestError, UnsupportedError
+from parrot_gateway.exceptions import (
+    GatewayError,
+    InvalidRequestError,
+    UnsupportedError,
+    invalid_value,
+)
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, prepare
@@ -48,7 +53,7 @@ _OF_TOKEN_IDS = b"-+.0123456789eE, \t\r\n"
 
 
 class CallContext(NamedTuple):
-    """What is known of a call beside its request. The default is an ordinary call."""
+    """A call's surroundings besides its request; by default those of an ordinary call."""
 
     metadata: CallMetadata = ORDINARY_CALL
     observers: tuple[GenerationObserver, ...] = ()
@@ -56,7 +61,7 @@ class CallContext(NamedTuple):
     checked: PreparedCall[Any] | None = None
 
 
-#: Answers a call: exchange, request, what is known beside it.
+#: Answers a call: exchange, request, context.
 Answerer: TypeAlias = Callable[[Exchange, CallRequest, CallContext], Awaitable[None]]
 
 
@@ -138,7 +143,7 @@ class SemanticCalls:
             InvalidRequestError: it would fill a variable with several texts, or has a field that an
                 own engine refuses.
             ContextLengthError: it is deferred, and its prompt is too long as it stands.
-            ModelNotFoundError: nobody serves its model.
+            ModelNotFoundError: nothing serves its model.
         """
         head = request.semantic_head
         model = request.model
@@ -180,7 +185,7 @@ class SemanticCalls:
     def _token_cutter(
         self, request: CallRequest, fields: SemanticFields
     ) -> Callable[[str, int], str] | None:
-        """What cuts texts to tokens of the call's model, if its transform wants that.
+        """The function that cuts texts to tokens of the call's model, if its transform needs one.
 
         Raises:
             ModelLoadingError, OverloadedError: as `ModelDirectory.engine_of`.
@@ -385,7 +390,6 @@ class _AttendedCall(JobObserver):
         self._waited_s += queued_s
 
     def add_headers(self, headers: Headers) -> None:
-        """See `Exchange.on_headers`."""
         names = {name for name, _ in headers}
         if self._engine is not None and b"x-parrot-engine" not in names:
             headers.append((b"x-parrot-engine", self._engine.encode()))
@@ -422,20 +426,12 @@ def _headers(job: Job) -> Headers:
 
 def _check_one_text(n: int | None, request: CallRequest) -> None:
     if n is not None and n != 1:
-        raise InvalidRequestError(
-            "Invalid 'n': a call that fills a variable has one answer, so 'n' must be 1.",
-            param="n",
-            code="invalid_value",
-        )
+        raise invalid_value("n", "a call that fills a variable has one answer, so 'n' must be 1.")
     prompt = bytes(request.fields.get("prompt", _NULL))
     if prompt.startswith(b"[") and prompt.strip(b"[]").translate(None, _OF_TOKEN_IDS):
         items = _PROMPTS.decode(prompt)
         if len(items) > 1:
-            raise InvalidRequestError(
-                "Invalid 'prompt': a call that fills a variable has one prompt.",
-                param="prompt",
-                code="invalid_value",
-            )
+            raise invalid_value("prompt", "a call that fills a variable has one prompt.")
 
 
 # -- the answer of a deferred call: the ordinary shape, with a reference as its text --------

@@ -36,7 +36,6 @@ class SessionRoutes:
         self._service = service
 
     def register(self, table: RouteTable) -> None:
-        """Enter them into a table."""
         table.add("GET", "/v1/sessions", self.list_all)
         table.add("GET", "/v1/sessions/{id}", self.get)
         table.add("DELETE", "/v1/sessions/{id}", self.delete)
@@ -123,7 +122,6 @@ class SessionRoutes:
 
 
 def describe_session(session: Session) -> dict[str, Any]:
-    """A session as plain data."""
     graph = session.graph
     return {
         "id": session.id,

@@ -66,7 +66,6 @@ class VariableRoutes:
         self._server = server
 
     def register(self, table: RouteTable) -> None:
-        """Enter them into a table."""
         table.add("GET", "/v1/variables", self.list_all)
         table.add("POST", "/v1/variables", self.create)
         table.add("GET", "/v1/variables/{id}", self.get)
@@ -177,7 +176,6 @@ class VariableRoutes:
         return await exchange.body(self._server.max_body_bytes)
 
     def _find(self, exchange: Exchange, source: str) -> Variable:
-        """The variable of an id or a reference."""
         found = find_references(source)
         variable_id = found[0].variable_id if len(found) == 1 else source
         return self._service.sessions.variable(
@@ -212,7 +210,6 @@ class VariableRoutes:
 
 
 def describe_variable(variable: Variable, *, with_value: bool = True) -> dict[str, Any]:
-    """A variable as plain data."""
     described: dict[str, Any] = {
         "id": variable.id,
         "object": "variable",

@@ -41,7 +41,6 @@ _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,15})(?!\d)')
 
 
 def dialect_of(path: str) -> Dialect:
-    """The dialect of a route."""
     if path.endswith("/completions"):
         return "chat"
     if path.endswith("/responses"):

@@ -12,13 +12,13 @@ No keep-alive comments are put into a silent upstream's stream: its bytes pass a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
 
 from parrot_gateway.api.upstream.event_tail import EventTail, dialect_of
-from parrot_gateway.api.upstream.multipart_field import form_field
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import UpstreamResponse
 from parrot_gateway.engines.usage import Usage, usage_of_body
@@ -47,6 +47,16 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: How long `[DONE]` is held back for the end of the upstream's stream, which servers write by
 #: itself right behind it: so that both go on in one piece.
 _END_TIMEOUT_S = 0.01
+
+
+#: Headers of one part, and the value of a field.
+MAX_PART_HEAD_BYTES = 4096
+MAX_VALUE_BYTES = 256
+#: Parts that are looked at; a field behind them counts as left out.
+MAX_PARTS = 1024
+
+_BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\r\n]{1,200})"|([^;"\s]{1,200}))', re.IGNORECASE)
+_NAME = re.compile(rb';[ \t]*name=(?:"([^"\r\n]*)"|([^;"\s]*))', re.IGNORECASE)
 
 
 class _Envelope(msgspec.Struct):
@@ -126,7 +136,7 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
     A JSON body's `model`, or the form field `model` of a multipart body.
 
     Raises:
-        InvalidRequestError: the body says it is JSON and is not, or `model` is no string.
+        InvalidRequestError: the body is declared as JSON and is not, or `model` is no string.
     """
     content_type = exchange.header(b"content-type") or b""
     lowered = content_type.lower()
@@ -144,8 +154,51 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
     return None
 
 
+def form_field(content_type: bytes, body: bytes, name: bytes) -> str | None:
+    """The value of a multipart form's first field of that name; None without one, empty when it is
+    too long.
+
+    Linear in the body: parts are cut at their boundary, and of each only the beginning is looked
+    at. Nothing is decoded or checked; that is left to the upstream.
+
+    Args:
+        content_type: the header, with the boundary.
+        body: the whole form.
+        name: of the field.
+    """
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        return None
+    mark = b"--" + (found[1] or found[2])
+    start = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
+    if start == 1:
+        return None
+    for _ in range(MAX_PARTS):
+        head = body.find(b"\r\n", start + len(mark), start + len(mark) + MAX_PART_HEAD_BYTES)
+        if head < 0:
+            return None
+        end = body.find(b"\r\n" + mark, head)
+        if end < 0:
+            return None
+        blank = body.find(b"\r\n\r\n", head, min(head + MAX_PART_HEAD_BYTES, end))
+        if blank >= 0 and _name_of(body[head:blank]) == name:
+            value = body[blank + 4 : end]
+            return value.decode("utf-8", "replace").strip() if len(value) <= MAX_VALUE_BYTES else ""
+        start = end + 2
+    return None
+
+
+def _name_of(head: bytes) -> bytes | None:
+    for line in head.split(b"\r\n"):
+        title, _, text = line.partition(b":")
+        if title.strip().lower() == b"content-disposition":
+            found = _NAME.search(text)
+            return None if found is None else found[1] if found[1] is not None else found[2]
+    return None
+
+
 class _Relay:
-    """One call on its way through."""
+    """One call that passes through."""
 
     __slots__ = (
         "_accounted", "_events", "_exchange", "_is_late", "_observers", "_path", "_reader",
@@ -338,7 +391,7 @@ class _Relay:
         await self._exchange.end_stream(b"data: " + data + b"\n\ndata: [DONE]\n\n")
 
     def _follow(self, data: bytes) -> None:
-        """Tell observers what bytes say; what cannot be read is no fault of the client's."""
+        """Notify observers of what bytes hold; the client gets them even if they cannot be read."""
         if self._reader is None:
             return
         try:

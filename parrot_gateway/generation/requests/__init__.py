@@ -1,1 +1,1 @@
-"""Typed requests: their fields, checks and prompts, and what they ask of an engine. No HTTP."""
+"""Typed requests: their fields, checks and prompts, and the requests for engines. No HTTP."""

@@ -22,18 +22,18 @@ CallBody: TypeAlias = ChatBody | CompletionBody
 
 
 class CallHead(msgspec.Struct):
-    """What decides on where a call goes."""
+    """The fields that a call is routed by."""
 
     model: str | None = None
     stream: bool | None = None
 
 
 class SemanticHead(CallHead):
-    """What is read of a call of a session, whoever answers it."""
+    """The fields that are read of every call of a session."""
 
     stream_options: StreamOptions | None = None
     n: int | None = None
-    #: Of any type: only who runs the call can say what is wrong with it.
+    #: Of any type: it is checked where the call runs.
     best_of: Any = None
 
 
@@ -46,14 +46,14 @@ _BODIES: Mapping[CallKind, msgspec.json.Decoder[Any]] = {
 
 
 class CallRequest:
-    """One request; what is asked of it is decoded on first use and kept.
+    """One request; each part is decoded on first use and kept.
 
     Args:
         kind: of the call.
-        body: JSON, as it came or as it is to be sent; or what writes it when somebody wants it.
+        body: JSON, as it came or as it is to be sent; or the function that writes it on first use.
         typed: gives the typed body, where that takes no decoding.
         head: where it is known.
-        size: bytes that the JSON comes to, about; of bytes their number.
+        size: of the JSON in bytes, about; of a `body` that is bytes, their number.
     """
 
     __slots__ = (
@@ -80,7 +80,6 @@ class CallRequest:
 
     @property
     def body(self) -> bytes:
-        """The request as JSON."""
         if not isinstance(self._body, bytes):
             self._body = self._body()
         return self._body
@@ -132,8 +131,8 @@ class CallRequest:
 
     @property
     def known_fields(self) -> dict[str, msgspec.Raw]:
-        """The same; none of a body that is no JSON object, of which whoever decodes it whole says
-        better what is wrong."""
+        """The same; none of a body that is no JSON object, for which decoding it whole gives a
+        better error."""
         try:
             return self.fields
         except InvalidRequestError:
@@ -154,7 +153,7 @@ class CallRequest:
         return self._typed
 
     def bound(self, template: Template, values: Mapping[str, str]) -> CallRequest:
-        """This request with values in it; JSON is written only when somebody wants it.
+        """This request with values in it; JSON is written on first use.
 
         Args:
             template: of this request's body.
@@ -172,7 +171,7 @@ class CallRequest:
 
 
 class Template(Protocol):
-    """Where values go in a request."""
+    """The places of values in a request."""
 
     @property
     def is_unchanged(self) -> bool:

@@ -86,7 +86,7 @@ class OutputOptions(NamedTuple):
     """Constraints on the output."""
 
     grammar: Grammar | None = None
-    #: The field that asks for it.
+    #: The field that sets it.
     grammar_param: str | None = None
     tools: ToolUse | None = None
     #: How the model writes calls.
@@ -268,7 +268,7 @@ async def render_chat_aside(
     num_bytes: int,
     tools: Sequence[Tool] = (),
 ) -> str:
-    """`render_chat`, in a thread when the body it came in is large, so that nobody else waits.
+    """`render_chat`, in a thread when the body it came in is large, so that other calls go on.
 
     A cancelled wait leaves the thread to finish; nothing reads the result.
     """

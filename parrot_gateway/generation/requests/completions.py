@@ -106,7 +106,7 @@ class CompletionCall(PreparedCall[CompletionBody]):
 
 
 def _check(request: CompletionBody, served: ServedModel) -> tuple[Grammar | None, str]:
-    """Check the fields; returns the grammar, and the field that asks for it."""
+    """Check the fields; returns the grammar, and the field that sets it."""
     if request.prompt is None and request.messages is not None:
         raise InvalidRequestError(
             "Missing required parameter: 'prompt'. For 'messages' there is /v1/chat/completions.",

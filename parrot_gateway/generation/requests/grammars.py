@@ -32,7 +32,7 @@ MAX_CHOICES = 4096
 #: Of a schema, and of a function.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FORMATS = ("text", "json_object", "json_schema")
-#: vLLM's fields beside the constraint itself; they say how, and only the usual way is offered.
+#: vLLM's fields on how a constraint is followed, of which only the usual way is offered.
 _DETAILS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties",
             "whitespace_pattern", "structural_tag")  # fmt: skip
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
@@ -40,10 +40,10 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 
 
 def requested_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | None, str]:
-    """The grammar that the output has to follow, and the field that asks for it.
+    """The grammar that the output has to follow, and the field that sets it.
 
     Raises:
-        InvalidRequestError: a field is malformed, or two ask for something.
+        InvalidRequestError: a field is malformed, or two set a grammar.
         UnsupportedError: this model's engine follows no grammar.
     """
     found: dict[str, Grammar] = {}
@@ -77,7 +77,7 @@ def check_supported(info: EngineInfo, name: str) -> None:
     """Refuse a grammar that the model's engine cannot follow.
 
     Raises:
-        UnsupportedError: naming the field that asks for it.
+        UnsupportedError: naming the field that sets it.
     """
     if not info.supports_grammars:
         raise unsupported_value(
@@ -88,7 +88,7 @@ def check_supported(info: EngineInfo, name: str) -> None:
 
 
 def grammar_of_format(value: Any, param: str) -> Grammar | None:
-    """What a chat's `response_format` asks for; None for text.
+    """The grammar of a chat's `response_format`; None for text.
 
     Args:
         value: as decoded from JSON.

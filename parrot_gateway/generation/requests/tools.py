@@ -136,7 +136,7 @@ def _is_named(choice: Any) -> bool:
 
 
 def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
-    """What the model has to do, and the tools that it may call; None: all."""
+    """The mode, and the names of the tools that may be called; None: all."""
     if choice in (None, "auto"):
         return "auto", None
     if choice == "required":

@@ -40,8 +40,6 @@ LogitBias: TypeAlias = Annotated[
 
 
 class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -109,8 +107,6 @@ class ContentPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """One message of a chat."""
-
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None

@@ -154,7 +154,7 @@ def _not_json(error: Exception) -> InvalidRequestError:
 
 
 def nested_too_deeply(name: str | None = None) -> InvalidRequestError:
-    """The error for JSON with more levels than can be worked on; `name`: of a field."""
+    """The error for JSON with too many levels; `name`: of a field."""
     what = "The JSON body of your request" if name is None else f"Invalid '{name}': it"
     return InvalidRequestError(f"{what} is nested too deeply.", param=name)
 
@@ -163,7 +163,7 @@ def _explain(message: str, body: bytes) -> InvalidRequestError:
     """msgspec's `… - at `$.messages[0].role`` in OpenAI's words.
 
     Args:
-        body: holds what is wrong, which the message does not say.
+        body: holds the value at fault, which the message lacks.
     """
     text, _, path = message.partition(" - at `")
     path = path.removesuffix("`").removeprefix("key in ").removeprefix("$")
@@ -280,10 +280,10 @@ def check_choice(name: str, value: str | None, allowed: Iterable[str]) -> None:
 def refuse(body: Any, names: Iterable[str], why: str) -> None:
     """Refuse fields that would change the answer in a way not offered here.
 
-    Null, false and empty values ask for nothing and pass.
+    Null, false and empty values pass.
 
     Raises:
-        UnsupportedError: naming the first field that asks for something.
+        UnsupportedError: naming the first such field.
     """
     for name in names:
         value = getattr(body, name)

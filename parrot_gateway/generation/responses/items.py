@@ -1,7 +1,7 @@
-"""What the Responses API calls items: messages of text, and the chains of them that calls leave.
+"""Items of the Responses API: messages of text, and the chains of them that calls leave.
 
 Only messages: an engine of our own neither calls tools nor reads images. The shapes are those of
-the API, because they are also what is kept; bodies and checks are in `api/response_bodies`.
+the API, because they are also what is kept; bodies and checks are in `api/responses`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ ITEM_OVERHEAD_BYTES = 400
 
 
 def mint_response_id() -> str:
-    """An unguessable id of a response."""
     return "resp_" + secrets.token_hex(24)
 
 
 def mint_conversation_id() -> str:
-    """An unguessable id of a conversation."""
     return "conv_" + secrets.token_hex(24)
 
 
 def mint_item_id() -> str:
-    """An unguessable id of an item."""
     return "msg_" + secrets.token_hex(24)
 
 
 class Part(NamedTuple):
-    """One part of a message's content."""
-
     text: str
     is_refusal: bool = False
 
@@ -61,7 +56,6 @@ class Item:
         return texts + ITEM_OVERHEAD_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        """The item as the API shows it."""
         return {
             "id": self.id,
             "type": "message",
@@ -81,8 +75,8 @@ class Item:
 class Turn:
     """What one call added to a history: its input and its output. Never changed.
 
-    Turns form chains, which share what they have in common. Who keeps one counts itself in `refs`,
-    so that the last one can tell how much became free.
+    Turns form chains, which share their beginnings. `refs` counts the holders of a turn; its bytes
+    become free with the last one.
     """
 
     __slots__ = ("input", "output", "parent", "refs", "size_bytes")
@@ -98,7 +92,6 @@ class Turn:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Its own items, in order."""
         return self.input + self.output
 
 

@@ -1,8 +1,7 @@
 """Responses and conversations that were made here: kept for a while, bounded, each tenant's own.
 
 Pure: the time is passed in. A response that was forgotten does not cut the histories that build on
-it: they keep what they need of it. What belongs to another tenant cannot be told from what does
-not exist.
+it: they keep what they need of it. Another tenant's entries look like ones that do not exist.
 """
 
 from __future__ import annotations
@@ -37,13 +36,12 @@ class StoredResponse:
     answer: bytes
     #: Its input and output, behind the history it was given.
     turn: Turn
-    #: How its text came, so that the stream can be told again.
+    #: The deltas that its text came in, to replay the stream.
     cuts: Sequence[Cut] = ()
     last_used: float = 0.0
 
     @property
     def size_bytes(self) -> int:
-        """Without its turn."""
         return len(self.answer) + 16 * len(self.cuts)
 
     @property
@@ -66,12 +64,10 @@ class Conversation:
 
     @property
     def size_bytes(self) -> int:
-        """Without its turns."""
         return 1024
 
     @property
     def items(self) -> list[Item]:
-        """Oldest first."""
         return history_of(self.turn)
 
 
@@ -88,8 +84,6 @@ class _Tenant:
 
 
 class ResponseStatistics(NamedTuple):
-    """Gauges."""
-
     entries: int
     size_bytes: int
 
@@ -117,7 +111,7 @@ class ResponseStore:
         return found if isinstance(found, Conversation) else None
 
     def keep(self, tenant: str, entry: Entry, now: float) -> None:
-        """Keep a new response or conversation; what was unused for longest makes room."""
+        """Keep a new response or conversation; the least recently used make room."""
         self.sweep(now)
         held = self._tenants.setdefault(tenant, _Tenant())
         entry.last_used = now
@@ -189,7 +183,6 @@ class ResponseStore:
                 self._drop(tenant, held, entry_id)
 
     def statistics(self) -> ResponseStatistics:
-        """Gauges."""
         sizes = (held.size_bytes for held in self._tenants.values())
         return ResponseStatistics(self._count, sum(sizes))
 
@@ -204,7 +197,7 @@ class ResponseStore:
         return entry
 
     def _make_room(self) -> None:
-        """At the expense of whoever holds most."""
+        """Drop entries of the tenant that holds most."""
         while self._count > self._limits.max_stored:
             self._drop_oldest(max(self._tenants, key=lambda t: len(self._tenants[t].entries)))
         while self.statistics().size_bytes > self._limits.max_bytes:
@@ -223,7 +216,7 @@ class ResponseStore:
             del self._tenants[tenant]
 
     def _hold(self, held: _Tenant, turn: Turn | None) -> None:
-        """Count one more who keeps a turn; a turn nobody kept before keeps its parent."""
+        """Count one more holder of a turn; a turn without one before holds its parent."""
         while turn is not None:
             turn.refs += 1
             if turn.refs > 1:

@@ -1,8 +1,8 @@
-"""Tools that a model may call, and how a chat tells it of them.
+"""Tools that a model may call, and how a chat shows them.
 
 A chat template that knows tools gets them, and earlier calls, as they are. For any other the chat
-is rewritten: the system message says which tools there are and how to call them (in the words of
-the Hermes models), earlier calls and their results become text.
+is rewritten: the system message lists the tools and how to call them (in the words of the Hermes
+models), earlier calls and their results become text.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ _PREAMBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function."""
-
     name: str
     description: str | None = None
     #: A JSON schema of its arguments; None takes none, or any.
@@ -51,9 +49,9 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one call, and what is asked of the model."""
+    """The tools of one call, and how they may be used."""
 
-    #: Those that the model is told of.
+    #: Those shown to the model.
     tools: Sequence[Tool]
     #: Those that it may call.
     callable: Sequence[Tool]
@@ -62,7 +60,7 @@ class ToolUse:
 
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
-    """How a model writes calls, judged by its chat template."""
+    """How a model writes calls, by its chat template."""
     source = _template(tokenizer)
     if "[TOOL_CALLS]" in source:
         return "mistral"
@@ -92,7 +90,7 @@ def described_in_text(
 
     Args:
         messages: as templates read them.
-        tools: those that the model is told of.
+        tools: those shown to the model.
     """
     lines = "\n".join(json.dumps(tool.to_dict(), ensure_ascii=False) for tool in tools)
     preamble = _PREAMBLE.format(tools=lines)

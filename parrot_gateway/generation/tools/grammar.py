@@ -1,7 +1,7 @@
 """Grammars that keep a model to calls of given tools, in Lark's notation as the engine takes it.
 
-The parts that every call has in common are literal text, so that a model need not hit upon them;
-each tool's arguments are a JSON schema of its own, whose references stay what they are.
+The parts that all calls share are literal text, so that a model need not find them; the arguments
+of each tool are a separate JSON schema, whose references stay valid.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def optional_calls_grammar(
 
 
 def _body_rules(tools: Sequence[Tool], arguments: str, *, every: bool) -> list[str]:
-    """What one call says, and each tool's arguments; `every`: as if all were strict."""
+    """Rules of one call and of each tool's arguments; `every`: as if all were strict."""
     bodies, rules = [], []
     for number, tool in enumerate(tools):
         begin = f'{{"name": {json.dumps(tool.name)}, "{arguments}": '

@@ -2,24 +2,27 @@
 
 Three ways of writing:
 
-- `hermes` (Hermes, Qwen, and any model told to): `<tool_call>`, an object with `name` and
+- `hermes` (Hermes, Qwen, and any model instructed to): `<tool_call>`, an object with `name` and
   `arguments`, `</tool_call>`; as often as there are calls.
 - `llama` (Llama 3.1 and later): the whole answer is an object with `name` and `parameters`; several
   are separated by semicolons.
 - `mistral`: `[TOOL_CALLS]` and an array of objects with `name` and `arguments`.
 
 `ToolCallReader` is a pure state machine: text in, content and pieces of calls out. What looks like
-a call and is none (not JSON, a name that nobody offered) is content, unless some of it was given
+a call and is none (not JSON, an unknown name) is content, unless some of it was given
 out as a call before that showed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral"]
 
@@ -60,7 +63,7 @@ class Writing:
     opening: str
     #: What stands between the opening and the first call.
     inner_opening: str
-    #: What stands between calls, if another may follow without an opening of its own.
+    #: What stands between calls, if another may follow without an opening.
     separator: str
     #: What stands behind the last call.
     closing: str
@@ -77,6 +80,20 @@ WRITINGS: dict[ToolFormat, Writing] = {
 _PYTHON_TAG = "<|python_tag|>"
 #: What may stand between the objects of calls.
 _GLUE = " \t\r\n,;[]"
+
+#: A call up to its arguments, where these follow its name; texts such as a type may precede it.
+_HEAD = re.compile(
+    r'\{\s*(?:"(?!name")\w+"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*'
+    r'(?:"(?!arguments"|parameters")\w+"\s*:\s*"[^"\\]*"\s*,\s*)*"(?:arguments|parameters)"\s*:'
+    r"\s*(?=\{)"
+)
+#: Characters in which a head is looked for, so that its search costs the same for each push.
+_HEAD_CHARACTERS = 4096
+#: How an object begins, as far as it is there.
+_OPENING = re.compile(r'\{\s*(?:["}]|\Z)')
+_STRUCTURE = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +162,7 @@ class ToolCallReader:
         return pieces
 
     def finish(self) -> list[ToolPiece]:
-        """No text comes any more: what is left, is content, or the end of a call cut short."""
+        """The text has ended: the rest is content, or the end of a call cut short."""
         pieces: list[ToolPiece] = []
         if self._call is not None:
             self._skipped = "" if self._call.is_shown else self._skipped + self._call.text
@@ -215,7 +232,7 @@ class ToolCallReader:
         closing = self._writing.closing.strip()
         first = self._buffer[0]
         if first == "{":
-            self._call = _CallText(self._writing.arguments, self._names, self.num_calls)
+            self._call = _CallText(self._names, self.num_calls)
             return True
         if closing and closing not in "]" and self.num_calls:
             if self._buffer.startswith(closing):
@@ -268,185 +285,115 @@ class ToolCallReader:
 
 
 class _CallText:
-    """The object of one call, character by character."""
+    """The object of one call as it arrives.
 
-    __slots__ = (
-        "_arguments",
-        "_begin",
-        "_depth",
-        "_escaped",
-        "_in_string",
-        "_index",
-        "_key",
-        "_name",
-        "_names",
-        "_pending",
-        "_shown",
-        "_string_start",
-        "_value_start",
-        "is_broken",
-        "is_complete",
-        "is_shown",
-        "text",
-    )  # fmt: skip
+    Where its name comes first, the arguments are given out as they are written; any other call is
+    read when it is whole.
+    """
 
-    def __init__(self, arguments: str, names: Collection[str], index: int) -> None:
-        self._arguments = (arguments, "arguments" if arguments != "arguments" else "parameters")
+    __slots__ = ("_arguments_end", "_begin", "_depth", "_in_string", "_index", "_names", "_pending",
+                 "_scanned", "_shown", "is_broken", "is_complete", "is_shown",
+                 "text")  # fmt: skip
+
+    def __init__(self, names: Collection[str], index: int) -> None:
         self._names = names
         self._index = index
-        #: All of it so far.
+        #: All of it so far, and how much of that was scanned for the end.
         self.text = ""
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self._string_start = -1
-        #: The key whose value comes, at the top level, and where that begins.
-        self._key: str | None = None
-        self._value_start = -1
-        self._name: str | None = None
-        #: Where the arguments begin in `text`, and how much of them was given out.
-        self._begin = -1
-        self._shown = -1
+        self._scanned = self._depth = 0
+        self._in_string = False
+        #: Where the arguments begin and end in `text`, and how much of them was given out.
+        self._begin = self._arguments_end = self._shown = -1
         self._pending: list[ToolPiece] = []
         self.is_shown = self.is_broken = self.is_complete = False
 
     def push(self, text: str) -> int:
         """Take characters up to the end of the object; returns how many."""
-        # NOTE: all at once, because strings that grow character by character are copied each time.
         start = len(self.text)
         self.text += text
-        for count, char in enumerate(text):
-            self._scan(char, start + count)
-            if self.is_broken or self.is_complete:
-                self.text = self.text[: start + count + 1]
-                return count + 1
-        if self._name is None and len(self.text) > MAX_HEAD:
+        if self._begin < 0:
+            self._read_head()
+        end = self._scan()
+        if end >= 0:
+            self.text = self.text[:end]
+        if self._begin >= 0:
+            self._show()
+            self.is_complete = end >= 0
+        elif end >= 0:
+            self._read_whole()
+        elif len(self.text) > MAX_HEAD or not _OPENING.match(self.text):
             self.is_broken = True
-        self._show(len(self.text))
-        return len(text)
+        return len(self.text) - start
 
     def take(self) -> list[ToolPiece]:
         """The pieces that came about; none before the call has its name."""
-        if not self.is_shown:
-            return []
         pieces, self._pending = self._pending, []
         return pieces
 
-    def _scan(self, char: str, position: int) -> None:
-        if self._in_string:
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._in_string = False
-                if self._depth == 1:
-                    self._end_top_string(position + 1)
+    def _read_head(self) -> None:
+        head = _HEAD.match(self.text, 0, _HEAD_CHARACTERS)
+        if head is None:
             return
-        if self._depth == 1 and self._key is not None and self._value_start < 0:
-            if char in " \t\r\n":
-                return
-            self._begin_value(position)
-        if char == '"':
-            self._in_string = True
-            self._string_start = position
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            if self._depth == 1:
-                self._end_value(position)
-                self._end(char)
-                return
-            self._depth -= 1
-            if self._depth == 1:
-                self._end_value(position + 1)
-        elif self._depth == 1 and char == ",":
-            self._end_value(position)
-            self._key = None
-        elif self._depth == 1 and char == ":" and self._key is None:
-            self.is_broken = self._string_start < 0
-            if not self.is_broken:
-                self._set_key(position)
+        if head["name"] in self._names:
+            self._begin = self._shown = head.end()
+            self._announce(head["name"])
+        else:
+            self.is_broken = True
 
-    def _set_key(self, position: int) -> None:
+    def _scan(self) -> int:
+        """Where the object ends; -1 when it goes on."""
+        for match in _STRUCTURE.finditer(self.text, self._scanned):
+            mark = match[0]
+            if mark == "\\":
+                # What it escapes is to come.
+                self._scanned = match.start()
+                return -1
+            if mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string and mark in "{[":
+                self._depth += 1
+            elif not self._in_string and mark in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return match.end()
+                if self._depth == 1 and self._begin >= 0 > self._arguments_end:
+                    self._arguments_end = match.end()
+        self._scanned = len(self.text)
+        return -1
+
+    def _read_whole(self) -> None:
         try:
-            key = json.loads(self.text[self._string_start : position].strip())
-        except ValueError:
+            fields = _OBJECT.decode(self.text)
+            name = msgspec.json.decode(fields["name"])
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError, KeyError):
+            name = None
+        arguments = None
+        if isinstance(name, str) and name in self._names:
+            given = fields.get("arguments", fields.get("parameters", _NO_ARGUMENTS))
+            arguments = _opened(bytes(given).decode())
+        if arguments is None:
             self.is_broken = True
             return
-        self._key = str(key)
-        self._value_start = -1
-
-    def _begin_value(self, position: int) -> None:
-        self._value_start = position
-        if self._key in self._arguments and self.text[position] == "{":
-            self._begin = position
-
-    def _end_top_string(self, end: int) -> None:
-        if self._key is not None and self._value_start >= 0:
-            self._end_value(end)
-
-    def _end_value(self, end: int) -> None:
-        """A value at the top level ends here."""
-        if self._key is None or self._value_start < 0:
-            return
-        raw = self.text[self._value_start : end].strip()
-        key, self._key = self._key, None
-        start, self._value_start = self._value_start, -1
-        if key == "name":
-            try:
-                name = json.loads(raw)
-            except ValueError:
-                name = None
-            if not isinstance(name, str) or name not in self._names:
-                self.is_broken = True
-                return
-            self._name = name
-        elif key in self._arguments:
-            if self._begin == start:
-                self._show(end)
-                self._begin = -2
-                if self._name is None:
-                    # The name comes behind its arguments.
-                    self._held_arguments(raw)
-            else:
-                self._held_arguments(_opened(raw))
-
-    def _held_arguments(self, text: str | None) -> None:
-        if text is None:
-            self.is_broken = True
-            return
-        self._begin = -2
-        self._pending.append(ArgumentsPiece(self._index, text))
-
-    def _show(self, end: int) -> None:
-        """Give out what is known up to a position: nothing before the arguments begin."""
-        if self._name is not None and self._begin >= 0 and not self.is_broken:
-            self._announce()
-            start = max(self._begin, self._shown)
-            if end > start:
-                self._pending.append(ArgumentsPiece(self._index, self.text[start:end]))
-                self._shown = end
-
-    def _announce(self) -> None:
-        if not self.is_shown and self._name is not None:
-            self.is_shown = True
-            self._pending.insert(0, CallBegin(self._index, self._name))
-
-    def _end(self, char: str) -> None:
-        if self.is_broken:
-            return
-        if char != "}" or self._name is None:
-            self.is_broken = True
-            return
-        if self._begin == -1:
-            # A call without arguments.
-            self._pending.append(ArgumentsPiece(self._index, "{}"))
-        self._announce()
+        self._announce(name)
+        self._pending.append(ArgumentsPiece(self._index, arguments))
         self.is_complete = True
+
+    def _announce(self, name: str) -> None:
+        self.is_shown = True
+        self._pending.append(CallBegin(self._index, name))
+
+    def _show(self) -> None:
+        end = len(self.text) if self._arguments_end < 0 else self._arguments_end
+        if end > self._shown:
+            self._pending.append(ArgumentsPiece(self._index, self.text[self._shown : end]))
+            self._shown = end
 
 
 def _opened(raw: str) -> str | None:
-    """Arguments that were written as a JSON text within a string; None for anything else."""
+    """Arguments as an object's JSON: also from a JSON text in a string, and from null; None for
+    anything else."""
+    if raw.startswith("{"):
+        return raw
     try:
         value = json.loads(raw)
         if isinstance(value, str):
