@@ -115,7 +115,6 @@ def build_decodes(
 
 
 def _cuts_of(position: Ints, policy: Policy, window: int | None) -> Cuts:
-    """The cuts for rows of one token at these positions."""
 
     def count_readings(chunk: int) -> int:
         readings = position // chunk + 1
@@ -204,5 +203,4 @@ def _sorted_items(items: Ints) -> Ints:
 
 
 def _table_lengths(tables: Tables) -> Ints:
-    """Blocks of each row's table."""
     return np.diff(tables.starts, append=np.int32(len(tables.block_ids)))

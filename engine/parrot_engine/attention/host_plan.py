@@ -59,7 +59,6 @@ class Parts(NamedTuple):
     merges: bool = True
 
     def cover(self, other: Parts) -> bool:
-        """Whether `other` has nothing that is not here."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
@@ -115,12 +114,10 @@ class Capacity(NamedTuple):
     slots: int
 
     def holds(self, other: Capacity) -> bool:
-        """Whether nothing of `other` is larger."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
 def sizes_of(work: WorkList) -> Capacity:
-    """Exactly what one list needs."""
     return Capacity(
         len(work.narrow),
         len(work.wide),
@@ -185,7 +182,6 @@ class PlanLayout:
         return place
 
     def holds(self, tables: Tables, lists: Mapping[int | None, WorkList]) -> bool:
-        """Whether a step fits."""
         return (
             tables.num_tokens <= self.num_tokens
             and len(tables.block_ids) <= self.num_block_ids

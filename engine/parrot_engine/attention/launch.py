@@ -25,7 +25,7 @@ from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.split_attention import merge_splits, split_attention
 
 _LOG2_E = 1.4426950408889634
-#: Shared memory of a program where there is no device to ask (the interpreter).
+#: Shared memory of a program without a device (in the interpreter).
 _ASSUMED_SHARED_MEMORY = 227 * 1024
 #: Measured (docs/engine-log.md, 23).
 _FEW_MERGES = 16
@@ -97,7 +97,7 @@ def tunings(
     """Tile sizes for heads of `shape` in `dtype`, to which a quantized cache is converted.
 
     All split classes use the same `block_n`, so that what a query gets from a chunk is summed in
-    the same order whoever shares the chunk.
+    the same order, however the chunk is shared.
     """
     group = shape.num_heads // shape.num_kv_heads
     row_bytes = triton.next_power_of_2(shape.head_dim) * dtype.itemsize
@@ -160,7 +160,6 @@ class CacheView(NamedTuple):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its elements are bytes of float8."""
         return self.key.dtype is QUANTIZED_DTYPE
 
     @property

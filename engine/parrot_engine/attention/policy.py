@@ -14,7 +14,7 @@ class Cuts(NamedTuple):
 
     #: Keys of a chunk.
     chunk: int
-    #: Up to so many keys behind a row's last whole chunk are read with it if nobody else reads it.
+    #: Up to so many keys behind a row's last whole chunk are read with it unless it is shared.
     tail: int = 0
     #: Smaller chunks, the smallest first, for steps whose readings would leave the device idle.
     fine: tuple[int, ...] = ()

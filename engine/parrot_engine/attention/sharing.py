@@ -59,7 +59,6 @@ class Sharing(NamedTuple):
 
 
 def nothing_shared(num_rows: int) -> Sharing:
-    """Every row for itself."""
     return Sharing(np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, dtype=np.int32))
 
 
@@ -74,7 +73,7 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
     candidates, whole = candidates[whole > 0], whole[whole > 0]
     if len(candidates) < 2:
         return nothing_shared(num_rows)
-    # Most rows that share nothing are told apart by a single block.
+    # Most rows that share nothing differ in a single block.
     last_of_first = tables.block_ids[tables.starts[candidates] + (chunk_blocks - 1)]
     _, group, sizes = np.unique(last_of_first, return_inverse=True, return_counts=True)
     alike = sizes[group] > 1
@@ -82,7 +81,7 @@ def find_sharing(tables: Tables, candidates: Ints, block_size: int, chunk_blocks
     if len(candidates) < 2:
         return nothing_shared(num_rows)
 
-    # Nobody shares more than the second longest holds.
+    # No row shares more than the second longest holds.
     chunks = np.minimum(whole, np.partition(whole, -2)[-2])
     ids = np.empty((len(candidates), int(chunks.max()) * chunk_blocks), dtype=np.int32)
     places = zip(tables.starts[candidates].tolist(), (chunks * chunk_blocks).tolist(), strict=True)
@@ -158,14 +157,14 @@ def join_chunks(
 ) -> tuple[Readings, Groups] | None:
     """Wide groups of the same members at consecutive chunks as one, if that is no slower.
 
-    For layers without a window, where whoever reads a chunk reads those before. None: nothing is to
-    be joined.
+    For layers without a window, where a query that reads a chunk reads those before. None: there is
+    nothing to join.
     """
     wide = np.flatnonzero(groups.is_wide)
     items = -(-groups.sizes[wide] // policy.wide_members)
     begins = readings.group_begins[wide]
     # Groups of equal size and equal first member at following chunks have all members in common:
-    # who shares a chunk shares those before.
+    # rows that share a chunk share those before.
     at = {
         (int(chunk), int(query), int(size)): (int(group), int(count))
         for chunk, query, size, group, count in zip(

@@ -112,10 +112,9 @@ class TritonAttention(FusedAttention[TritonPlan]):
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
-        `cuts` and `tile_cuts` say where keys are cut (None: as it was measured to be best for the
-        kernel that is taken). `share_prefixes` False and other `tunings`
-        are for measuring; so are `limits`, those of a device for which plans are laid out without
-        it.
+        `cuts` and `tile_cuts` decide where keys are cut (None: as measured to be best for the kernel
+        in use). `share_prefixes` False, other `tunings` and the `limits` of another device are
+        for measuring.
         """
         limits = limits or launch.device_limits(device)
         self._shape = shape
@@ -167,12 +166,12 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return self._planner.lay_out(rows, share=self._share)
 
     def send(self, host: HostPlan) -> TritonPlan:
-        """A plan of exactly what is there, in one transfer that nobody waits for."""
+        """A plan of exactly this size, in one asynchronous transfer."""
         tables, lists = host
         sizes = [sizes_of(work) for work in lists.values()]
         capacity = Capacity(*(max(column) for column in zip(*sizes, strict=True)))
         layout = PlanLayout(self._windows, tables.num_tokens, capacity, len(tables.block_ids))
-        # NOTE: pinned memory comes from torch's cache, which gives it to nobody else before a
+        # NOTE: pinned memory comes from torch's cache, which does not reuse it before a
         # copy from it is over.
         packed = torch.empty(layout.size, dtype=torch.int32, pin_memory=self._on_cuda)
         layout.write(packed.numpy(), tables, lists)
@@ -234,7 +233,6 @@ class TritonAttention(FusedAttention[TritonPlan]):
         return self._views(buffer, layout, dict.fromkeys(self._windows, programs), partials)
 
     def partials(self, num_slots: int) -> launch.Partials:
-        """Memory for the partial results of a step."""
         entries = num_slots * self._shape.num_heads
         return launch.Partials(
             torch.empty(entries * self._shape.head_dim, dtype=torch.float32, device=self._device),

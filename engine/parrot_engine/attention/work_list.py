@@ -158,7 +158,6 @@ def build(
 
 
 def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> Cuts:
-    """The cuts of the keys of this step."""
 
     def count_readings(chunk: int) -> int:
         position = tables.positions[spans(tables.first_tokens[rows], tables.counts[rows])]
@@ -171,7 +170,6 @@ def _cuts_of(tables: Tables, rows: Ints, policy: Policy, window: int | None) -> 
 def _make_queries(
     tables: Tables, rows: Ints, cuts: Cuts, sharing: Sharing, window: int | None
 ) -> _Queries:
-    """The tokens of `rows`."""
     counts = tables.counts[rows]
     row = np.repeat(rows, counts)
     token = spans(tables.first_tokens[rows], counts)

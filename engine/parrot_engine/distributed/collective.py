@@ -73,7 +73,6 @@ class PeerMemory:
         symmetric_memory.rendezvous(self.buffer, self.group)
 
     def takes(self, x: Tensor) -> bool:
-        """Whether `all_reduce` can be used for it."""
         # The kernel moves 16 bytes at a time.
         return bool(
             x.dtype == self.buffer.dtype

@@ -40,7 +40,7 @@ class RankGroup:
 
     def __init__(self, path: Path, settings: BuiltinSettings, devices: list[str]) -> None:
         """Start the workers, which begin to load the model in `path`."""
-        # NOTE: a folder that nobody else may enter: who writes into the store is believed.
+        # NOTE: a private folder: what is written into the store is trusted.
         self._folder = tempfile.TemporaryDirectory(prefix="parrot-ranks-")
         self._store = Path(self._folder.name) / "store"
         self._collective: TorchCollective | None = None
@@ -83,7 +83,6 @@ class LeaderRunner(ModelRunner):
         return step if self.group is None else self.group.workers.watch(step)
 
     def check(self) -> None:
-        """Raise `ShardError` when a worker is lost."""
         if self.group is not None:
             self.group.workers.check()
 

@@ -22,7 +22,7 @@ _HEADER: Final = struct.Struct("=4s5I")
 #: By row: tokens, first position, length of the block table, pending row or -1, logits.
 _ROW_INTS: Final = 5
 _NEEDS: Final[tuple[LogitsNeed, ...]] = ("none", "last", "all")
-#: No step comes near this; a header that asks for more is not ours.
+#: No step comes near this; a larger header is not ours.
 _MAX_INTS: Final = 1 << 28
 
 
@@ -30,7 +30,7 @@ class StepMessage(NamedTuple):
     """A step, as far as its forward pass goes."""
 
     batch: StepBatch
-    #: Rows of the step launched before, whose sampled tokens may be asked for.
+    #: Rows of the step launched before, whose sampled tokens may be referenced.
     num_sampled: int
 
 

@@ -69,7 +69,7 @@ class _WorkerProcess:
                     str(their_reports),
                 ],
                 stdin=subprocess.PIPE,
-                # Our own output may be a pipe that somebody reads to its end.
+                # Our own output may be a pipe that is read to its end.
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), their_reports),
             )
@@ -131,7 +131,6 @@ class WorkerGroup:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, by rank, from 1."""
         return [worker.process.pid for worker in self._workers]
 
     def wait_until(self, status: str, timeout_s: float) -> None:
@@ -151,7 +150,6 @@ class WorkerGroup:
             raise ShardError(f"a rank of the engine was not {status} after {timeout_s:g} s")
 
     def check(self) -> None:
-        """Raise `ShardError` when a rank is lost."""
         if self._problem:
             raise ShardError(self._problem)
 
@@ -280,11 +278,10 @@ class WatchedLaunch:
         self._workers = workers
 
     def sample(self) -> None:
-        """See `Launch`."""
         self._launch.sample()
 
     def ready(self) -> bool:
-        """See `Launch`; what the device has to complain of is for `outcome` to say."""
+        """See `Launch`; errors of the device are raised by `outcome`."""
         try:
             return self._launch.ready()
         except Exception:

@@ -184,11 +184,11 @@ class StepPlanner:
         #: Running contexts by rank; those before `_index` have had their turn.
         self._running = sorted(self._states.running, key=attrgetter("rank"))
         self._index = 0
-        #: Running contexts, not yet planned, that want a single token; None until it is asked for.
+        #: Running contexts, not yet planned, that take a single token; None until first needed.
         self._decodes: set[Context] | None = None
         self._may_admit = True
         #: Blocks that the running contexts which had their turn still need for known tokens; None
-        #: until it is asked for.
+        #: until first needed.
         self._num_missing_blocks: int | None = None
         #: Whether a step is in flight, and the hashes of the blocks that become full in it.
         self._is_behind = before is not None
@@ -204,7 +204,7 @@ class StepPlanner:
         self._drafts = {} if speculation is None else speculation.choose(self._running)
 
     def plan(self) -> StepPlan:
-        """The plan; to be asked for once."""
+        """The plan; called once."""
         self._walk()
         rows = self._rows
         batch = StepBatch(
@@ -277,7 +277,7 @@ class StepPlanner:
         self._states.pause(context)
 
     def _fits(self, context: Context) -> bool:
-        """Whether its known tokens fit beside those of the contexts that run already.
+        """Whether its known tokens fit in addition to those of the running contexts.
 
         All of these must have had their turn.
         """
@@ -519,7 +519,7 @@ class StepPlanner:
             self._urgent = context.rank[0]
 
     def _num_decodes(self) -> int:
-        """Running contexts, not yet planned, that want a single token."""
+        """The number of running contexts, not yet planned, that take a single token."""
         if self._decodes is None:
             self._decodes = {
                 context for context in self._running[self._index :] if context.wants_one_token
@@ -587,7 +587,7 @@ class StepPlanner:
         return count
 
     def _make_spare_room(self, context: Context, start: int, num_tokens: int) -> int:
-        """Blocks for draft tokens from `start` on, of those that nobody will need in this step.
+        """Blocks for draft tokens from `start` on, of those that this step has no other use for.
 
         `start - 1` has its block. Returns for how many of them.
         """

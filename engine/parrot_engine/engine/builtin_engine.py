@@ -9,7 +9,7 @@ while a step is computed the host plans and launches the next, and applies the o
 two steps are launched and not applied, and between calls of `step` at most one. What this asks of
 planning stands in `parrot_engine.engine.batcher`.
 
-No tokenizer, no text, no network. What its tokens say is known to grammars alone
+No tokenizer, no text, no network. Only grammars know the text of tokens
 (`parrot_engine.engine.grammar`), which are compiled in threads of their own: a generation whose
 grammar is not ready waits, and the others go on.
 """
@@ -259,7 +259,6 @@ class BuiltinEngine:
         return StepResult(self._store.take_events(), has_work)
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of this moment."""
         store, speculation = self._store, self._batcher.speculation
         return EngineStats(
             running=len(store.states.running),

@@ -2,12 +2,13 @@
 
 Single contexts and what follows from their content: what has to be computed next, from which
 position on logits are needed, when a generation ends. Which contexts exist, and how they are forked
-and freed, is `parrot_engine.engine.context_store`; which of them wait, run or idle is
-`parrot_engine.engine.context_states`; what runs when is `parrot_engine.engine.batcher`.
+and freed, and which of them wait, run or idle, is `parrot_engine.engine.context_store`; what runs
+when is `parrot_engine.engine.batcher`.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from parrot_engine.protocol import Failed, FinishReason, Retention, SamplingPara
 ContextState: TypeAlias = Literal[
     "pending_fork", "waiting", "running", "pending_grammar", "idle", "gone"
 ]
+
+#: Stale entries that are tolerated even when the queue is short.
+_STALE_ENTRIES = 64
 
 #: Failed ids that are remembered.
 MAX_FAILURES = 4096
@@ -56,7 +60,6 @@ class PendingFill:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether log-probabilities of its tokens are still missing."""
         return self.prompt_logprobs is not None and len(self.scores) < len(self.token_ids)
 
 
@@ -76,7 +79,7 @@ class PendingGenerate:
     awaits_grammar: bool = False
     #: Makes what keeps it to its grammar, if it has one and that is compiled.
     new_matcher: Callable[[], Matcher] | None = None
-    #: Proposes its next tokens; None until the first are asked for.
+    #: Proposes its next tokens; None until first used.
     proposer: NgramProposer | None = None
 
     def begin(self, token_ids: list[int]) -> SamplingRow:
@@ -94,7 +97,6 @@ class PendingGenerate:
 
     @property
     def num_generated(self) -> int:
-        """Tokens so far."""
         return 0 if self.row is None else len(self.row.generated_token_ids)
 
     def append(
@@ -115,7 +117,7 @@ class PendingGenerate:
         return "length"
 
     def no_logprobs(self) -> list[TokenLogprobs] | None:
-        """The log-probabilities of no tokens: a list only if they were asked for."""
+        """The log-probabilities of no tokens: a list if the sampling parameters ask for some."""
         return [] if self.sampling.logprobs is not None else None
 
 
@@ -178,7 +180,7 @@ class Context:
     #: Grows whenever a row in flight must not count as computed: KV dropped, generation over.
     epoch: int = 0
     pending: deque[Pending] = field(default_factory=deque)
-    #: Hashes of the full blocks of `token_ids`, as far as they were asked for.
+    #: Hashes of the first full blocks of `token_ids`, computed on demand.
     hashes: list[bytes] = field(default_factory=list)
     #: The rank under which it stands in the queue of waiting contexts.
     queued_rank: Rank | None = None
@@ -221,7 +223,7 @@ class Context:
 
     @property
     def wants_one_token(self) -> bool:
-        """Whether a running context that was not planned yet wants a single token in a step."""
+        """Whether a running context that was not planned yet takes a single token in a step."""
         in_flight = self.in_flight
         if in_flight is None:
             return self.num_remaining == 1
@@ -236,7 +238,6 @@ class Context:
         return isinstance(head, PendingGenerate) and head.awaits_grammar
 
     def is_at(self, generate: PendingGenerate | None) -> bool:
-        """Whether this Generate is at the head of the queue."""
         return bool(self.pending) and self.pending[0] is generate
 
     def has_room_for(self, generate: PendingGenerate) -> bool:
@@ -364,7 +365,6 @@ class Context:
         self.num_computed = min(self.num_computed, position)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
@@ -378,6 +378,66 @@ class Context:
         if fill is not None:
             fill.cached_tokens += max(0, end - max(start, fill.reached))
             fill.reached = max(fill.reached, end)
+
+
+class WaitingQueue:
+    """Waiting contexts, the smallest rank first.
+
+    `Context.queued_rank` is the rank under which a context stands here. An entry that does not
+    agree is stale: its context left, or has another rank by now. Stale entries leave at the top, or
+    all at once when they are the majority.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Rank, Context]] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Context]:
+        """All of them, in no order."""
+        return (context for rank, context in self._entries if context.queued_rank == rank)
+
+    def first(self) -> Context | None:
+        """The context of the smallest rank; it stays."""
+        while self._entries:
+            rank, context = self._entries[0]
+            if context.queued_rank == rank:
+                return context
+            heapq.heappop(self._entries)
+        return None
+
+    def pop(self) -> Context:
+        """Take the context of the smallest rank out.
+
+        Raises:
+            IndexError: no context waits.
+        """
+        context = self.first()
+        if context is None:
+            raise IndexError("no context waits")
+        heapq.heappop(self._entries)
+        self.remove(context)
+        return context
+
+    def add(self, context: Context) -> None:
+        """Queue a context by its present rank, which must not be its old one."""
+        if context.queued_rank is None:
+            self._length += 1
+        context.queued_rank = context.rank
+        heapq.heappush(self._entries, (context.rank, context))
+        if len(self._entries) > 2 * self._length + _STALE_ENTRIES:
+            self._entries = [
+                (rank, other) for rank, other in self._entries if other.queued_rank == rank
+            ]
+            heapq.heapify(self._entries)
+
+    def remove(self, context: Context) -> None:
+        """Take a context out; does nothing for one that is not here."""
+        if context.queued_rank is not None:
+            context.queued_rank = None
+            self._length -= 1
 
 
 class FailureMemory:

@@ -75,7 +75,7 @@ class EngineDriver:
         self._resets: list[threading.Event] = []
         self._callback: StepCallback | None = None
         self._blocks_callback: BlocksCallback | None = None
-        #: Whoever attached last knows nothing of the cache yet.
+        #: The callback attached last has not been sent the whole cache yet.
         self._reports_all = False
         self._stopping = False
         self._crashed = False
@@ -120,7 +120,7 @@ class EngineDriver:
             if len(primitives) <= room:
                 self._pending.extend(primitives)
             else:
-                # A free is never refused: it makes room, and nobody would send it again.
+                # A free is never refused: it makes room, and is not sent again.
                 frees = [p for p in primitives if isinstance(p, FreeContext)]
                 refused = {p.context_id for p in primitives if not isinstance(p, FreeContext)}
                 self._pending.extend(frees)
@@ -133,7 +133,6 @@ class EngineDriver:
 
     @property
     def num_contexts(self) -> int:
-        """Contexts that were made and not freed yet."""
         return len(self._contexts)
 
     @property

@@ -1,6 +1,6 @@
 """Grammars: what the text of a generation must conform to, as masks over the vocabulary.
 
-The one place of the engine that knows what its tokens say. `GrammarCompiler` turns a grammar into
+The one place of the engine that knows the text of tokens. `GrammarCompiler` turns a grammar into
 an automaton, in a thread of its own; a `GrammarMatcher` follows one generation through it, and
 writes before each token which may follow: bit i of an int32 array is token i. The automata are
 those of llguidance (an Earley parser over derivatives of regular expressions, walked along a trie
@@ -67,7 +67,7 @@ class GrammarMatcher:
         """Take a matcher at its beginning.
 
         Args:
-            matcher: llguidance's, used by nobody else.
+            matcher: llguidance's, not shared.
             vocab_words: int32 words of a mask over the library's vocabulary.
             min_tokens: before this many tokens, `ends` are allowed only where nothing else is.
             ends: end-of-text and stop ids.
@@ -80,7 +80,6 @@ class GrammarMatcher:
         self.problem: str | None = None
 
     def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
-        """See `parrot_engine.batch.Matcher`."""
         if self.problem is not None:
             return
         matcher = self._matcher
@@ -173,7 +172,7 @@ class GrammarCompiler:
         """Compile in another thread, or find what was compiled before. Never blocks.
 
         The future holds a `PrimitiveError` (`invalid_request`) for a grammar that is not valid or
-        asks for what the library does not know.
+        uses a feature that the library does not support.
 
         Raises:
             PrimitiveError: the grammar is too long, or too many wait.
@@ -208,7 +207,7 @@ class GrammarCompiler:
 
     def _read(self, tokenizer_json: str, vocab_size: int, ends: list[int]) -> _Vocabulary:
         # NOTE: of tokens that the tokenizer has and the model has not, the last word of the mask
-        # may keep bits; whoever applies it knows where the logits end.
+        # may keep bits; masks are applied up to the width of the logits only.
         try:
             num_tokens = max(vocab_size, _vocabulary_size(tokenizer_json))
             tokenizer = self._library.LLTokenizer(
@@ -234,7 +233,7 @@ class GrammarCompiler:
             if problem:
                 raise PrimitiveError("invalid_request", _explain(grammar, problem))
             compiled = CompiledGrammar(matcher, num_words)
-            # Some contradictions show when the first token is asked for only. Also warms the lexer.
+            # Some contradictions show only with the first mask. Also warms the lexer.
             first = compiled.matcher()
             first.fill_mask((), np.zeros(num_words, dtype=np.int32))
             if first.problem is not None:

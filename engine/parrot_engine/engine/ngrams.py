@@ -55,7 +55,6 @@ class NgramIndex:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the text that the index knows."""
         return self._end
 
     def extend(self, token_ids: Sequence[int], limit: int) -> int:

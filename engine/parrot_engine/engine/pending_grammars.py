@@ -63,11 +63,10 @@ class PendingGrammars:
         self.pending = [pending for pending in self.pending if not self._try_release(pending)]
 
     def wait(self) -> None:
-        """Wait a moment for a grammar to be ready."""
         wait([pending.compiled for pending in self.pending], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Stop waiting, and end the compiler."""
         self.pending.clear()
         self._compiler.close()
 

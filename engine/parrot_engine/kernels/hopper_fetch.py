@@ -156,7 +156,6 @@ def convert_tiles(scales, work, code_ring, ring, C: gl.constexpr):
 
 @gluon.jit
 def _convert_buffer(scales, code_buffer, buffer, start, end, table, head, C: gl.constexpr):
-    """Convert the keys or values from `start` on, box by box."""
     codes, arrived, taken, phase = code_buffer
     memory, full, empty, _phase = buffer
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])

@@ -380,7 +380,6 @@ def _pack(weights, DTYPE: gl.constexpr):
 
 @gluon.jit
 def _unpack(packed, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """What `_pack` made, as an operand of a product."""
     ROWS: gl.constexpr = packed.shape[0]
     COLUMNS: gl.constexpr = packed.shape[1] * 2
     low, high = gl.inline_asm_elementwise(

@@ -26,7 +26,7 @@ def resolve_kernels(name: str, device: torch.device) -> Kernels:
     `auto` takes Triton on a GPU that is new enough where triton is installed, else torch.
     `triton` on a CPU is for tests: it works in Triton's interpreter only.
 
-    Raises `SettingsError` for an unknown name, or where triton is asked for and not installed.
+    Raises `SettingsError` for an unknown name, or where triton is required and not installed.
     """
     if name not in ("auto", "torch", "triton"):
         raise SettingsError("kernels", f"{name!r} is none of auto, torch, triton")

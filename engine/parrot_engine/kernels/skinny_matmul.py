@@ -200,7 +200,7 @@ def tile_product(
     """One program `BLOCK_OUT` outputs of all tokens; W is the large operand of the products.
 
     With `SPLITS` > 1 program (i, s) sums the s-th part of the columns; neither norm nor gate may be
-    fused then. Sums go to `partial` `[blocks, SPLITS, BLOCK_OUT, TOKENS]`; who comes last, as
+    fused then. Sums go to `partial` `[blocks, SPLITS, BLOCK_OUT, TOKENS]`; the last program, as
     `arrivals[i]` counts, adds up all of them in their order. Counts end as they began, at 0. With
     `DESCRIPTORS` the copy engine fetches W, and x where it is not normalised.
     """
@@ -284,7 +284,7 @@ def tile_product(
         lines = tl.arange(0, BLOCK_OUT)[:, None] * TOKENS + tokens[None, :]
         parts = partial + tl.program_id(0) * (SPLITS * BLOCK_OUT * TOKENS) + lines
         tl.store(parts + split * (BLOCK_OUT * TOKENS), total)
-        # All threads have stored before the one that counts says so.
+        # All threads have stored before the count is raised.
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
         if arrived == SPLITS - 1:
@@ -324,7 +324,7 @@ def product(
     is summed in float32 and rounded once, to the dtype of `out` where it is given, else that of x.
 
     `tuning` must allow as many tokens as x has; columns can be cut (`splits`) only where neither
-    `norm` nor `gated` is asked for, and `descriptors` need rows of whole 16 bytes. Cut columns need
+    `norm` nor `gated` is used, and `descriptors` need rows of whole 16 bytes. Cut columns need
     `arrivals`: int32 zeros, at least one a block of outputs, that no product uses at the same time.
     """
     assert x.is_contiguous()

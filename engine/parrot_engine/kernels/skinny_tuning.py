@@ -66,8 +66,6 @@ class Vector(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """`tile_product`."""
-
     block_out: int
     block_in: int
     num_warps: int

@@ -29,7 +29,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def short_hash(digest: bytes) -> int:
-    """The first 64 bits of a block's hash: enough to say where a prefix lies.
+    """The first 64 bits of a block's hash: enough to locate a prefix.
 
     NOTE: never to decide what a block holds; two blocks of a million share a short hash with a
     probability of 3e-8.

@@ -6,7 +6,7 @@ Decides which physical block is used for what; knows neither contexts nor tensor
 - *used*: referenced by one or more block tables;
 - *cached*: referenced by nobody, but still holding a full block of tokens that can be found
   again by its hash; the first to be evicted when a block is needed. Those released last go last,
-  but for what whoever released them said of them (`Retention`).
+  unless they were released with another `Retention`.
 
 A full block is registered under the hash of its tokens and of everything before them. From then
 on it is immutable, until it is evicted or its only owner withdraws it. Two blocks never carry the
@@ -65,21 +65,21 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         #: Taken from the end: lowest ids first, to begin with.
         self._free = list(range(num_blocks - 1, -1, -1))
-        #: Referenced by nobody, least recently used first.
+        #: Without a reference, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         #: The same, evicted after all of those, each with the context that it is kept for.
         self._kept: OrderedDict[int, int] = OrderedDict()
         #: By context, the blocks kept for it in the order of their release: leaves first.
         self._kept_for: dict[int, dict[int, None]] = {}
         self._max_kept = int(num_blocks * KEPT_SHARE)
-        #: Whether a second owner has come to a block: then one owner's word does not drop it.
+        #: Whether a block ever had a second owner: then one owner cannot drop it.
         self._was_shared = bytearray(num_blocks)
-        #: Whether whoever released a block last dropped it.
+        #: Whether a block was last released with `drop`.
         self._is_dropped = bytearray(num_blocks)
         #: Copies outside of the pool.
         self.host = HostSlots(host_slots, self._lost_on_host) if host_slots else None
         self._on_reuse = on_reuse
-        #: Blocks whose content is on its way from there: each has one reference of nobody's table.
+        #: Blocks whose content is on its way from there: each has one reference of no table.
         self.loading: set[int] = set()
         #: Steps launched so far (see `count_launch`), and how many there were when a block was
         #: released.
@@ -111,11 +111,10 @@ class BlockPool:
         return chain(self._cached, self._kept)
 
     def digest(self, block: int) -> bytes | None:
-        """The hash under which a block is registered."""
         return self._hashes[block]
 
     def is_dropped(self, block: int) -> bool:
-        """Whether a cached block is not worth keeping, by the word of who released it."""
+        """Whether a cached block was released with `drop`."""
         return bool(self._is_dropped[block])
 
     def released_at(self, block: int) -> int:
@@ -123,16 +122,14 @@ class BlockPool:
         return self._released_at[block]
 
     def count_launch(self) -> int:
-        """One more step was launched; returns how many there were."""
         self.num_launches += 1
         return self.num_launches
 
     def references(self, block: int) -> int:
-        """The number of tables that hold this block."""
         return self._references[block]
 
     def is_private(self, block: int) -> bool:
-        """Whether one table alone holds this block, and nobody can find it: it may be written."""
+        """Whether one table alone holds this block and it is not registered: it may be written."""
         return self._references[block] == 1 and self._hashes[block] is None
 
     def find(self, digest: bytes) -> int | None:
@@ -143,7 +140,7 @@ class BlockPool:
         """A block with one reference and no content; evicts the first of the cached ones.
 
         Raises:
-            BlockStateError: no block is left; ask `num_free` first.
+            BlockStateError: no block is left; check `num_free` first.
         """
         if self._free:
             block = self._free.pop()
@@ -163,7 +160,6 @@ class BlockPool:
         return block
 
     def retain(self, block: int) -> None:
-        """One more reference to a used or cached block."""
         if self._references[block] == 0:
             if block not in self._cached and block not in self._kept:
                 raise self._illegal(block, "a free block cannot be retained")
@@ -259,7 +255,7 @@ class BlockPool:
         """The blocks that can be found, and those that cannot any more, since the last call.
 
         Args:
-            everything: all that can be found, for somebody who knows nothing yet.
+            everything: all that can be found, for a new receiver.
         """
         unreported = self._unreported
         if everything:
@@ -271,7 +267,7 @@ class BlockPool:
         )
 
     def _lost_on_host(self, digest: bytes) -> None:
-        """The host tier's copy of a block is no more."""
+        """The host tier has dropped its copy of a block."""
         if digest not in self._by_hash:
             self._report(digest, is_found=False)
 

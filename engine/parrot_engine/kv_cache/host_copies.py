@@ -116,7 +116,6 @@ class Rows:
         return torch.from_numpy(np.add.outer(np.array(blocks, np.int64), self._first).ravel())
 
     def gather(self, places: Tensor, out: Tensor) -> None:
-        """Copy rows into `out`, `[num_blocks, pieces, width]`."""
         torch.index_select(self._matrix, 0, places, out=out.view(len(places), -1))
 
     def scatter(self, places: Tensor, source: Tensor) -> None:
@@ -185,7 +184,7 @@ class _CudaCopy:
 
 
 class CudaCopies:
-    """Copies beside a GPU's steps; implements `BlockCopies`.
+    """Copies that run concurrently with a GPU's steps; implements `BlockCopies`.
 
     Steps are launched on the current stream of the thread that calls.
     """

@@ -37,7 +37,7 @@ class Rates(NamedTuple):
 def load_copies(
     runner: ModelRunner, settings: BuiltinSettings
 ) -> tuple[BlockCopies | None, BuiltinSettings]:
-    """The memory of a runner's host tier, and settings that say what it is worth.
+    """The memory of a runner's host tier, and settings with its break-even.
 
     None where there is no host tier, or where it would never be faster than computing.
 
@@ -78,7 +78,7 @@ def least_blocks(rates: Rates, block_size: int) -> int | None:
 
 
 def measure(runner: ModelRunner, copies: BlockCopies, max_batch_tokens: int) -> Rates:
-    """Time both on a runner whose cache nobody uses yet; takes the time of a few steps."""
+    """Time both on a runner whose cache is unused; takes the time of a few steps."""
     size = runner.block_size
     tokens = min(_PREFILL_TOKENS, max_batch_tokens, runner.max_position, runner.num_blocks * size)
     step_s = _second_s(lambda: _compute(runner, 1))

@@ -30,7 +30,6 @@ class HostSlots:
         self._forgotten: set[int] = set()
 
     def __len__(self) -> int:
-        """Copies that can be found."""
         return len(self._held)
 
     def __contains__(self, digest: bytes) -> bool:
@@ -41,7 +40,6 @@ class HostSlots:
         return iter(self._held)
 
     def find(self, digest: bytes) -> int | None:
-        """The slot that holds the copy of a block."""
         return self._held.get(digest)
 
     def take(self, digest: bytes) -> int | None:
@@ -72,10 +70,10 @@ class HostSlots:
         return slot
 
     def end_read(self, slot: int) -> None:
-        """One who read a slot has read it.
+        """End one read of a slot.
 
         Raises:
-            BlockStateError: nobody reads it.
+            BlockStateError: it is not being read.
         """
         if self._readers[slot] < 1:
             raise BlockStateError("host tier", f"slot {slot} was not being read")
@@ -87,7 +85,7 @@ class HostSlots:
                 self._free.append(slot)
 
     def forget(self, digest: bytes) -> None:
-        """Let a copy be found no more; does nothing when there is none."""
+        """Take a copy out of the index; does nothing when there is none."""
         slot = self._held.pop(digest, None)
         if slot is None:
             return

@@ -35,7 +35,7 @@ from parrot_engine.kv_cache.host_slots import HostSlots
 LOADING_SHARE = 0.25
 #: The reserve is looked at again after so many changes of the pool, as a share of it.
 _RECOUNT_SHARE = 1 / 8
-#: Blocks that are looked at for so many that are wanted, at most.
+#: Blocks examined for each block of the reserve, at most.
 _LOOKS = 4
 #: Runs that are remembered to have been fetched in part.
 _MAX_PARTLY_LOADED = 1024
@@ -92,7 +92,6 @@ class HostTier:
 
     @property
     def is_loading_any(self) -> bool:
-        """Whether blocks are on their way in."""
         return bool(self._loads)
 
     @property
@@ -103,7 +102,6 @@ class HostTier:
     # In
 
     def is_loading(self, digest: bytes) -> bool:
-        """Whether a block is on its way in."""
         return digest in self._loading
 
     def loadable(self, digests: Iterable[bytes]) -> list[bytes]:
@@ -179,7 +177,6 @@ class HostTier:
             self.pool.release(block)
 
     def wait(self) -> None:
-        """Wait a moment for blocks to arrive."""
         deadline = time.monotonic() + _WAIT_S
         while self._loads and not self._loads[0][0].is_done():
             if time.monotonic() > deadline:
@@ -248,7 +245,7 @@ class HostTier:
         self.num_stored += len(blocks)
 
     def _on_reuse(self, block: int) -> None:
-        """A registered block is about to be given to somebody else."""
+        """A registered block is about to be reused."""
         copy = self._storing.get(block)
         if copy is not None and not copy.is_read():
             self._overtaken.append(copy)
@@ -262,7 +259,6 @@ class HostTier:
             self._overtaken.clear()
 
     def after_launch(self) -> None:
-        """The step was launched."""
         self._copies.after_launch(self.pool.count_launch())
 
     def close(self) -> None:
@@ -291,12 +287,10 @@ def _held_alone(tables: Iterable[Sequence[int]], pool: BlockPool) -> Iterator[in
 
 
 def _once(copies: Iterable[Copy]) -> list[Copy]:
-    """Each of them once, in order."""
     return list({id(copy): copy for copy in copies}.values())
 
 
 def _forget(last: dict[int, Copy], numbers: Iterable[int], copy: Copy) -> None:
-    """Take out whatever has no later copy."""
     for number in numbers:
         if last.get(number) is copy:
             del last[number]

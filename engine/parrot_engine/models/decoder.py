@@ -43,12 +43,11 @@ class TensorSpec(NamedTuple):
     collective: Collective | None = None
 
     def empty(self, *shape: int) -> nn.Parameter:
-        """An unfilled weight."""
         data = torch.empty(*shape, device=self.device, dtype=self.dtype)
         return nn.Parameter(data, requires_grad=False)
 
     def ops(self) -> Ops:
-        """The operations of these kernels; imports triton only where it is asked for."""
+        """The operations of these kernels; imports triton only where it is used."""
         if self.kernels == "triton":
             from parrot_engine.models.triton_ops import TritonOps
 
@@ -81,7 +80,6 @@ class Linear(nn.Module):
 
     @property
     def affine(self) -> Affine:
-        """The weights, for `Ops`."""
         return Affine(self.weight, self.bias)
 
     def weight_parts(self, prefix: str) -> Iterator[WeightPart]:
@@ -118,7 +116,6 @@ class RMSNorm(nn.Module):
 
     @property
     def norm(self) -> Norm:
-        """The weights, for `Ops`."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ _STD = 0.02
 
 
 class LoadedModel(NamedTuple):
-    """A model with its weights, and what its checkpoint says about generating."""
+    """A model with its weights and its checkpoint's generation defaults."""
 
     model: Decoder
     defaults: GenerationDefaults
@@ -91,7 +91,6 @@ def load_model(
     own = config if collective is None else shard_config(config, collective.shard)
 
     def whole() -> Decoder:
-        """All of the model, without memory for its weights."""
         return family.build(config, TensorSpec(torch.device("meta"), torch.float32))
 
     if dummy_seed is not None:

@@ -82,7 +82,6 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def _choices(config: ModelConfig) -> str:
-    """The sizes that would do."""
 
     def fits(size: int) -> bool:
         kv_heads = config.num_kv_heads

@@ -113,8 +113,6 @@ class RequiredCapture:
 
 
 class _Graph(NamedTuple):
-    """One captured step."""
-
     replay: Callable[[], None]
     computed: Computed
 
@@ -140,7 +138,6 @@ class Bucket:
         return self.layout.write(buffer, host.tables, host.lists)
 
     def write_nothing(self, buffer: Ints) -> int:
-        """Write a step of padding alone."""
         nothing = np.zeros(0, dtype=np.int32)
         self._write_tokens(buffer, nothing, nothing)
         return self.layout.write_nothing(buffer)
@@ -301,7 +298,6 @@ class StepGraphs:
 
 
 def _first(largest: Largest, count: int) -> Largest:
-    """That of the first rows."""
     return Largest(*(part[:count] for part in largest))
 
 

@@ -28,9 +28,7 @@ class RankCollective(Collective, Protocol):
         """Sum few tokens of `dtype` through peer memory, where that works for every rank."""
         ...
 
-    def least(self, value: int) -> int:
-        """The smallest of every rank's `value`."""
-        ...
+    def least(self, value: int) -> int: ...
 
 
 def load_runner(

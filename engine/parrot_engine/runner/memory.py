@@ -15,7 +15,6 @@ STAGING_BYTES = 64 << 20
 
 
 def staging_blocks(bytes_per_block: int) -> int:
-    """Blocks that one such buffer holds."""
     return max(1, STAGING_BYTES // bytes_per_block)
 
 

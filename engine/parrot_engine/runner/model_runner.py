@@ -117,7 +117,6 @@ class Download:
         return self._event is None or self._event.query()
 
     def wait(self) -> list[Tensor]:
-        """The tensors, on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
@@ -250,7 +249,7 @@ class ModelRunner:
     ) -> None:
         """Take a loaded model and allocate a KV cache of `num_blocks` blocks for it.
 
-        `dtype` is the model's, and the cache's unless `kv_cache_dtype` says otherwise. With
+        `dtype` is the model's, and the cache's unless `kv_cache_dtype` overrides it. With
         `collective` the model is one rank's part, and so is the cache; every rank is to launch the
         same.
         """
@@ -367,7 +366,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> Tensor:
-        """The logits of one step, for who wants to look at them; samples and scores nothing.
+        """The logits of one step, for inspection; samples and scores nothing.
 
         Returns float32 `[num_logit_rows, vocab_size]` on the runner's device: for each row of the
         batch in order, none, the last token's, or all tokens'.

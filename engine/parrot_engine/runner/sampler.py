@@ -181,7 +181,6 @@ def choose(
 def _find_largest(
     processed: Tensor, logits: Tensor, largest: Largest | None, kernels: Kernels
 ) -> Largest:
-    """That of `processed`, made of `logits`, whose largest may be known."""
     found = _largest_of(processed, kernels)
     if processed is logits:
         return found

@@ -54,8 +54,6 @@ class Ring(Generic[BufferT]):
 
 
 class _Pair(NamedTuple):
-    """One buffer on the host and one on the device."""
-
     host: Tensor
     device: Tensor
 
@@ -71,8 +69,6 @@ class _NoEvent:
 
 
 class _StreamEvent:
-    """An event on the stream of a device's work."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._event = torch.cuda.Event()

@@ -44,7 +44,6 @@ class Part:
         return self._tensor
 
     def take(self, sent: Tensor) -> None:
-        """This is the array on the device."""
         self._tensor = sent.view(torch.float64) if self.is_real else sent
 
 
@@ -59,15 +58,12 @@ class Upload:
         self._parts: list[Part] = []
 
     def integers(self, values: Sequence[int]) -> Part:
-        """Add integers."""
         return self._add(Part(np.array(values, dtype=np.int64), is_real=False))
 
     def array(self, values: npt.NDArray[np.integer[Any]]) -> Part:
-        """Add an array of integers."""
         return self._add(Part(values.astype(np.int64), is_real=False))
 
     def reals(self, values: Sequence[float] | npt.NDArray[np.float64]) -> Part:
-        """Add real numbers."""
         return self._add(Part(np.array(values, dtype=np.float64).view(np.int64), is_real=True))
 
     def _add(self, part: Part) -> Part:
@@ -370,8 +366,6 @@ def make_masks(
 
 
 class _Scored(NamedTuple):
-    """A row that scores its tokens."""
-
     row: int
     scoring: ScoringRow
     #: The row's first row of logits.
