@@ -112,9 +112,9 @@ class TritonAttention(FusedAttention[TritonPlan]):
     ) -> None:
         """A back end for layers with these `windows` and a cache of `dtype`, or a quantized one.
 
-        `cuts` and `tile_cuts` decide where keys are cut (None: as measured to be best for the kernel
-        in use). `share_prefixes` False, other `tunings` and the `limits` of another device are
-        for measuring.
+        `cuts` and `tile_cuts` decide where keys are cut (None: as measured to be best for the
+        kernel in use). `share_prefixes` False, other `tunings` and the `limits` of another
+        device are for measuring.
         """
         limits = limits or launch.device_limits(device)
         self._shape = shape
