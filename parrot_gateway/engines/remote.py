@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -477,11 +477,6 @@ class EngineChannel:
             finally:
                 self._waiter = None
         return self._events.popleft()
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Events without end; break off when enough has come. Raises as `next`."""
-        while True:
-            yield await self.next()
 
     def _push(self, event: Event) -> None:
         self._events.append(event)

@@ -8,9 +8,6 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-TITLE = "Alice's Adventures in Wonderland"
-AUTHOR = "Lewis Carroll"
-
 
 @cache
 def text() -> str:

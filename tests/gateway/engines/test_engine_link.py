@@ -55,7 +55,8 @@ async def generate(channel: Any, prompt: list[int], count: int) -> list[int]:
     channel.submit(Fill(context_id, prompt), Generate(context_id, greedy(count)))
     tokens: list[int] = []
     async with asyncio.timeout(WAIT_S):
-        async for event in channel:
+        while True:
+            event = await channel.next()
             if isinstance(event, Generated):
                 tokens += event.token_ids
                 if event.finish_reason is not None:
