@@ -142,9 +142,7 @@ def loop_runner() -> asyncio.Runner:
 
 async def start_fake_upstream(models: Sequence[str]) -> Server:
     """The scripted upstream, which serves (and is scripted by) these model names."""
-    command = [sys.executable, "-m", "parrot_gateway.bench.fake_upstream"]
-    for model in models:
-        command += ["--model", model]
+    command = [sys.executable, "-m", "parrot_gateway.bench.upstream", *models]
     return await Server.start("the fake upstream", command, r"(http://\S+/v1)")
 
 

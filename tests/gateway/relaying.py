@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import msgspec
 import uvicorn
+from harness.fake_upstream import FakeUpstream
 from yarl import URL
 
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
-from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.upstream_call import upstream_body

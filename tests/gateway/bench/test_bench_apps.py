@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.fake_upstream import FakeUpstream
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 
 from parrot_gateway.bench.apps import book, measure, policies
 from parrot_gateway.bench.apps.applications import RECIPES
 from parrot_gateway.bench.apps.runner import GatewayClient, JobResult, RunResult, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Call, Job, Output, Size, Workload
-from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.bench.servers import BenchmarkError
 
 SALT = "Copy 000000000001."

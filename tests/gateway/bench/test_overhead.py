@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.fake_upstream import FakeUpstream
 
 from parrot_gateway.bench import overhead
-from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.bench.load import LoadPlan, LoadResult, Spread, drive, run_load
 from parrot_gateway.bench.report import Row, machine, write_json
 from parrot_gateway.bench.servers import BenchmarkError, start_bare_proxy, start_litellm

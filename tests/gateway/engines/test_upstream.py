@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 import pytest
+from harness.fake_upstream import FakeUpstream
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, event_stream
 from relaying import eventually, relaying
 
-from parrot_gateway.bench.fake_upstream import FakeUpstream
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import WHOLE_BODY_LIMIT
 from parrot_gateway.exceptions import OverloadedError, UpstreamError, UpstreamTimeoutError

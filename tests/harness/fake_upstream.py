@@ -1,48 +1,36 @@
 """A scripted upstream: an OpenAI-compatible server that follows its script exactly.
 
-    python -m parrot_gateway.bench.fake_upstream --port 0
-
-The double of an upstream in tests and the far end in benchmarks. Serves `/v1/models`, chat and
-text completions, `/v1/responses`, `/v1/embeddings`, and echoes any other path under `/v1/`. What
-it does is scripted per request, by a header or by the model's name:
+Serves `/v1/models`, chat and text completions, `/v1/responses`, `/v1/embeddings`, and echoes any
+other path under `/v1/`. What it does is scripted per request, by a header or by the model's name:
 
     x-fake: chunks=100, delay_ms=20, fault=drop, after=3
     {"model": "fake:status=503,times=2,key=a", …}
 
-`GET /__log` gives the last requests with how they ended, `DELETE /__log` forgets them. Generates
-fixed text; checks no parameters and no keys.
+Generates fixed text; checks no parameters and no keys.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import hashlib
-import re
-import socket
 import time
 from collections import Counter, deque
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import httptools
 import msgspec
 
-from parrot_gateway.bench.fake_answers import (
+from harness.fake_answers import (
     ERROR_BODY,
-    LAST_CHUNK,
     STREAM_HEAD,
     Script,
     error_answer,
     http_answer,
-    http_chunk,
     parse_script,
     stream_events,
     whole_answer,
     whole_body,
 )
-from parrot_gateway.bench.servers import loop_runner
+from parrot_gateway.bench.upstream import LAST_CHUNK, HttpConnection, http_chunk
 
 
 @dataclass(slots=True, eq=False)
@@ -60,20 +48,6 @@ class Record:
     def header(self, name: str) -> str | None:
         key = name.lower().encode()
         return next((v.decode() for k, v in self.headers if k.lower() == key), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain types; the body as a hash and, when short, as text."""
-        return {
-            "method": self.method,
-            "path": self.path,
-            "headers": {k.decode().lower(): v.decode("latin-1") for k, v in self.headers},
-            "body_sha256": hashlib.sha256(self.body).hexdigest(),
-            "body": self.body[:4096].decode("utf-8", "replace"),
-            "key": self.script.key,
-            "started_at": self.started_at,
-            "ended_at": self.ended_at,
-            "ended": self.ended,
-        }
 
 
 class FakeUpstream:
@@ -139,61 +113,24 @@ class _Fields(msgspec.Struct):
 _fields_decoder = msgspec.json.Decoder(_Fields)
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(HttpConnection):
     def __init__(self, server: FakeUpstream) -> None:
+        super().__init__()
         self._server = server
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
         self._record: Record | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         self._server._connections.add(self)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self._server._connections.discard(self)
-        if self._task is not None:
-            self._task.cancel()
-        self._writable.set()
         self._end("aborted")
 
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._transport.close()
-
-    # -- parser callbacks
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        method = self._parser.get_method().decode()
-        path, headers, body = self._url.decode(), self._headers, b"".join(self._body)
-        self._url, self._headers, self._body = b"", [], []
-        if path.startswith("/__log"):
-            self._answer_log(method)
-            return
+    def handle(
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> None:
         record = self._record = Record(method, path, headers, body)
         self._server.log.append(record)
         self._handle(record)
@@ -201,7 +138,7 @@ class _Connection(asyncio.Protocol):
     # -- answers
 
     def cut(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     def _end(self, how: Literal["complete", "aborted", "fault"]) -> None:
         record = self._record
@@ -209,14 +146,6 @@ class _Connection(asyncio.Protocol):
             record.ended = how
             record.ended_at = time.time()
             self._server.changed()
-
-    def _answer_log(self, method: str) -> None:
-        body = b"[]"
-        if method == "DELETE":
-            self._server.log.clear()
-        else:
-            body = msgspec.json.encode([record.to_dict() for record in self._server.log])
-        self._transport.write(http_answer(200, body))
 
     def _handle(self, record: Record) -> None:
         path = record.path.partition("?")[0]
@@ -237,7 +166,7 @@ class _Connection(asyncio.Protocol):
         if not self._server.is_faulty_turn(script):
             script = msgspec.structs.replace(script, status=200, fault="")
         if script.first_ms or fields.stream or script.fault == "stall":
-            self._task = asyncio.create_task(self._play(path, fields, script))
+            self.task = asyncio.create_task(self._play(path, fields, script))
         else:
             self._answer(path, fields, script)
 
@@ -277,22 +206,22 @@ class _Connection(asyncio.Protocol):
     def _send(self, data: bytes) -> None:
         if self._record is not None and self._record.method == "HEAD":
             data = data[: data.index(b"\r\n\r\n") + 4]
-        self._transport.write(data)
+        self.transport.write(data)
         self._end("complete")
 
     def _reset(self) -> None:
         self._end("fault")
-        self._transport.abort()
+        self.transport.abort()
 
     def _break_off(self, data: bytes) -> None:
         self._end("fault")
-        self._transport.write(data)
-        self._transport.close()
+        self.transport.write(data)
+        self.transport.close()
 
     async def _stream(self, path: str, fields: _Fields, script: Script) -> None:
         include_usage = bool(fields.stream_options and fields.stream_options.get("include_usage"))
         faulty = script.fault in ("drop", "half", "truncate", "eof", "stall")
-        write = self._transport.write
+        write = self.transport.write
         head = STREAM_HEAD
         delay = script.delay_ms / 1000
         due = asyncio.get_running_loop().time()
@@ -303,8 +232,8 @@ class _Connection(asyncio.Protocol):
             if delay and count:
                 due += delay
                 await asyncio.sleep(due - asyncio.get_running_loop().time())
-            if not self._writable.is_set():
-                await self._writable.wait()
+            if not self.writable.is_set():
+                await self.writable.wait()
             if script.split:
                 await self._write_split(head + http_chunk(event), script.split)
             else:
@@ -334,28 +263,7 @@ class _Connection(asyncio.Protocol):
 
     async def _write_split(self, data: bytes, size: int) -> None:
         for start in range(0, len(data), size):
-            self._transport.write(data[start : start + size])
+            self.transport.write(data[start : start + size])
             # Two turns of the loop: each piece becomes a segment of its own.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-
-
-async def _serve(port: int, models: tuple[str, ...]) -> None:
-    server = FakeUpstream(models=models)
-    await server.start(port)
-    print(server.url, flush=True)
-    await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Serve until killed; prints the base URL on the first line."""
-    parser = argparse.ArgumentParser(description=re.split(r"\n\s*\n", __doc__ or "")[0])
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--model", action="append", help="a model to list; repeatable")
-    arguments = parser.parse_args()
-    with loop_runner() as runner, suppress(KeyboardInterrupt):
-        runner.run(_serve(arguments.port, tuple(arguments.model or ("fake", "fake-2"))))
-
-
-if __name__ == "__main__":
-    main()

@@ -79,14 +79,9 @@ STREAM_HEAD = (
     b"x-ratelimit-remaining-requests: 42\r\nserver: fake\r\nset-cookie: a=b\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-LAST_CHUNK = b"0\r\n\r\n"
 ERROR_BODY = (
     b'{"error": {"message":"scripted failure","type":"server_error","param":null,"code":null}}'
 )
-
-
-def http_chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def http_answer(
