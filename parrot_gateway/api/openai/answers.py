@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -21,7 +21,7 @@ from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.generate import CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest, TextToken
-from parrot_gateway.generation.requests.types import SamplingFields
+from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
 
 #: OpenAI's sentinel for "very unlikely": JSON has no minus infinity.
 VERY_UNLIKELY = -9999.0
@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class ChunkedAnswer(ABC):
-    """The answer of a chat or a completion: one object, or chunks that repeat its envelope.
+    """The `Answer` of a chat or a completion: one object, or chunks that repeat its envelope.
 
     Only the delta itself is encoded for each chunk.
 
@@ -39,7 +39,6 @@ class ChunkedAnswer(ABC):
         served: the model.
         model: as the caller named it.
         generation_request: as the engine gets it.
-        extra: further fields of the envelope.
     """
 
     #: Of the id, of the whole answer, and of a chunk; how the JSON of a choice begins.
@@ -50,22 +49,25 @@ class ChunkedAnswer(ABC):
 
     def __init__(
         self,
-        request: SamplingFields,
+        request: ChatBody | CompletionBody,
         served: ServedModel,
         model: str,
         generation_request: GenerationRequest,
-        extra: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = served.tokenizer
         self._generation_request = generation_request
         self._wants_ids = bool(request.return_token_ids)
+        # A number in completions, where 0 asks for the chosen tokens alone; a flag in chats.
+        self._wants_logprobs = request.logprobs is not None and request.logprobs is not False
         self._envelope: dict[str, Any] = {
             "id": f"{self._ID}-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": system_fingerprint(served.info),
-            **(extra or {}),
         }
+        if isinstance(request, ChatBody) and request.service_tier is not None:
+            # The tier that served the call, reported to callers that chose one.
+            self._envelope["service_tier"] = "default"
         options = request.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         chunk = encode({"object": self._CHUNK, **self._envelope, "choices": []})

@@ -11,14 +11,11 @@ from parrot_gateway.api.openai.answers import (
     encode,
 )
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
-from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import (
     ChoiceDelta,
-    GenerationRequest,
     PromptFilled,
     Update,
 )
-from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
 
 
@@ -28,19 +25,10 @@ class ChatAnswer(ChunkedAnswer):
     _ID, _OBJECT, _CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
     _HEAD = b'{"index":%d,"delta":'
 
-    def __init__(
-        self,
-        request: ChatBody,
-        served: ServedModel,
-        model: str,
-        generation_request: GenerationRequest,
-    ) -> None:
-        # The tier that served the call, reported to callers that chose one.
-        extra = {} if request.service_tier is None else {"service_tier": "default"}
-        super().__init__(request, served, model, generation_request, extra)
-        self._wants_logprobs = bool(request.logprobs)
-        tools = generation_request.tools
-        self._calls_only = tools is not None and tools.calls_only
+    @property
+    def _calls_only(self) -> bool:
+        tools = self._generation_request.tools
+        return tools is not None and tools.calls_only
 
     def opening(self) -> bytes:
         """See `Answer`: the role of every choice, in the order that clients count on."""

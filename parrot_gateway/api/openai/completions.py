@@ -16,9 +16,7 @@ from parrot_gateway.api.openai.answers import (
     joined,
 )
 from parrot_gateway.generation.generate import CollectedPrompt
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest, PromptFilled, Update
-from parrot_gateway.generation.requests.types import CompletionBody
+from parrot_gateway.generation.request import PromptFilled, Update
 
 
 class CompletionAnswer(ChunkedAnswer):
@@ -27,19 +25,7 @@ class CompletionAnswer(ChunkedAnswer):
     _ID, _OBJECT, _CHUNK = "cmpl", "text_completion", "text_completion"
     _HEAD = b'{"index":%d,"text":'
 
-    def __init__(
-        self,
-        request: CompletionBody,
-        served: ServedModel,
-        model: str,
-        generation_request: GenerationRequest,
-    ) -> None:
-        super().__init__(request, served, model, generation_request)
-        self._wants_logprobs = request.logprobs is not None
-        self._echoes = generation_request.echoes
-
     def events(self, update: Update) -> bytes:
-        """See `Answer`."""
         if isinstance(update, PromptFilled):
             return self._prompt_events(update)
         wants_ids = self._wants_ids
@@ -48,7 +34,7 @@ class CompletionAnswer(ChunkedAnswer):
             return b""
         logprobs = b"null"
         if self._wants_logprobs:
-            start = 0 if self._echoes is None else len(self._echoes[update.prompt])
+            start = len(self._echo(update.prompt))
             logprobs = encode(completion_logprobs(self._tokenizer, update.tokens, start))
         return self.event(
             self._choice(
@@ -60,12 +46,16 @@ class CompletionAnswer(ChunkedAnswer):
             )
         )
 
+    def _echo(self, prompt: int) -> str:
+        echoes = self._generation_request.echoes
+        return "" if echoes is None else echoes[prompt]
+
     def _prompt_events(self, update: PromptFilled) -> bytes:
         """The echo of a prompt, once for each of its choices; the end of what only was filled."""
         ends = self._generation_request.sampling.max_tokens == 0
-        if self._echoes is None and not ends:
+        if self._generation_request.echoes is None and not ends:
             return b""
-        text = "" if self._echoes is None else self._echoes[update.prompt]
+        text = self._echo(update.prompt)
         logprobs = b"null"
         if self._wants_logprobs:
             logprobs = encode(self._prompt_logprobs(update))
@@ -97,12 +87,12 @@ class CompletionAnswer(ChunkedAnswer):
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
         for prompt, entry in enumerate(collected):
-            echo = "" if self._echoes is None else self._echoes[prompt]
+            echo = self._echo(prompt)
             for candidate in entry.candidates:
                 logprobs = None
                 if self._wants_logprobs:
                     logprobs = completion_logprobs(self._tokenizer, candidate.tokens, len(echo))
-                    if self._echoes is not None and entry.filled is not None:
+                    if self._generation_request.echoes is not None and entry.filled is not None:
                         logprobs = joined(self._prompt_logprobs(entry.filled), logprobs)
                 choice: dict[str, Any] = {
                     "index": len(choices),

@@ -50,24 +50,25 @@ def find_history(request: ResponseBody | InputFields, store: ResponseStore, tena
     if request.previous_response_id is not None:
         previous = store.response(tenant, request.previous_response_id, now)
         if previous is None:
-            raise NotFoundError(
-                f"Previous response with id '{request.previous_response_id[:80]}' not found.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
+            raise _not_found("Previous response", request.previous_response_id)
         return History(previous, None)
     if request.conversation is not None:
         named = request.conversation
         conversation_id = named.id if isinstance(named, ConversationRef) else named
         conversation = store.conversation(tenant, conversation_id, now)
         if conversation is None:
-            raise NotFoundError(
-                f"Conversation with id '{conversation_id[:80]}' not found.",
-                param="conversation",
-                code="conversation_not_found",
-            )
+            raise _not_found("Conversation", conversation_id)
         return History(None, conversation)
     return History(None, None)
+
+
+def _not_found(noun: str, id: str) -> NotFoundError:
+    name = noun.lower().replace(" ", "_")
+    return NotFoundError(
+        f"{noun} with id '{id[:80]}' not found.",
+        param="conversation" if name == "conversation" else f"{name}_id",
+        code=f"{name}_not_found",
+    )
 
 
 async def prompt_of(

@@ -205,65 +205,51 @@ class SemanticCalls:
     ) -> Job:
         """Submit the call; after an error the session is as before."""
         made: list[Variable] = []
+
+        def variable(source: str, param: str) -> Variable:
+            before = session.num_variables
+            found = self._service.variable(session, source, param)
+            if session.num_variables > before:
+                made.append(found)
+            return found
+
         try:
-            spec = self._spec(session, exchange, request, fields, checked, made)
+            context = None if fields.context is None else parse_context(fields.context)
+            inputs = {
+                name: Binding(value=source.value)
+                if isinstance(source, Given)
+                else Binding(variable_id=variable(source, "inputs").id)
+                for name, source in fields.inputs.items()
+            }
+            output = None
+            if fields.output is not None:
+                output = variable(fields.output, "output")
+            elif fields.defer:
+                output = session.anonymous_variable()
+                made.append(output)
+            spec = CallSpec(
+                request=request,
+                checked=checked,
+                inputs=inputs,
+                output=None if output is None else output.id,
+                context=context,
+                transform=fields.transform,
+                cut_tokens=self._token_cutter(request, fields),
+                objective=fields.objective,
+                priority=fields.priority,
+                dedupe=fields.dedupe and context is None,
+                name=fields.name,
+                run=fields.run,
+                parent=fields.parent,
+                group=fields.group,
+                headers=list(exchange.scope["headers"]),
+            )
             template = await read_aside(lambda: template_of(spec), request.size)
             return self._service.submit(session, spec, attended=not fields.defer, template=template)
         except BaseException:
-            for variable in made:
-                _discard(session, variable)
+            for each in made:
+                _discard(session, each)
             raise
-
-    def _spec(
-        self,
-        session: Session,
-        exchange: Exchange,
-        request: CallRequest,
-        fields: SemanticFields,
-        checked: PreparedCall[Any] | None,
-        made: list[Variable],
-    ) -> CallSpec:
-        """The call as the service takes it; variables made for it are added to `made`."""
-        context = None if fields.context is None else parse_context(fields.context)
-        inputs: dict[str, Binding] = {}
-        for name, source in fields.inputs.items():
-            if isinstance(source, Given):
-                inputs[name] = Binding(value=source.value)
-                continue
-            variable = self._variable(session, source, "inputs", made)
-            inputs[name] = Binding(variable_id=variable.id)
-        output = None
-        if fields.output is not None:
-            output = self._variable(session, fields.output, "output", made)
-        elif fields.defer:
-            output = session.anonymous_variable()
-            made.append(output)
-        return CallSpec(
-            request=request,
-            checked=checked,
-            inputs=inputs,
-            output=None if output is None else output.id,
-            context=context,
-            transform=fields.transform,
-            cut_tokens=self._token_cutter(request, fields),
-            objective=fields.objective,
-            priority=fields.priority,
-            dedupe=fields.dedupe and context is None,
-            name=fields.name,
-            run=fields.run,
-            parent=fields.parent,
-            group=fields.group,
-            headers=list(exchange.scope["headers"]),
-        )
-
-    def _variable(
-        self, session: Session, source: str, param: str, made: list[Variable]
-    ) -> Variable:
-        before = session.num_variables
-        variable = self._service.variable(session, source, param)
-        if session.num_variables > before:
-            made.append(variable)
-        return variable
 
     def _session(
         self,
