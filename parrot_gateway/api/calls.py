@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
@@ -19,11 +20,11 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
     missing_parameter,
 )
-from parrot_gateway.generation.placement import salt_of
 from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
 from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
+from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.service import SemanticService
@@ -61,14 +62,9 @@ class CallRoutes:
             service, models, keep_alive_s=server.keep_alive_s, answer=self._answer
         )
         self._responses = ResponseRoutes(models, store, server)
-
-    async def completions(self, exchange: Exchange) -> None:
-        """`POST /v1/completions`."""
-        await self._call(exchange, "completions")
-
-    async def chat_completions(self, exchange: Exchange) -> None:
-        """`POST /v1/chat/completions`."""
-        await self._call(exchange, "chat")
+        #: `POST /v1/completions` and `POST /v1/chat/completions`.
+        self.completions: Handler = partial(self._call, "completions")
+        self.chat_completions: Handler = partial(self._call, "chat")
 
     async def tokenize(self, exchange: Exchange) -> None:
         """`POST /tokenize`: models of our own engines only."""
@@ -149,7 +145,7 @@ class CallRoutes:
             fallback=None if target.upstream in tried else fall_back,
         )
 
-    async def _call(self, exchange: Exchange, kind: CallKind) -> None:
+    async def _call(self, kind: CallKind, exchange: Exchange) -> None:
         request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
         headers = exchange.scope["headers"]
         if request.size <= MAX_INLINE_BYTES:
@@ -183,13 +179,12 @@ class CallRoutes:
             await self._answer(exchange, request, context, other, tried | {target.upstream})
 
         upstream = self._models.upstreams[target.upstream]
-        body = await read_aside(
-            lambda: upstream_body(
-                request.body, upstream, target.model, request.model, context.metadata
-            ),
-            request.size,
-            MAX_INLINE_BYTES,
-        )
+        if request.size <= MAX_INLINE_BYTES:
+            body = upstream_body(request, upstream, target.model, context.metadata)
+        else:
+            body = await asyncio.to_thread(
+                upstream_body, request, upstream, target.model, context.metadata
+            )
         await forward(
             exchange,
             upstream,
@@ -222,7 +217,7 @@ class CallRoutes:
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)
-        generation_request = await call.generation_request(salt_of(context.metadata.tenant))
+        generation_request = await call.generation_request(context.metadata.salt)
         shape = ChatAnswer if request.kind == "chat" else CompletionAnswer
         await answer_call(
             exchange,

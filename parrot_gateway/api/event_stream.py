@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -120,7 +120,7 @@ async def answer_call(
     stream: bool,
     deadline: float,
     keep_alive_s: float,
-    observers: Iterable[GenerationObserver] = (),
+    observers: Sequence[GenerationObserver] = (),
 ) -> None:
     """Run a generation and answer the exchange with it.
 

@@ -50,6 +50,15 @@ _LARGE_BODY = 1024 * 1024
 _MAX_CACHED_URLS = 512
 
 
+class _PlainRequest(aiohttp.ClientRequest):
+    """A request with the headers that it is given only: aiohttp adds none, and need not look."""
+
+    _skip_auto_headers = CIMultiDict[None]({"content-type": None})
+
+    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:
+        """See `aiohttp.ClientRequest`."""
+
+
 class Upstream:
     """One upstream server.
 
@@ -128,6 +137,7 @@ class Upstream:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
+            request_class=_PlainRequest,
             skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
             proxy=proxy,
         )

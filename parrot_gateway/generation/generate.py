@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -54,19 +54,19 @@ class Generation:
         placer: Placer,
         request: GenerationRequest,
         deadline: float | None = None,
-        observers: Iterable[GenerationObserver] = (),
+        observers: Sequence[GenerationObserver] = (),
     ) -> None:
         self._placer = placer
         self._request = request
         self._deadline = deadline
-        self._observers = Observers(observers)
+        self._observers = Observers(observers) if observers else None
         #: Which candidates are answered is known in the end only.
         self._ranks = request.best_of > request.n
         tools = request.tools
         #: By candidate of the only prompt, where tools may be called.
         self._tool_texts = [] if tools is None else [ToolCallText(tools) for _ in range(request.n)]
         #: Whether updates concern anybody but the caller.
-        self._is_watched = tools is not None or bool(self._observers)
+        self._is_watched = tools is not None or self._observers is not None
         self._placement: Placement
         #: Once there is a place for the call.
         self._channel: Channel | None = None
@@ -93,6 +93,8 @@ class Generation:
             self._report_progress()
             self._placement.succeed()
         self._placement.close()
+        if self._observers is None:
+            return
         if error is not None:
             self._observers.failed(error)
         elif self.state.done:
@@ -141,8 +143,12 @@ class Generation:
     def _observed(self, update: Update) -> Update:
         """Read tool calls and notify observers."""
         if isinstance(update, PromptFilled):
-            if self._request.echoes is not None and self._observers:
-                self._observe_echo(update.prompt, self._request.echoes[update.prompt])
+            if self._request.echoes is not None:
+                echo = self._request.echoes[update.prompt]
+                self.observe(
+                    ChoiceDelta(update.prompt, choice, echo, [], [], None)
+                    for choice in range(self._request.n)
+                )
             return update
         if self._tool_texts:
             text, reason = self._tool_texts[update.choice], update.finish_reason
@@ -151,27 +157,22 @@ class Generation:
                 reason = "tool_calls"
             update = update._replace(pieces=pieces, finish_reason=reason)
         if not self._ranks:
-            self._observers.delta(update)
+            self.observe([update])
         return update
 
-    def _observe_echo(self, prompt: int, echo: str) -> None:
-        for choice in range(self._request.n):
-            self._observers.delta(ChoiceDelta(prompt, choice, echo, [], [], None))
-
-    def choose(self, chosen: Iterable[ChoiceDelta]) -> None:
-        """Tell observers of the candidates that are answered, where there are more than those.
-
-        Args:
-            chosen: each whole, numbered by its rank.
-        """
-        for delta in chosen:
-            self._observers.delta(delta)
+    def observe(self, deltas: Iterable[ChoiceDelta]) -> None:
+        """Notify observers of the answer. Where candidates are ranked, each chosen one comes whole,
+        numbered by its rank, in the end."""
+        if self._observers is not None:
+            for delta in deltas:
+                self._observers.delta(delta)
 
     async def _begin(self) -> Channel:
         """Wait for a placement and send the call to its engine."""
         placement = self._placement
         engine = await placement.engine()
-        self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
+        if self._observers is not None:
+            self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
         self.state.priority = placement.priority
         channel = engine.open(
             self.state.contexts_wanted,
@@ -291,7 +292,7 @@ async def collect(generation: Generation, prompts: int, best_of: int) -> list[Co
         ranking = generation.state.ranking(prompt)
         entry.candidates = [entry.candidates[index] for index in ranking]
         if len(ranking) < best_of:
-            generation.choose(
+            generation.observe(
                 each.as_delta(prompt, rank) for rank, each in enumerate(entry.candidates)
             )
     return collected

@@ -6,7 +6,7 @@ Plain values and protocols: which engine it becomes is decided by the scheduler,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from parrot_scheduler.task import LATENCY, GroupRef, Objective
@@ -49,6 +49,11 @@ class CallMetadata:
     successors: int = 0
     #: Name of an engine that holds something of it already.
     prefers: str | None = None
+    #: See `salt_of`.
+    salt: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "salt", salt_of(self.tenant))
 
 
 ORDINARY_CALL = CallMetadata()

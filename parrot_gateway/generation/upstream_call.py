@@ -24,7 +24,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.observer import GenerationObserver, Observers, TextObserver
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import ChoiceDelta
-from parrot_gateway.generation.requests.call import CallKind
+from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.generation.tools.parsing import (
     ArgumentsPiece,
     CallBegin,
@@ -257,21 +257,21 @@ def with_hints(body: bytes, style: HintStyle, metadata: CallMetadata) -> bytes:
 
 
 def upstream_body(
-    body: bytes, upstream: Upstream, model: str, requested_model: str, metadata: CallMetadata
+    request: CallRequest, upstream: Upstream, model: str, metadata: CallMetadata
 ) -> bytes:
-    """The body of a chat or a completion as its upstream gets it.
+    """The body of a chat or a completion as its upstream gets it. Call it in a thread for a large
+    request.
 
     Args:
-        body: as received.
+        request: as received.
         upstream: where it goes.
         model: the name that the upstream knows.
-        requested_model: the name that the body holds.
         metadata: of the call, for upstreams that take a priority.
 
     Raises:
         InvalidRequestError: as `rewrite`.
     """
-    body = rewrite(body, None if model == requested_model else model)
+    body = rewrite(request.body, None if model == request.model else model)
     style = upstream.settings.hints
     return body if style == "none" else with_hints(body, style, metadata)
 

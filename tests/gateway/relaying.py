@@ -17,6 +17,7 @@ from yarl import URL
 from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import ORDINARY_CALL
+from parrot_gateway.generation.requests.call import CallHead, CallRequest
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
@@ -150,17 +151,13 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
     async def call(exchange: Exchange) -> None:
         body = await exchange.body(1 << 26)
         head = msgspec.json.decode(body, type=_Head)
+        model = relay.aliases.get(head.model, head.model)
+        request = CallRequest("chat", body, head=CallHead(head.model, head.stream))
         await forward(
             exchange,
             upstream,
             path=exchange.path,
-            body=upstream_body(
-                body,
-                upstream,
-                relay.aliases.get(head.model, head.model),
-                head.model,
-                ORDINARY_CALL,
-            ),
+            body=upstream_body(request, upstream, model, ORDINARY_CALL),
             timeout_s=relay.timeout_s,
             fallback=await fall_back_on(exchange) if relay.use_fallback else None,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -48,6 +48,8 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 #: itself right behind it: so that both go on in one piece.
 _END_TIMEOUT_S = 0.01
 
+_NO_OBSERVERS = Observers()
+
 
 #: Headers of one part, and the value of a field.
 MAX_PART_HEAD_BYTES = 4096
@@ -66,7 +68,7 @@ class _Envelope(msgspec.Struct):
 _envelope_decoder = msgspec.json.Decoder(_Envelope)
 
 
-async def forward(
+def forward(
     exchange: Exchange,
     upstream: Upstream,
     *,
@@ -74,8 +76,8 @@ async def forward(
     body: bytes,
     timeout_s: float | None = None,
     fallback: Fallback | None = None,
-    observers: Iterable[GenerationObserver] = (),
-) -> None:
+    observers: Sequence[GenerationObserver] = (),
+) -> Awaitable[None]:
     """Let `upstream` answer this exchange. Call after the request body has been read.
 
     Ends the watch for a disconnect itself. When the client goes away, in whatever phase, the
@@ -97,7 +99,8 @@ async def forward(
             connection must be cut, as nothing else shows it to the client.
         ClientDisconnected: the client went away.
     """
-    await _Relay(exchange, upstream, path, Observers(observers)).run(body, timeout_s, fallback)
+    relay = _Relay(exchange, upstream, path, Observers(observers) if observers else _NO_OBSERVERS)
+    return relay.run(body, timeout_s, fallback)
 
 
 async def forward_any(
@@ -127,7 +130,8 @@ async def forward_any(
             f"JSON body: name '{model}' itself.",
             param="model",
         )
-    await _Relay(exchange, upstream, exchange.path).run(body, timeout_s, fallback)
+    relay = _Relay(exchange, upstream, exchange.path, _NO_OBSERVERS)
+    await relay.run(body, timeout_s, fallback)
 
 
 def model_of(exchange: Exchange, body: bytes) -> str | None:
@@ -210,7 +214,7 @@ class _Relay:
         exchange: Exchange,
         upstream: Upstream,
         path: str,
-        observers: Observers | None = None,
+        observers: Observers,
     ) -> None:
         self._exchange = exchange
         self._upstream = upstream
@@ -219,7 +223,7 @@ class _Relay:
         self._events: EventTail | None = None
         #: The call's time is up.
         self._is_late = False
-        self._observers = Observers() if observers is None else observers
+        self._observers = observers
         #: Reads the answer for observers, until it cannot be read.
         self._reader: UpstreamAnswerReader | None = None
 

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
+from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import TextObserver
-from parrot_gateway.generation.placement import CallMetadata, salt_of
+from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, prepare
+from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
 from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
+from parrot_gateway.semantic.templates.body_template import read_aside
 
 #: Headers of the client about its connection and its time-outs, not about the call.
 _CONNECTION_HEADERS = frozenset(
@@ -95,13 +99,16 @@ class ModelRunner:
                 break
             upstream = self._models.upstreams[target.upstream]
             other = None if target.upstream in tried else upstream.settings.fallback
+            body = await read_aside(
+                partial(_streamed_body, request, upstream, target.model, metadata),
+                request.size,
+                MAX_INLINE_BYTES,
+            )
             answered = await run_on_upstream(
                 upstream,
                 request.kind,
                 _of_call(job.spec.headers),
-                upstream_body(
-                    _as_stream(request), upstream, target.model, job.call.model, metadata
-                ),
+                body,
                 observer,
                 may_fall_back=other is not None,
             )
@@ -131,7 +138,7 @@ class ModelRunner:
                 "variable; with 'tool_choice' 'none' it passes.",
                 param="tools",
             )
-        generation_request = await call.generation_request(salt_of(metadata.tenant))
+        generation_request = await call.generation_request(metadata.salt)
         deadline = time.perf_counter() + self._call_timeout_s
         with Generation(placer, generation_request, deadline, [observer]) as generation:
             if generation_request.best_of > 1:
@@ -146,8 +153,14 @@ def _of_call(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]
     return [(name, value) for name, value in headers if name not in _CONNECTION_HEADERS]
 
 
-def _as_stream(request: CallRequest) -> bytes:
-    """The body of a call as one that streams, unless it has several candidates (`best_of`)."""
+def _streamed_body(
+    request: CallRequest, upstream: Upstream, model: str, metadata: CallMetadata
+) -> bytes:
+    return upstream_body(_as_stream(request), upstream, model, metadata)
+
+
+def _as_stream(request: CallRequest) -> CallRequest:
+    """A call as one that streams, unless it has several candidates (`best_of`)."""
     best_of = request.semantic_head.best_of
     if not isinstance(best_of, int | None):
         raise InvalidRequestError(
@@ -155,9 +168,9 @@ def _as_stream(request: CallRequest) -> bytes:
         )
     if best_of is not None and best_of > 1:
         # The best candidate is only known in the end.
-        return request.body
+        return request
     fields = dict(request.fields)
     fields["stream"] = msgspec.Raw(b"true")
     # Not every upstream knows these options.
     fields.pop("stream_options", None)
-    return msgspec.json.encode(fields)
+    return CallRequest(request.kind, msgspec.json.encode(fields), head=request.head)
