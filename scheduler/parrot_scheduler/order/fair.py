@@ -25,14 +25,13 @@ plus what turns by age gave.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.lazy_heap import LazyHeap
 from parrot_scheduler.order.demand import DemandPredictor, work_of
-from parrot_scheduler.order.ranked import Aging
-from parrot_scheduler.policy import AdmissionRank, OrderPolicy
+from parrot_scheduler.order.ranked import Aging, RankedOrder
+from parrot_scheduler.policy import AdmissionRank
 from parrot_scheduler.task import TenantId
 from parrot_scheduler.task_state import Application, TaskState
 
@@ -126,14 +125,11 @@ class _ApplicationRecord:
 class _QueuePosition:
     """Where a queued task is; `group` None: among the urgent ones."""
 
-    tenant: _Tenant
-    application: Application
     queue: _PriorityQueue
     group: _GroupQueue | None
-    is_blocked: bool = False
 
 
-class Fair(OrderPolicy):
+class Fair(RankedOrder):
     """The default order: see the module's text.
 
     Args:
@@ -144,14 +140,15 @@ class Fair(OrderPolicy):
     name = "fair"
 
     def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(Aging(config.starvation_s))
         self._tenants: LazyHeap[_Tenant] = LazyHeap()
         self._known: OrderedDict[TenantId, _Tenant] = OrderedDict()
         self._max_tenants = config.max_tenants
         self._count = 0
         #: Service of the tenant that is served now: a tenant that comes back starts no lower.
         self._floor = 0.0
+        #: Of queued tasks that are not blocked.
         self._positions: dict[TaskState, _QueuePosition] = {}
-        self._blocked: dict[TaskState, None] = {}
         self._charged: dict[TaskState, float] = {}
         #: What each queued task would be charged with nothing cached.
         self._most: dict[TaskState, float] = {}
@@ -159,7 +156,6 @@ class Fair(OrderPolicy):
         self._num_active = 0
         # Work done, shared equally between the applications active meanwhile.
         self._virtual = 0.0
-        self._aging = Aging(config.starvation_s)
         self._demand = DemandPredictor(config.max_templates)
 
     # Held applications
@@ -210,9 +206,12 @@ class Fair(OrderPolicy):
         most = charge_of(state, 0.0, state.expected_output)
         self._most[state] = most
         tenant.queued_charge += most
-        self._insert(state, tenant, application)
+        super().push(state, application, now)
 
-    def _insert(self, state: TaskState, tenant: _Tenant, application: Application) -> None:
+    def _insert(self, state: TaskState, application: Application) -> None:
+        if state in self._positions:
+            self._take_out(state, application)
+        tenant = self._known[application.tenant]
         priority = _priority_of(state)
         queue = tenant.by_priority.get(priority)
         if queue is None:
@@ -224,9 +223,8 @@ class Fair(OrderPolicy):
             queue.urgent.push(state, (start, state.sequence))
         else:
             group = self._insert_by_application(state, application, queue)
-        self._positions[state] = _QueuePosition(tenant, application, queue, group)
+        self._positions[state] = _QueuePosition(queue, group)
         self._tenants.push(tenant, (tenant.served, tenant.sequence))
-        self._aging.add(state)
 
     def _insert_by_application(
         self, state: TaskState, application: Application, queue: _PriorityQueue
@@ -246,10 +244,9 @@ class Fair(OrderPolicy):
         group.members.push(state, (-path_s, state.sequence))
         return group
 
-    def _take_out(self, state: TaskState) -> None:
-        position = self._positions[state]
-        queue, application, tenant = position.queue, position.application, position.tenant
-        self._aging.remove(state)
+    def _take_out(self, state: TaskState, application: Application) -> None:
+        position, tenant = self._positions.pop(state), self._known[application.tenant]
+        queue = position.queue
         if position.group is None:
             queue.urgent.remove(state)
         else:
@@ -268,46 +265,20 @@ class Fair(OrderPolicy):
             self._tenants.remove(tenant)
 
     def remove(self, state: TaskState) -> None:
-        position = self._leave(state)
-        if position is not None:
-            self._unfinished(position.application, self._records[position.application].paused_at)
+        application = self._leave(state)
+        if application is not None:
+            self._unfinished(application, self._records[application].paused_at)
 
-    def _leave(self, state: TaskState) -> _QueuePosition | None:
-        position = self._positions.get(state)
-        if position is None:
-            return None
-        if position.is_blocked:
-            del self._blocked[state]
-        else:
-            self._take_out(state)
-        del self._positions[state]
-        tenant = position.tenant
-        tenant.num_queued -= 1
-        most = self._most.pop(state)
-        tenant.queued_charge = tenant.queued_charge - most if tenant.num_queued else 0.0
-        return position
+    def _leave(self, state: TaskState) -> Application | None:
+        application = super()._leave(state)
+        if application is not None:
+            tenant = self._known[application.tenant]
+            tenant.num_queued -= 1
+            most = self._most.pop(state)
+            tenant.queued_charge = tenant.queued_charge - most if tenant.num_queued else 0.0
+        return application
 
-    def update(self, state: TaskState, application: Application, now: float) -> None:
-        position = self._positions.get(state)
-        if position is not None and not position.is_blocked:
-            self._take_out(state)
-            self._insert(state, position.tenant, application)
-
-    def block(self, state: TaskState) -> None:
-        self._take_out(state)
-        self._positions[state].is_blocked = True
-        self._blocked[state] = None
-
-    def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
-        for state in list(self._blocked) if states is None else states:
-            del self._blocked[state]
-            position = self._positions[state]
-            self._insert(state, position.tenant, position.application)
-
-    def first(self, now: float) -> TaskState | None:
-        due = self._aging.due(now)
-        if due is not None:
-            return due
+    def _lowest(self) -> TaskState | None:
         tenant = self._tenants.first()
         queue = tenant.priorities.first() if tenant is not None else None
         if tenant is None or queue is None:
@@ -323,12 +294,12 @@ class Fair(OrderPolicy):
     def pop(self, state: TaskState, application: Application, now: float) -> None:
         """A task has been placed: charge its tenant."""
         self._aging.placed(state, now)
-        position = self._leave(state)
-        if position is None:
+        if self._leave(state) is None:
             return
-        tenant = position.tenant
+        tenant = self._known[application.tenant]
         self._floor = max(self._floor, tenant.served)
-        tenant.num_urgent = tenant.num_urgent + 1 if position.group is None else 0
+        is_urgent = state.objective.kind != "throughput"
+        tenant.num_urgent = tenant.num_urgent + 1 if is_urgent else 0
         charge = charge_of(state, state.expected_cached, state.expected_output)
         self._charged[state] = charge
         self._charge(tenant, charge)
@@ -413,9 +384,6 @@ class Fair(OrderPolicy):
         tenant.served += amount
         if tenant in self._tenants:
             self._tenants.push(tenant, (tenant.served, tenant.sequence))
-
-    def __len__(self) -> int:
-        return len(self._positions)
 
     def service_by_tenant(self) -> dict[TenantId, float]:
         """Charges of each tenant; one that comes back is lifted to those that wait."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 
@@ -52,10 +53,10 @@ class Aging:
 
 
 class RankedOrder(OrderPolicy):
-    """What both kinds share: blocked tasks, and turns by age where `aging` is given."""
+    """Base of orders with blocked tasks, and with turns by age where `aging` is given."""
 
     def __init__(self, aging: Aging | None = None) -> None:
-        self._aging = aging
+        self._aging = aging or Aging(math.inf)
         self._application_of: dict[TaskState, Application] = {}
         self._blocked: dict[TaskState, None] = {}
 
@@ -65,7 +66,7 @@ class RankedOrder(OrderPolicy):
 
     @abstractmethod
     def _take_out(self, state: TaskState, application: Application) -> None:
-        """Remove a task from those that may be first; unknown ones do nothing."""
+        """Remove a task from those that may be first."""
 
     @abstractmethod
     def _lowest(self) -> TaskState | None:
@@ -77,36 +78,33 @@ class RankedOrder(OrderPolicy):
 
     def _offer(self, state: TaskState, application: Application) -> None:
         self._insert(state, application)
-        if self._aging is not None:
-            self._aging.add(state)
+        self._aging.add(state)
 
     def remove(self, state: TaskState) -> None:
         self._leave(state)
 
-    def _leave(self, state: TaskState) -> None:
+    def _leave(self, state: TaskState) -> Application | None:
+        """Take a task out of the queue, blocked or not; None: it is not queued."""
         application = self._application_of.pop(state, None)
         if application is None:
-            return
-        self._blocked.pop(state, None)
-        self._take_out(state, application)
-        if self._aging is not None:
+            return None
+        if state in self._blocked:
+            del self._blocked[state]
+        else:
+            self._take_out(state, application)
             self._aging.remove(state)
+        return application
 
     def update(self, state: TaskState, application: Application, now: float) -> None:
         if state in self._application_of and state not in self._blocked:
             self._offer(state, application)
 
     def first(self, now: float) -> TaskState | None:
-        if self._aging is not None:
-            due = self._aging.due(now)
-            if due is not None:
-                return due
-        return self._lowest()
+        return self._aging.due(now) or self._lowest()
 
     def block(self, state: TaskState) -> None:
         self._take_out(state, self._application_of[state])
-        if self._aging is not None:
-            self._aging.remove(state)
+        self._aging.remove(state)
         self._blocked[state] = None
 
     def unblock(self, now: float, states: Iterable[TaskState] | None = None) -> None:
@@ -115,8 +113,7 @@ class RankedOrder(OrderPolicy):
             self._offer(state, self._application_of[state])
 
     def pop(self, state: TaskState, application: Application, now: float) -> None:
-        if self._aging is not None:
-            self._aging.placed(state, now)
+        self._aging.placed(state, now)
         self._leave(state)
 
     def __len__(self) -> int:
