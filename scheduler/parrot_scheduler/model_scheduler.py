@@ -138,7 +138,7 @@ class ModelScheduler:
             application.num_queued += 1
             self.fills[task.id] = state
             return
-        held = self.admission_queue.get(application.id)
+        held = self.admission_queue.held.get(application.id)
         if held is None:
             runs = application.num_queued + application.num_placed > 0
             if (
@@ -233,7 +233,7 @@ class ModelScheduler:
     def _withdraw(self, state: TaskState) -> None:
         """A waiting task ends."""
         application = self._application_of(state)
-        held = self.admission_queue.get(application.id)
+        held = self.admission_queue.held.get(application.id)
         if state.status == "held" and held is not None:
             application.num_held -= 1
             held.withdraw(state)
@@ -268,9 +268,7 @@ class ModelScheduler:
             self.applications.pause(application, self._now)
 
     def _application_of(self, state: TaskState) -> Application:
-        application = self.applications.get(state.task.application)
-        assert application is not None, f"task {state.task.id} has lost its application"
-        return application
+        return self.applications.by_id[state.task.application]
 
     def _check_size(self, state: TaskState) -> bool:
         """Whether an engine could hold the task; if not it is refused, its output cut if need be.
@@ -343,7 +341,7 @@ class ModelScheduler:
     def finish_application(self, application_id: ApplicationId, now: float) -> bool:
         """No task of it will come any more; False: it is not known here."""
         self._now = now
-        application = self.applications.get(application_id)
+        application = self.applications.by_id.get(application_id)
         if application is None:
             return False
         application.retain_on_pause = False
@@ -445,7 +443,7 @@ class ModelScheduler:
             return
         for _ in range(_MAX_ADMITTED):
             chosen = self.admission.choose(self.admission_queue.candidates(), self.pool, now)
-            held = self.admission_queue.get(chosen.id) if chosen is not None else None
+            held = self.admission_queue.held.get(chosen.id) if chosen is not None else None
             if held is None:
                 return
             self._admit_one(held, now)

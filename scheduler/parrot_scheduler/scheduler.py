@@ -36,6 +36,9 @@ from parrot_scheduler.snapshot import snapshot_of
 from parrot_scheduler.task import EngineDescription, EngineId, Task, TaskId
 from parrot_scheduler.task_state import TaskState
 
+#: Events that are ignored unless their task is placed.
+_OF_PLACED_TASKS = (TaskProgress, TaskFinished)
+
 
 def policies_of(config: SchedulerConfig) -> Policies:
     """The policies that a configuration names.
@@ -156,14 +159,26 @@ class Scheduler:
         self, event: TaskProgress | TaskFinished | TaskCancelled | TaskUpdated
     ) -> None:
         found = self._tasks.get(event.task_id)
-        needs_placement = isinstance(event, TaskProgress | TaskFinished)
+        needs_placement = isinstance(event, _OF_PLACED_TASKS)
         if found is None or (needs_placement and found[1].status != "placed"):
             self._ignore(type(event).__name__)
             return
         model, state = found
         match event:
             case TaskProgress():
-                self._progress(model, state, event)
+                prompt = state.task.prompt_tokens
+                filled = max(state.filled_tokens, min(event.filled_tokens, prompt))
+                cached = max(state.cached_tokens, min(event.cached_tokens, prompt))
+                generated = max(
+                    state.generated_tokens, min(event.generated_tokens, _limit(state.task))
+                )
+                if (filled, cached, generated) != (
+                    event.filled_tokens,
+                    event.cached_tokens,
+                    event.generated_tokens,
+                ):
+                    self._ignore("TaskProgress")
+                model.progress(state, filled, cached, generated, self._now)
             case TaskFinished():
                 state.cached_tokens = max(0, min(event.cached_tokens, state.task.prompt_tokens))
                 state.generated_tokens = max(0, min(event.generated_tokens, _limit(state.task)))
@@ -239,19 +254,6 @@ class Scheduler:
         )
         self._tasks[task.id] = (model, state)
         model.submit(state, self._now)
-
-    def _progress(self, model: ModelScheduler, state: TaskState, event: TaskProgress) -> None:
-        prompt = state.task.prompt_tokens
-        filled = max(state.filled_tokens, min(event.filled_tokens, prompt))
-        cached = max(state.cached_tokens, min(event.cached_tokens, prompt))
-        generated = max(state.generated_tokens, min(event.generated_tokens, _limit(state.task)))
-        if (filled, cached, generated) != (
-            event.filled_tokens,
-            event.cached_tokens,
-            event.generated_tokens,
-        ):
-            self._ignore("TaskProgress")
-        model.progress(state, filled, cached, generated, self._now)
 
     # Bookkeeping
 

@@ -206,7 +206,8 @@ class Fair(RankedOrder):
         most = charge_of(state, 0.0, state.expected_output)
         self._most[state] = most
         tenant.queued_charge += most
-        super().push(state, application, now)
+        self._application_of[state] = application
+        self._offer(state, application)
 
     def _insert(self, state: TaskState, application: Application) -> None:
         if state in self._positions:

@@ -146,16 +146,13 @@ class AdmissionQueue:
 
     def __init__(self, order: OrderPolicy) -> None:
         self._order = order
-        #: In order of arrival.
+        #: In order of arrival; only this class changes it.
         self.held: OrderedDict[ApplicationId, HeldApplication] = OrderedDict()
         self._returning = _TenantQueues(order)
         self._others = _TenantQueues(order)
 
     def __len__(self) -> int:
         return len(self.held)
-
-    def get(self, application: ApplicationId) -> HeldApplication | None:
-        return self.held.get(application)
 
     def oldest(self) -> HeldApplication | None:
         return next(iter(self.held.values()), None)

@@ -31,24 +31,22 @@ class ApplicationRegistry:
         self._pool = pool
         self._max_paused = max_paused
         self._on_forgotten = on_forgotten
-        self._all: dict[ApplicationId, Application] = {}
+        #: Applications that are remembered; only this class changes it.
+        self.by_id: dict[ApplicationId, Application] = {}
         self._paused: OrderedDict[ApplicationId, Application] = OrderedDict()
         self._retained: OrderedDict[ApplicationId, Application] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._all)
-
-    def get(self, application: ApplicationId) -> Application | None:
-        return self._all.get(application)
+        return len(self.by_id)
 
     def register(self, task: Task, now: float) -> Application:
         """The application of a new task, itself new if need be."""
-        known = self._all.get(task.application)
+        known = self.by_id.get(task.application)
         if known is None:
             self._count += 1
             known = Application(task.application, task.tenant, now, sequence=self._count)
-            self._all[task.application] = known
+            self.by_id[task.application] = known
         known.num_tasks += 1
         known.has_finished = False
         known.idle_since = None
@@ -112,5 +110,5 @@ class ApplicationRegistry:
         """Forget an application without unfinished tasks."""
         self.release_retained(application)
         self._paused.pop(application.id, None)
-        del self._all[application.id]
+        del self.by_id[application.id]
         self._on_forgotten(application)
