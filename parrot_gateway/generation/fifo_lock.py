@@ -45,7 +45,7 @@ class FifoLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds it or waits for it."""
+        """Whether no request holds it or waits for it."""
         return not self._requests
 
     def request(self, what: str = "this") -> LockRequest:

@@ -33,7 +33,7 @@ from parrot_gateway.generation.tools.parsing import (
     ToolCallText,
 )
 
-#: The scheduler hears of a call's output every so many tokens.
+#: Tokens of output between two reports to the scheduler.
 PROGRESS_INTERVAL_TOKENS = 16
 
 
@@ -44,7 +44,7 @@ class Generation:
 
     Args:
         placer: the engines of its model, of which it gets one.
-        request: what is asked.
+        request: the call.
         deadline: `time.perf_counter()` at which the call is given up; None never.
         observers: are notified of the answer as it comes.
     """
@@ -175,7 +175,7 @@ class Generation:
             self._observers.started(placement.engine_name, placement.queued_s, placement.reason)
         self.state.priority = placement.priority
         channel = engine.open(
-            self.state.contexts_wanted,
+            self.state.contexts_needed,
             salt=self._request.salt,
             retention=placement.retention,
             application=placement.application,
@@ -200,7 +200,7 @@ class Generation:
 
     def _begin_further(self, channel: Channel) -> None:
         """Begin prompts in the place of those that have ended."""
-        count = self.state.contexts_wanted
+        count = self.state.contexts_needed
         if not count:
             return
         try:

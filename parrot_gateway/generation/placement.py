@@ -25,7 +25,7 @@ DEFAULT_TENANT = "default"
 
 
 def salt_of(tenant: str) -> str:
-    """Under which a tenant's prompts are kept in engines' caches: nobody finds another one's."""
+    """The salt of a tenant's prompts in engines' prefix caches, which keeps tenants apart."""
     return "" if tenant == DEFAULT_TENANT else tenant
 
 
@@ -39,7 +39,7 @@ class CallMetadata:
     call: str = ""
     #: The session that it belongs to; empty: it is an application of its own.
     application: str = ""
-    #: What calls of its kind have in common; empty: the prefix of its prompt says it.
+    #: Key of what calls of its kind have in common; empty: the prefix of its prompt.
     template: str = ""
     objective: Objective = LATENCY
     groups: tuple[GroupRef, ...] = ()
@@ -65,7 +65,6 @@ class Channel(Protocol):
     @property
     def context_ids(self) -> list[int]:
         """All its ids: those that it was opened with, and those added since."""
-        ...
 
     def extend(self, count: int) -> list[int]:
         """So many fresh contexts more.
@@ -75,7 +74,6 @@ class Channel(Protocol):
             OverloadedError: it has too much to do. When this passes, what is submitted in the same
                 turn of the event loop is taken.
         """
-        ...
 
     def __enter__(self) -> Channel: ...
 
@@ -88,7 +86,6 @@ class Channel(Protocol):
 
     def submit(self, *primitives: Primitive) -> None:
         """Send primitives, in order; never blocks."""
-        ...
 
     async def next(self) -> Event:
         """The next event of these contexts. A cancelled wait loses none.
@@ -96,21 +93,22 @@ class Channel(Protocol):
         Raises:
             EngineLostError: the engine went away.
         """
-        ...
 
 
-class GenerationEngine(Protocol):
-    """What a call needs of an engine: `RemoteEngine`, or a double of it."""
+class ServedModel(Protocol):
+    """What can be known of a model without an engine to run it on."""
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is."""
-        ...
+        """What each of them is."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        ...
+
+
+class GenerationEngine(ServedModel, Protocol):
+    """What a call needs of an engine: `RemoteEngine`, or a double of it."""
 
     def open(
         self,
@@ -126,13 +124,12 @@ class GenerationEngine(Protocol):
             count: at least 1.
             salt: of their tokens, in the prefix cache.
             retention: what becomes of their KV when they are freed.
-            application: whose they are, for what is kept of them.
+            application: that they belong to, for the KV that is kept of them.
 
         Raises:
             EngineLostError: the engine went away.
             OverloadedError: it has too much to do.
         """
-        ...
 
 
 class Placement(Protocol):
@@ -141,17 +138,14 @@ class Placement(Protocol):
     @property
     def priority(self) -> int:
         """For the engine's own queue, once taken: smaller runs earlier."""
-        ...
 
     @property
     def retention(self) -> Retention:
         """What shall become of its KV when it has ended, once taken."""
-        ...
 
     @property
     def application(self) -> str:
         """Whose call it is, for what is kept of its KV."""
-        ...
 
     async def engine(self) -> GenerationEngine:
         """The engine, as soon as there is a place. A cancelled wait can be taken up again.
@@ -160,48 +154,27 @@ class Placement(Protocol):
             OverloadedError: there is too much to do, or no engine any more.
             ContextLengthError: no engine of the model can hold it.
         """
-        ...
 
     @property
     def engine_name(self) -> str:
         """What the engine calls itself, once there is one."""
-        ...
 
     @property
     def queued_s(self) -> float:
         """Seconds that the call waited for it."""
-        ...
 
     @property
     def reason(self) -> str:
         """Why it is this engine, in a few words."""
-        ...
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
         """Tokens so far: of the prompts, of these found in a cache, and of the answers."""
-        ...
 
     def succeed(self) -> None:
         """The call has all its tokens; anything else that ends it was no success."""
-        ...
 
     def close(self) -> None:
         """The call has ended, and its contexts are freed. Safe to call twice."""
-        ...
-
-
-class ServedModel(Protocol):
-    """What can be known of a model without an engine to run it on."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """What each of them is."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        ...
 
 
 class Placer(ServedModel, Protocol):
@@ -209,4 +182,3 @@ class Placer(ServedModel, Protocol):
 
     def place(self, request: GenerationRequest) -> Placement:
         """Ask for a place for a call; must be closed."""
-        ...

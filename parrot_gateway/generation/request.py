@@ -1,4 +1,4 @@
-"""What a call asks of an engine, and what comes back of it: plain values, no HTTP, no waiting."""
+"""Requests to engines and the updates that come back: plain values, no HTTP, no waiting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     #: Prefixes are shared only under the same salt.
     salt: str = ""
-    #: The field that asked for the sampling's grammar, for errors.
+    #: The field that the sampling's grammar comes from, for errors.
     grammar_param: str | None = None
     #: Text of each prompt that precedes its choices; None echoes nothing.
     echoes: Sequence[str] | None = None
@@ -65,7 +65,7 @@ class PromptFilled(NamedTuple):
 
     prompt: int
     cached_tokens: int
-    #: One entry a token when asked for; None for the first.
+    #: One entry a token when requested; None for the first.
     logprobs: list[TokenLogprobs | None] | None
 
 
@@ -76,7 +76,7 @@ class ChoiceDelta(NamedTuple):
     #: Number of the candidate within its prompt, from 0.
     choice: int
     text: str
-    #: Tokens whose text became visible, when log-probabilities were asked for.
+    #: Tokens whose text became visible, when log-probabilities were requested.
     tokens: list[TextToken]
     #: Every id generated in this step up to the end of the candidate.
     token_ids: list[int]

@@ -152,7 +152,7 @@ class GenerationState:
     """The pure core of one call.
 
     Args:
-        request: what is asked.
+        request: the call.
         tokenizer: the model's.
     """
 
@@ -199,7 +199,7 @@ class GenerationState:
         return self._filled_tokens
 
     @property
-    def contexts_wanted(self) -> int:
+    def contexts_needed(self) -> int:
         """How many contexts `begin` can use now; 0 when there is no room or nothing to begin."""
         room = (MAX_OPEN_CONTEXTS - len(self._places)) // self._per_prompt
         if not self._places:
@@ -210,7 +210,7 @@ class GenerationState:
         """Begin the next prompts on fresh contexts; returns the primitives for the engine.
 
         Args:
-            context_ids: `contexts_wanted` of them.
+            context_ids: `contexts_needed` of them.
         """
         out: list[Primitive] = []
         sampling = self._sampling()

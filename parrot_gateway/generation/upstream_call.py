@@ -77,7 +77,7 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class UpstreamAnswerReader:
     """Parses the bytes of one answer, and notifies observers of what they hold.
 
-    `start` takes its head, `feed` its bytes; `end` says that it is over. Whoever runs the call
+    `start` takes its head, `feed` its bytes; `end` marks its end. Whoever runs the call
     reports the errors that it raises (`Observers.failed`).
 
     Args:
@@ -113,7 +113,7 @@ class UpstreamAnswerReader:
         self._held += data
         if not self.is_stream or (b"\n" not in data and b"\r" not in data):
             return
-        # NOTE: between the halves of a CRLF an empty line is seen, which says nothing.
+        # NOTE: between the halves of a CRLF an empty line is seen, which means nothing.
         *lines, rest = self._held.replace(b"\r", b"\n").split(b"\n")
         self._held = rest
         for line in lines:
@@ -232,7 +232,7 @@ def rewrite(body: bytes, model: str | None) -> bytes:
 
 
 def urgency_of(metadata: CallMetadata) -> int:
-    """0 for somebody who waits; smaller is more urgent. The caller's priority comes first."""
+    """0 while a client waits; smaller is more urgent. The caller's priority comes first."""
     weaker = len(OBJECTIVE_KINDS) - 1 - OBJECTIVE_KINDS.index(metadata.objective.kind)
     return weaker - len(OBJECTIVE_KINDS) * metadata.priority
 
@@ -285,12 +285,12 @@ async def run_on_upstream(
     *,
     may_fall_back: bool,
 ) -> bool:
-    """Let an upstream answer a call that nobody but observers waits for.
+    """Let an upstream answer a call for observers alone.
 
     Args:
         kind: of the call.
         headers: the client's, names in lower case.
-        body: see `upstream_body`; asks for a stream where the text is wanted as it is written.
+        body: see `upstream_body`; with `stream` set where observers read the text as it is written.
         observer: is notified of the answer.
         may_fall_back: another model can answer instead.
 

@@ -53,7 +53,6 @@ class _ResponseTransport:
         self._on_disconnect: Callable[[], None] | None = None
 
     def notify_disconnect(self, callback: Callable[[], None] | None) -> None:
-        """See `DisconnectNotifier`."""
         self._on_disconnect = callback
         if callback is None:
             return
@@ -78,7 +77,6 @@ class _ResponseTransport:
             self.flush()
 
     def is_closing(self) -> bool:
-        """See `asyncio.Transport.is_closing`."""
         return self._transport.is_closing()
 
     def close(self) -> None:
@@ -144,7 +142,7 @@ class ClientTimeouts:
         self._received += num_bytes
 
     def end_request(self) -> None:
-        """The request is whole; or nobody waits for it any more."""
+        """The request is whole, or no longer needed."""
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
@@ -208,7 +206,6 @@ class HttpProtocol(HttpToolsProtocol):
     _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol.connection_made`."""
         super().connection_made(transport)
         self._timeouts = ClientTimeouts(
             self.loop,
@@ -221,7 +218,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._timeouts.await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol.connection_lost`."""
         self._timeouts.close()
         # NOTE: uvicorn knows of the newest request only.
         for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
@@ -232,7 +228,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol.data_received`."""
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -245,12 +240,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._timeouts.end_request()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol.pause_writing`."""
         super().pause_writing()
         self._timeouts.await_reader()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol.resume_writing`."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._timeouts.end_reader()
@@ -263,13 +256,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._unparsed = 0
         self._in_request = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._unparsed = 0
         self._in_body = True
         before = self.cycle
@@ -286,26 +277,22 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """See `HttpToolsProtocol`."""
         self._unparsed = 0
         self._timeouts.note_body(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._unparsed = 0
         self._in_request = self._in_body = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """See `HttpToolsProtocol`."""
         if self.pipeline:
             self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         self._watch_closing()
 
     def shutdown(self) -> None:
-        """See `HttpToolsProtocol`."""
         self._flush_response()
         super().shutdown()
         self._watch_closing()

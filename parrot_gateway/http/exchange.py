@@ -41,7 +41,6 @@ class DisconnectNotifier(Protocol):
 
     def notify_disconnect(self, callback: Callable[[], None] | None) -> None:
         """Call `callback` once the connection is lost, also if it is already; None calls none."""
-        ...
 
 
 def new_request_id() -> str:
@@ -59,7 +58,7 @@ class Exchange:
     Attributes:
         method: `GET`, `POST`, …
         path: decoded, without the query.
-        tenant: whose request it is, once its key has been checked.
+        tenant: of the caller, once its key has been checked.
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
     """

@@ -88,7 +88,7 @@ class Query:
     """The query of a request.
 
     Args:
-        exchange: whose.
+        exchange: the request.
         known: the parameters that there are.
 
     Raises:

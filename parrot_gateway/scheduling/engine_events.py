@@ -28,7 +28,7 @@ class EngineEventForwarder:
     """Listens to a registry and notifies the scheduler.
 
     Args:
-        registry: whose engines.
+        registry: of the engines.
         runner: the scheduler.
     """
 
@@ -65,14 +65,12 @@ class EngineEventForwarder:
         return self._scales.setdefault(kind, Scale())
 
     def blocks_changed(self, engine: RemoteEngine, changes: BlockChanges) -> None:
-        """See `EngineObserver`."""
         if changes.evicted:
             self._runner.notify(BlocksEvicted(engine.id, tuple(changes.evicted)))
         if changes.stored:
             self._runner.notify(BlocksStored(engine.id, tuple(changes.stored)))
 
     def stats_changed(self, engine: RemoteEngine) -> None:
-        """See `EngineObserver`."""
         times = self._step_times.get(engine.id)
         stats, info = engine.stats, engine.info
         model = None if times is None else times.note(stats)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
@@ -36,32 +36,6 @@ from parrot_gateway.scheduling.runner import SchedulerRunner
 #: What Parrot's API calls models of own engines, and those behind an API of texts.
 ModelType: TypeAlias = Literal["token_id", "text"]
 MODEL_TYPES: tuple[ModelType, ...] = ("token_id", "text")
-
-
-class UpstreamModels(Protocol):
-    """What the catalog needs to know of an upstream."""
-
-    @property
-    def name(self) -> str:
-        """The operator's name for it."""
-        ...
-
-    def serves(self, model: str) -> bool:
-        """Whether it lists this model."""
-        ...
-
-    def serves_any(self) -> bool:
-        """Whether it takes every name."""
-        ...
-
-    def models(self) -> Sequence[str]:
-        """The models it lists."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether its list of models is known."""
-        ...
 
 
 class EngineTarget(NamedTuple):
@@ -92,7 +66,7 @@ class Catalog:
     def __init__(
         self,
         engine_models: Callable[[], Sequence[str]],
-        upstreams: Mapping[str, UpstreamModels],
+        upstreams: Mapping[str, Upstream],
         aliases: Mapping[str, str],
     ) -> None:
         self._engine_models = engine_models
@@ -105,8 +79,8 @@ class Catalog:
         """Who serves `name`.
 
         Raises:
-            ModelNotFoundError: nobody does.
-            ModelLoadingError: nobody does so far, but an upstream has not listed its models yet; or
+            ModelNotFoundError: no engine and no upstream does.
+            ModelLoadingError: none does so far, but an upstream has not listed its models yet; or
                 this is the name of such an upstream.
             InvalidRequestError: an upstream's name alone, while it lists none or several models.
         """
@@ -173,7 +147,7 @@ class Catalog:
         return f"Served here: {shown}."
 
 
-def _only_model(upstream: UpstreamModels) -> str:
+def _only_model(upstream: Upstream) -> str:
     models = upstream.models()
     if len(models) == 1:
         return models[0]
@@ -295,13 +269,13 @@ def choose_model(
 
     Args:
         allowed: an allow-list; empty for any model.
-        resolve: says who serves a name, as `Catalog.resolve`.
+        resolve: finds the target of a name, as `Catalog.resolve`.
         own, listed: models of own engines, and those that upstreams list.
 
     Raises:
         ModelNotFoundError: none of those allowed is served.
         ModelLoadingError: none so far, but that may change.
-        InvalidRequestError: no default can be told.
+        InvalidRequestError: there is no default.
     """
     if allowed:
         return _first_served(allowed, resolve)

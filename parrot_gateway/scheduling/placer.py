@@ -48,12 +48,11 @@ class EnginePlacement:
         self.reason = ""
         self._placer = placer
         self._request = request
-        self._asked_at = time.perf_counter()
+        self._requested_at = time.perf_counter()
         self._submitted: PlacementRequest | None = None
         self._succeeded = False
 
     async def engine(self) -> RemoteEngine:
-        """See `Placement`."""
         if self._submitted is None:
             self._submitted = await self._placer._submit(self._request)
         placement = self._submitted
@@ -64,7 +63,7 @@ class EnginePlacement:
         self.application = placement.task.application
         engine = self._placer._engine(place)
         self.engine_name = engine.name
-        self.queued_s = time.perf_counter() - self._asked_at
+        self.queued_s = time.perf_counter() - self._requested_at
         self.reason = in_words(placement.task, place)
         logger.debug(
             "task %d of %s runs on %s after %.3f s: %s (cost %.4g of %s; %s)",
@@ -80,16 +79,13 @@ class EnginePlacement:
         return engine
 
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
-        """See `Placement`."""
         if self._submitted is not None:
             self._submitted.progress(filled=filled, cached=cached, generated=generated)
 
     def succeed(self) -> None:
-        """See `Placement`."""
         self._succeeded = True
 
     def close(self) -> None:
-        """See `Placement`."""
         if self._submitted is None:
             return
         self._placer.updater.ended(self._placer.metadata, self._submitted)
@@ -126,7 +122,6 @@ class ModelPlacer:
         self._registry = registry
 
     def place(self, request: GenerationRequest) -> EnginePlacement:
-        """See `Placer`."""
         return EnginePlacement(self, request)
 
     async def _submit(self, request: GenerationRequest) -> PlacementRequest:
@@ -196,7 +191,7 @@ def task_of(
     bound_to: str | None = None,
     prefers: str | None = None,
 ) -> Task:
-    """The task of a call on engines that are as `info` says.
+    """The task of a call on engines described by `info`.
 
     A call of many prompts runs them in portions, and the engine mixes them with others': it counts
     for no more than half of an engine.
@@ -218,7 +213,7 @@ def task_of(
         tenant=metadata.tenant,
         application=metadata.application or f"call-{task_id}",
         prompt_tokens=prompt_tokens,
-        # 0 would say that nobody waits for it.
+        # 0 would mean that no caller waits for it.
         max_tokens=max(1, request.sampling.max_tokens),
         prefix=prefix,
         template=template,

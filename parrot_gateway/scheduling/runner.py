@@ -1,6 +1,6 @@
 """Runs a `Scheduler` in the event loop: events in, actions carried out, timers kept.
 
-The scheduler itself has no clock and no I/O; the runner gives it both. Events that somebody waits
+The scheduler itself has no clock and no I/O; the runner gives it both. Events that a caller waits
 for are handled at once; progress, statistics and block events are collected until the end of the
 turn of the event loop.
 """
@@ -55,11 +55,9 @@ class Recorder(Protocol):
 
     def record(self, now: float, events: list[Event], actions: list[Action]) -> None:
         """One step."""
-        ...
 
     def close(self) -> None:
         """There will be no more."""
-        ...
 
 
 class PlacementRequest:
@@ -103,7 +101,7 @@ class PlacementRequest:
             self._runner._ended(self, TaskFinished(self.task.id, cached, generated, succeeded))
 
     def cancel(self) -> None:
-        """Nobody wants it any more; what it has on an engine has been freed. Safe after its end."""
+        """The call is given up; what it has on an engine has been freed. Safe after its end."""
         if self._state != "ended":
             self._state = "ended"
             self._runner._ended(self, TaskCancelled(self.task.id))
@@ -257,7 +255,7 @@ class SchedulerRunner:
     def _place(self, place: Place) -> None:
         request = self._requests.get(place.task_id)
         if request is None or request._state != "waiting":
-            # Nobody wants it any more; the scheduler hears of that next.
+            # It was cancelled; the scheduler is notified of that next.
             return
         self.placed += 1
         request._state = "placed"
@@ -274,7 +272,7 @@ class SchedulerRunner:
             request._future = asyncio.get_running_loop().create_future()
         if not request._future.done():
             request._future.set_exception(error)
-            # Whoever asks later gets it; nobody need ask.
+            # Raised by `placed`, if that is called; retrieved here so that asyncio logs nothing.
             request._future.exception()
 
     def _wake_at(self, when: float, now: float) -> None:

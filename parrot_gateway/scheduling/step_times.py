@@ -1,6 +1,6 @@
 """How long an engine's steps take, learned from its counters.
 
-A heartbeat says how many steps were run, how many tokens filled, how much KV is in use, and how
+A heartbeat reports how many steps were run, how many tokens filled, how much KV is in use, and how
 many seconds the engine was busy. Between two of them, for a step on average,
 
     busy = a + b x filled tokens + c x tokens in use

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
-    """The FastAPI application; the dispatcher checks keys before it is asked."""
+    """The FastAPI application; the dispatcher checks keys before it is called."""
     app = FastAPI(
         title="Parrot Gateway",
         version=__version__,
@@ -102,11 +102,11 @@ def _status(gateway: Gateway) -> str:
 
 
 def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
-    """Every model name that can be asked for, aliases included."""
+    """Every model name that can be requested, aliases included."""
     started = int(gateway.started_at)
     models: dict[str, dict[str, Any]] = {}
     for name in gateway.supervisor.models():
-        # Listed also while its engine starts or comes back: calls of it are told to come again.
+        # Listed also while its engine starts or comes back: its calls get a 503 with `retry-after`.
         models[name] = _model(name, started, "parrot-gateway")
     for served in gateway.registry.models():
         listed = models.setdefault(

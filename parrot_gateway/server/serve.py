@@ -25,7 +25,7 @@ from parrot_gateway.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 
-#: How long the clients of calls that are cut off may take to be told.
+#: Seconds in which the clients of calls that are cut off get their error.
 CUT_OFF_GRACE_S = 1.0
 
 #: Descriptors below which many concurrent streams cannot work; raised to the hard limit.
@@ -42,7 +42,7 @@ class DrainingServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until told to stop (see `uvicorn.Server.serve`)."""
+        """Serve until a signal (see `uvicorn.Server.serve`)."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
