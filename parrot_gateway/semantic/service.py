@@ -242,7 +242,7 @@ class SemanticService:
             raise
         self.objectives.regroup(session, job.call.group)
         if attended or spec.objective is not None:
-            self.objectives.want_call(session, job.call, spec.objective or LATENCY)
+            self.objectives.set_client_objective(session, job.call, spec.objective or LATENCY)
         self.objectives.inherit(session, job.output)
         return job
 

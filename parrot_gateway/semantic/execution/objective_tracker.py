@@ -95,9 +95,9 @@ class ObjectiveTracker:
         else:
             del self._waits[variable.id]
 
-    def want_call(self, session: Session, call: CallNode, objective: Objective) -> None:
+    def set_client_objective(self, session: Session, call: CallNode, objective: Objective) -> None:
         """Somebody waits for the answer of a call, or gave it an objective."""
-        call.wanted = objective
+        call.client_objective = objective
         if call.inputs:
             self._new_waits_of(session).calls[call.id] = objective
         else:
@@ -201,7 +201,7 @@ class ObjectiveTracker:
         deduction = self._deductions.get(session.id, _NOTHING)
         declared = self._declared.get(session.id, {})
         for node in calls:
-            found = stronger(deduction.objective_of(node.id), node.wanted)
+            found = stronger(deduction.objective_of(node.id), node.client_objective)
             if node.group is not None:
                 group = declared[node.group]
                 group.objective = stronger(group.objective, travels_as(found))

@@ -59,7 +59,7 @@ class CallNode(Node):
     #: Given by the caller; None leaves it to deduction.
     given_objective: Objective | None = None
     #: Of the wait of its own client; throughput while none waits.
-    wanted: Objective = THROUGHPUT
+    client_objective: Objective = THROUGHPUT
     #: The current one, kept by `ObjectiveTracker`.
     objective: Objective = THROUGHPUT
     priority: int = 0
