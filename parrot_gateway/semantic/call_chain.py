@@ -7,9 +7,10 @@ template up to it: earlier outputs are inputs of later calls (docs/decisions/012
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -157,19 +158,15 @@ def request_of(step: OutputStep, form: Form, fields: Mapping[str, Any]) -> CallR
     if form == "text":
         prompt = "".join(_written(part) for part in step.before)
         return CallRequest("completions", msgspec.json.encode({**fields, "prompt": prompt}))
-    messages = list(_messages(step.before))
+    messages = [
+        {"role": role, "content": "".join(map(_written, parts))}
+        for role, parts in groupby(step.before, key=_role_of)
+    ]
     return CallRequest("chat", msgspec.json.encode({**fields, "messages": messages}))
 
 
-def _messages(parts: Sequence[str | Placeholder]) -> Iterator[dict[str, str]]:
-    role, content = "", ""
-    for part in parts:
-        speaker = "user" if isinstance(part, str) else "assistant"
-        if role and speaker != role:
-            yield {"role": role, "content": content}
-            content = ""
-        role, content = speaker, content + _written(part)
-    yield {"role": role, "content": content}
+def _role_of(part: str | Placeholder) -> str:
+    return "user" if isinstance(part, str) else "assistant"
 
 
 def _written(part: str | Placeholder) -> str:

@@ -154,7 +154,7 @@ class SemanticService:
 
     def _session_closed(self, session: Session) -> None:
         self.executor.cancel_session(session.id, "its session was closed")
-        self.executor.forget_session(session.id)
+        self.executor.deduplication.forget(session.id)
         free_all_contexts(session)
         self.objectives.forget(session)
         self._on_session_closed(session.id)

@@ -212,13 +212,9 @@ class SessionStore:
         return held.sessions.get(id_or_name) or held.by_name.get(id_or_name)
 
     def _make_room(self, tenant: str) -> None:
-        held = self._tenants.get(tenant)
-        own = len(held.sessions) if held is not None else 0
-        if (
-            held is not None
-            and own >= self._limits.max_sessions_per_tenant
-            and not self._evict_from(held)
-        ):
+        held = self._tenants.get(tenant, _Tenant())
+        own = len(held.sessions)
+        if own >= self._limits.max_sessions_per_tenant and not self._evict_from(held):
             raise OverloadedError(
                 f"{own} sessions are in work, which is the limit for one key "
                 "(setting sessions.max_sessions_per_tenant)."
@@ -229,12 +225,10 @@ class SessionStore:
                 "(setting sessions.max_sessions)."
             )
 
-    def _evict_any(self, own: _Tenant | None) -> bool:
+    def _evict_any(self, own: _Tenant) -> bool:
         """Close one idle session: the tenant's own, else of the tenant that holds most."""
-        if own is not None and self._evict_from(own):
-            return True
         by_size = sorted(self._tenants.values(), key=lambda held: -len(held.sessions))
-        return any(self._evict_from(held) for held in by_size)
+        return any(self._evict_from(held) for held in (own, *by_size))
 
     def _evict_from(self, held: _Tenant) -> bool:
         """Close the idle session that is longest unused; whether there was one."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -107,7 +107,7 @@ class ModelRunner:
             answered = await run_on_upstream(
                 upstream,
                 request.kind,
-                _of_call(job.spec.headers),
+                [each for each in job.spec.headers if each[0] not in _CONNECTION_HEADERS],
                 body,
                 observer,
                 may_fall_back=other is not None,
@@ -147,10 +147,6 @@ class ModelRunner:
                 observer.check()
                 await generation.next()
             observer.check()
-
-
-def _of_call(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name not in _CONNECTION_HEADERS]
 
 
 def _streamed_body(

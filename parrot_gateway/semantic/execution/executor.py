@@ -85,7 +85,7 @@ class Executor:
         self._on_start = on_start
         self._on_end = on_end
         self.unfinished = UnfinishedJobs(limits)
-        self._deduplication = DeduplicationCache()
+        self.deduplication = DeduplicationCache()
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
         self._settling = False
@@ -232,7 +232,7 @@ class Executor:
     async def _answer(self, job: Job) -> None:
         """Get the text of a call from a model or from an identical call."""
         request = job.bound_request()
-        twin = self._deduplication.find(job, request) if job.spec.dedupe else None
+        twin = self.deduplication.find(job, request) if job.spec.dedupe else None
         if twin is not None and await job.copy(twin):
             self._deduplicated += 1
             return
@@ -297,9 +297,6 @@ class Executor:
     def cancel_session(self, session_id: str, why: str) -> None:
         for job in self.unfinished.of_session(session_id):
             self.cancel(job, why)
-
-    def forget_session(self, session_id: str) -> None:
-        self._deduplication.forget(session_id)
 
     def _out_of_time(self, job: Job) -> None:
         if job.node.state == "waiting":

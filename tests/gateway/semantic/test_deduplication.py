@@ -127,9 +127,9 @@ async def test_nothing_is_kept_of_a_session_that_ended() -> None:
     async with service_of(ScriptedRunner()) as service:
         session = service.session("t", "s")
         await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
-        assert len(service.executor._deduplication) == 1
+        assert len(service.executor.deduplication) == 1
         service.close_session(session)
-        assert len(service.executor._deduplication) == 0
+        assert len(service.executor.deduplication) == 0
 
 
 async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
