@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_TRIES = 8
 MAX_RETRY_S = 30.0
 #: Ended calls in the queue before it is rebuilt without them.
-_MAX_ENDED_IN_LINE = 64
+_MAX_ENDED_IN_QUEUE = 64
 
 
 class ExecutorStatistics(NamedTuple):
@@ -91,9 +91,8 @@ class Executor:
         self._settling = False
         #: Heap of calls that wait for a free place, some of which may have ended: minus priority,
         #: number, id.
-        self._line: list[tuple[int, int, str]] = []
+        self._queue: list[tuple[int, int, str]] = []
         self._numbers = itertools.count()
-        self._running = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing: Failure | None = None
@@ -170,20 +169,19 @@ class Executor:
             if job.attended:
                 job.notify()
             else:
-                heapq.heappush(self._line, (-job.spec.priority, next(self._numbers), job.id))
+                heapq.heappush(self._queue, (-job.spec.priority, next(self._numbers), job.id))
         else:
             self._on_wait(job)
 
     def _start_waiting(self) -> None:
-        while self._line and self._running < self._limits.max_running_calls:
-            _, _, job_id = heapq.heappop(self._line)
+        while self._queue and len(self._tasks) < self._limits.max_running_calls:
+            _, _, job_id = heapq.heappop(self._queue)
             job = self.unfinished.find(job_id)
             if job is not None and job.node.state == "waiting":
                 self._start(job)
 
     def _start(self, job: Job) -> None:
         self._begin(job)
-        self._running += 1
         task = asyncio.get_running_loop().create_task(self._run(job), name=f"call-{job.id}")
         job.task = task
         self._tasks.add(task)
@@ -191,7 +189,6 @@ class Executor:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._running -= 1
         self._start_waiting()
         self._note_quiet()
 
@@ -323,12 +320,12 @@ class Executor:
 
     def _forget_ended(self) -> None:
         """Remove ended calls from the queue, once they are the larger part."""
-        if len(self._line) > 2 * len(self.unfinished) + _MAX_ENDED_IN_LINE:
-            self._line = [place for place in self._line if self.unfinished.find(place[2])]
-            heapq.heapify(self._line)
+        if len(self._queue) > 2 * len(self.unfinished) + _MAX_ENDED_IN_QUEUE:
+            self._queue = [place for place in self._queue if self.unfinished.find(place[2])]
+            heapq.heapify(self._queue)
 
     def _note_quiet(self) -> None:
-        if not (self._running or self._woken or self._line):
+        if not (self._tasks or self._woken or self._queue):
             self._quiet.set()
         else:
             self._quiet.clear()
@@ -336,7 +333,7 @@ class Executor:
     @property
     def deferred(self) -> int:
         """Deferred calls that run or wait for a free place, for which `drain` waits."""
-        return self._running + len(self._line)
+        return len(self._tasks) + len(self._queue)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until no deferred call runs or could run; False after a time-out."""

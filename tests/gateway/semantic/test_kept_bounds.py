@@ -82,7 +82,7 @@ async def test_cancelled_calls_leave_the_line_before_a_place(service: SemanticSe
         del job
     gc.collect()
     assert sum(job() is not None for job in jobs) < 10
-    assert len(service.executor._line) < 200
+    assert len(service.executor._queue) < 200
     # Those that are wanted still have their turn, in their order.
     kept = [
         service.submit(session, CallSpec(request=call(f"kept {n}"), priority=n)) for n in range(3)
