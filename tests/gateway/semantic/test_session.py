@@ -152,6 +152,15 @@ def test_an_evicted_value_is_still_there_for_who_was_told() -> None:
     assert told[0].value == "12345678"
 
 
+def test_variables_without_text_stay_when_bytes_are_needed() -> None:
+    session = session_of(max_session_bytes=10)
+    session.variable("blank").set("")
+    session.variable("a").set("12345678")
+    session.variable("b").set("12345678")
+    assert session.find("a") is None
+    assert session.find("blank") is not None
+
+
 def test_contexts_are_bounded() -> None:
     session = session_of(max_contexts=1)
     session.keep_context("chat", 1)
