@@ -227,14 +227,12 @@ class Variable:
         self._end("cancelled", failure)
 
     def release(self) -> None:
-        """Stop accounting and drop listeners without a call; the session forgets the variable.
+        """Stop accounting a final variable, whose session forgets it.
 
         State and value stay for listeners that were called and have not read them yet.
         """
         self.account(-self.size_bytes)
         self.size_bytes = 0
-        self._followers.clear()
-        self._waiters.clear()
         self.account = _unlimited
 
     def subscribe(self, listener: Listener, *, last_only: bool = False) -> Callable[[], None]:
