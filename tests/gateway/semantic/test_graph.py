@@ -339,3 +339,15 @@ def test_a_snapshot_tells_everything_but_values() -> None:
     assert by_name["part"].consumers == ("t",)
     assert by_name["doc"].size_bytes == len("SECRET TEXT")
     assert "SECRET" not in repr(snapshot)
+
+
+def test_a_group_ends_with_its_last_unfinished_member() -> None:
+    graph = graph_over({})
+    for id in ("a", "b"):
+        graph.add(CallNode(id=id, session_id="s", group="g"))
+    graph.finish("a", "done", 1.0)
+    assert list(graph.members("g")) == ["b"]
+    graph.check_integrity()
+    graph.finish("b", "cancelled", 2.0)
+    assert not graph.members("g")
+    graph.check_integrity()

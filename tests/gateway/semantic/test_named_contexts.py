@@ -17,9 +17,11 @@ from parrot_gateway.exceptions import (
     ContextTooLargeError,
     GatewayError,
     InvalidRequestError,
+    OverloadedError,
     SessionFullError,
     UnsupportedError,
 )
+from parrot_gateway.generation.fifo_lock import MAX_WAITING
 from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.semantic.contexts import (
     Contents,
@@ -375,3 +377,27 @@ def texts_of(contents: Contents | None) -> list[str]:
 
 TestContexts = _Model.TestCase
 TestContexts.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+async def test_a_fork_of_a_context_with_too_many_calls_leaves_nothing() -> None:
+    session = session_of()
+    say(session, "main", "one", "1")
+    waiting = [use(session, "main") for _ in range(MAX_WAITING + 1)]
+    with pytest.raises(OverloadedError):
+        use(session, "new<main")
+    assert list(session.contexts) == ["main"]
+    for each in waiting:
+        each.leave()
+
+
+async def test_a_fork_of_a_context_with_too_many_calls_gives_its_own_turn_back() -> None:
+    session = session_of()
+    say(session, "main", "one", "1")
+    waiting = [use(session, "main") for _ in range(MAX_WAITING + 1)]
+    first = use(session, "new")
+    with pytest.raises(OverloadedError):
+        use(session, "new<main")
+    first.leave()
+    assert list(session.contexts) == ["main"]
+    for each in waiting:
+        each.leave()
