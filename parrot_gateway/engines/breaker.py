@@ -91,7 +91,7 @@ class CircuitBreaker:
 
     def abandon(self, permit: Permit) -> None:
         """The try ended without an outcome (the client went away)."""
-        if permit == self._generation and self._state == "half_open":
+        if permit == self._generation:
             self._probes -= 1
 
     def retry_after_s(self, now: float) -> float:

@@ -187,7 +187,7 @@ class RemoteEngine:
     def drop_kept(self, application: str) -> None:
         """The KV that was kept for an application is of no use any more."""
         dropped = tuple(FreeContext(i, "drop") for i in self._kept.pop(application))
-        if dropped and self._lost is None:
+        if dropped:
             self._submit(dropped)
 
     def is_idle(self, *, idle: bool) -> bool:
@@ -299,6 +299,8 @@ class RemoteEngine:
         return added
 
     def _submit(self, primitives: tuple[Primitive, ...]) -> None:
+        if self._lost is not None:
+            return
         for primitive in primitives:
             self._note_submitted(primitive)
             size = len(primitive.token_ids) if isinstance(primitive, Fill) else 0
@@ -341,8 +343,7 @@ class RemoteEngine:
             self._channels.pop(context_id, None)
         if application and retention == "keep":
             self._kept.add(application, context_ids)
-        if self._lost is None:
-            self._submit(tuple(FreeContext(i, retention) for i in context_ids if i in submitted))
+        self._submit(tuple(FreeContext(i, retention) for i in context_ids if i in submitted))
         self._wake_idle_waiters()
 
     def _note_submitted(self, primitive: Primitive) -> None:

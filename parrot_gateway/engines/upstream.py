@@ -14,6 +14,7 @@ import random
 import time
 import urllib.request
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -96,7 +97,7 @@ class Upstream:
             open_s=settings.breaker_open_s,
             successes=settings.breaker_successes,
         )
-        self._urls: dict[tuple[bytes, bytes], URL] = {}
+        self._url = lru_cache(maxsize=_MAX_CACHED_URLS)(self._make_url)
         self._random = random.Random()  # noqa: S311 - jitter, not a secret
         self._session: aiohttp.ClientSession | None = None
         self._discovery: asyncio.Task[None] | None = None
@@ -341,16 +342,9 @@ class Upstream:
             retry_after_s=round(wait, 1),
         )
 
-    def _url(self, path: bytes, query: bytes) -> URL:
-        key = (path, query)
-        url = self._urls.get(key)
-        if url is None:
-            if len(self._urls) >= _MAX_CACHED_URLS:
-                self._urls.clear()
-            suffix = f"?{query.decode('latin-1')}" if query else ""
-            url = URL(f"{self.settings.url}{_below_v1(path)}{suffix}", encoded=True)
-            self._urls[key] = url
-        return url
+    def _make_url(self, path: bytes, query: bytes) -> URL:
+        suffix = f"?{query.decode('latin-1')}" if query else ""
+        return URL(f"{self.settings.url}{_below_v1(path)}{suffix}", encoded=True)
 
     # -- discovery --------------------------------------------------------------------------
 

@@ -173,6 +173,19 @@ async def test_events_reach_their_channel(engine: RemoteEngine) -> None:
         assert await one.next() == Generated(a, [8], None, "length")
 
 
+async def test_a_report_of_more_tokens_than_were_queued_counts_for_its_context_only(
+    engine: RemoteEngine,
+) -> None:
+    with engine.open(1) as one, engine.open(1) as other:
+        (a,), (b,) = one.context_ids, other.context_ids
+        one.submit(Fill(a, [1, 2, 3]))
+        other.submit(Fill(b, [4, 5]))
+        engine.deliver([Filled(a, 10, 0)])
+        assert (engine.running, engine.queued_tokens) == (1, 2)
+        engine.deliver([Filled(b, 2, 0)])
+        assert (engine.running, engine.queued_tokens) == (0, 0)
+
+
 async def test_a_cancelled_wait_loses_nothing(engine: RemoteEngine) -> None:
     with engine.open(1) as channel:
         (context_id,) = channel.context_ids

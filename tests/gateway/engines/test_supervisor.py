@@ -142,6 +142,16 @@ async def test_a_refusal_of_several_lines_is_told_whole() -> None:
         assert supervisor.failure("scripted") == "no tokenizer in /m: install this or that"
 
 
+async def test_a_line_that_is_too_long_is_left_out() -> None:
+    async with supervised("refuse", "bad file:\n" + 20_000 * "x" + "\nthat one") as (supervisor, _):
+        await settled(supervisor)
+        reason = supervisor.failure("scripted")
+        assert reason is not None
+        assert reason.startswith("bad file:")
+        assert reason.endswith(" that one")
+        assert len(reason) < 20_000
+
+
 async def test_one_bad_start_is_forgiven(tmp_path: Path) -> None:
     async with supervised("flaky", str(tmp_path / "marker")) as (supervisor, _):
         await settled(supervisor)

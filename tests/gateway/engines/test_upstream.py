@@ -446,6 +446,40 @@ async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
         await fake.close()
 
 
+async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
+    first, rest = b"data: 1\n\n", b"data: [DONE]\n\n"
+    received = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: "
+        writer.write(f"{head}{len(first + rest)}\r\n\r\n".encode() + first)
+        await received.wait()
+        writer.write(rest)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream(
+        UpstreamSettings(name="fake", url=f"http://127.0.0.1:{port}/v1", models="*")
+    )
+    await upstream.start()
+    try:
+        async with asyncio.timeout(5):
+            response = await upstream.request("POST", "/v1/chat/completions", b"", [], b"")
+            assert (response.first, response.at_eof) == (first, False)
+            received.set()
+            assert await response.read() == rest
+        # The slot is released once.
+        response.close()
+        response.close()
+        assert upstream.slots.held == 0
+    finally:
+        await upstream.close()
+        server.close()
+        await server.wait_closed()
+
+
 async def test_answers_that_are_looked_into_are_asked_for_uncompressed() -> None:
     async with relaying() as relay:
         await relay.post(CHAT, BODY, "key=a", accept_encoding="gzip")
