@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from subprocess import CompletedProcess
 
 import pytest
@@ -13,7 +16,7 @@ from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 from parrot_gateway.bench.apps.applications import map_reduce
 from parrot_gateway.bench.apps.runner import GatewayClient, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
-from parrot_gateway.cli.graph import GraphUnavailableError, read_graph
+from parrot_gateway.cli.graph import GraphUnavailableError, fetch_graph, read_graph
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
 
@@ -89,6 +92,44 @@ async def test_where_the_gateway_is_and_its_key_from_the_environment(
     check_refused(run, "--api-key env:NAME")
 
 
+@asynccontextmanager
+async def answering(*answers: tuple[int, bytes]) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """The base URL of a server that gives these answers, the last one ever after; what it got."""
+    requests: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        status, body = answers[min(len(requests), len(answers)) - 1]
+        head = f"HTTP/1.1 {status} Scripted\r\nconnection: close\r\ncontent-length: {len(body)}"
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", requests
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_watching_goes_on_while_a_call_runs() -> None:
+    def snapshot(second: str, finished: float | None) -> bytes:
+        nodes = (
+            NodeView("a", "first", "call", "done", started=0.0, finished=1.0),
+            NodeView("b", "second", "call", second, started=0.0, finished=finished),
+        )
+        return json.dumps(to_json(GraphSnapshot("s", "tea", 2.0, nodes, ()))).encode()
+
+    async with answering((200, snapshot("running", None)), (200, snapshot("done", 2.0))) as (
+        url,
+        requests,
+    ):
+        run = await asyncio.to_thread(run_cli, "graph", "tea", "--watch", "--base-url", url)
+    assert run.returncode == 0, run.stderr
+    assert "2 done" in run.stdout
+    assert len(requests) == 2
+
+
 # -- refusals -----------------------------------------------------------------------------
 
 
@@ -109,6 +150,13 @@ def test_a_wrong_key(demo: GatewayProcess) -> None:
 def test_no_key(demo: GatewayProcess) -> None:
     run = run_cli("graph", "x", "--base-url", demo.base_url)
     check_refused(run, "wants a key", "PARROT_API_KEY", "--api-key env:NAME")
+
+
+async def test_a_key_without_the_right_to_see_it() -> None:
+    async with answering((403, b"{}")) as (url, requests):
+        with pytest.raises(GraphUnavailableError, match="wants a key, or another one"):
+            await fetch_graph(url, "tea", "sk-other")
+    assert b"Authorization: Bearer sk-other" in requests[0]
 
 
 def test_keys_are_named_not_given(demo: GatewayProcess) -> None:

@@ -79,6 +79,7 @@ def test_same_command_same_output() -> None:
         (["gpts", "--profile", "H9000"], "--profile 'H9000': there are A100"),
         (["gpts", "--mode", "psychic"], "--mode 'psychic'"),
         (["gpts", "--sweep", "rate=a"], "--sweep 'rate=a'"),
+        (["gpts", "--sweep", "=1,2"], "--sweep '=1,2'"),
         (["gpts", "--sweep", "rate=1,2", "--log", "x"], "--log"),
         (["gpts", "--network-ms", "fast"], "--network-ms 'fast'"),
         (["gpts", "--network-ms", "300-200"], "--network-ms"),
