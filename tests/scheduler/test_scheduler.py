@@ -375,6 +375,27 @@ def test_a_finished_application_lets_go_of_what_it_kept() -> None:
     assert scheduler.snapshot()["models"]["m"]["engines"][0]["kept_tokens"] == 0
 
 
+def test_an_application_that_finishes_before_its_last_task_is_forgotten_with_it() -> None:
+    scheduler = started(engine(), keep="hazard")
+    last = task(application="agent", successors=1)
+    scheduler.step(0.0, [TaskSubmitted(last)])
+    assert scheduler.step(1.0, [ApplicationFinished("agent")]) == []
+    assert scheduler.snapshot()["models"]["m"]["applications"] == 1
+    scheduler.step(2.0, [TaskFinished(last.id, 0, 20)])
+    assert scheduler.snapshot()["models"]["m"]["applications"] == 0
+
+
+def test_an_engine_does_not_inherit_the_report_of_one_that_left() -> None:
+    scheduler = started(engine())
+    scheduler.step(1.0, [EngineReport("e", 3, 2, 100)])
+    (before,) = scheduler.snapshot()["models"]["m"]["engines"]
+    assert before["reported"] == {"running": 3, "waiting": 2, "used_tokens": 100}
+    scheduler.step(2.0, [EngineJoined(engine("f")), EngineLeft("e")])
+    scheduler.step(3.0, [EngineLeft("f"), EngineJoined(engine("g")), EngineJoined(engine("h"))])
+    engines = scheduler.snapshot()["models"]["m"]["engines"]
+    assert [each["reported"] for each in engines] == [None, None]
+
+
 def test_what_a_paused_application_keeps_expires_once() -> None:
     scheduler = started(engine(), keep="hazard")
     turn = task(application="agent", successors=1)

@@ -383,6 +383,13 @@ def test_tenants_are_forgotten_only_when_nothing_of_them_waits() -> None:
     assert set(queue.drain()) == set(waiting)
 
 
+def test_the_tenant_that_came_longest_ago_is_forgotten() -> None:
+    queue = Queue("fair")
+    for tenant in ("a", "b", "c", "d", "a", "e"):
+        queue.order.remove(queue.push(f"of-{tenant}", tenant))
+    assert set(queue.order.service_by_tenant()) == {"a", "c", "d", "e"}
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 9)), max_size=200))
 def test_a_heap_follows_keys_that_change(changes: list[tuple[int, int | None]]) -> None:
     """None stands for leaving; it agrees with a plain search for the smallest key at any time."""

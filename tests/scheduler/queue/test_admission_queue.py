@@ -6,7 +6,7 @@ from itertools import count
 
 from parrot_scheduler.actions import Action, Place, Release
 from parrot_scheduler.config import SchedulerConfig
-from parrot_scheduler.events import EngineJoined, TaskFinished, TaskSubmitted
+from parrot_scheduler.events import EngineJoined, TaskFinished, TaskSubmitted, Tick
 from parrot_scheduler.scheduler import Scheduler
 from parrot_scheduler.task import EngineDescription, Task
 
@@ -68,6 +68,18 @@ def test_what_has_been_let_in_counts_before_it_is_placed() -> None:
         scheduler.step(1.0, [TaskSubmitted(call) for call in calls])
     actions = scheduler.step(2.0, [TaskFinished(running.id, 0, 20)])
     assert sorted(released(actions)) == [f"{t}-{i}" for t in "ab" for i in range(4)]
+
+
+def test_service_that_changes_while_applications_are_held_changes_whose_turn_it_is() -> None:
+    scheduler = started()
+    of_a, of_b = task("a", "a-0", 350), task("b", "b-0", 380)
+    scheduler.step(0.0, [TaskSubmitted(of_a), TaskSubmitted(of_b)])
+    held = [task("a", "a-1", 360), task("b", "b-1", 360)]
+    scheduler.step(1.0, [TaskSubmitted(call) for call in held])
+    # Neither fits; tenant a, which has had less service, is the first in turn.
+    assert released(scheduler.step(2.0, [Tick()])) == []
+    # Most of tenant b's prompt was cached: its charge is corrected as its task ends.
+    assert released(scheduler.step(3.0, [TaskFinished(of_b.id, 370, 0)])) == ["b-1"]
 
 
 def test_within_a_tenant_the_least_work_enters_first_and_priority_before_that() -> None:

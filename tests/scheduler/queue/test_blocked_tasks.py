@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness.engine_pools import BLOCK, CONFIG, Engines, chain
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_scheduler.actions import Place
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.engines.pool import EnginePool
 from parrot_scheduler.events import EngineJoined, TaskFinished, TaskProgress, TaskSubmitted
@@ -16,7 +19,14 @@ from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy, Policies
 from parrot_scheduler.queue.blocked_tasks import BlockedTasks
 from parrot_scheduler.scheduler import Scheduler, policies_of
-from parrot_scheduler.task import EngineDescription, StepModel, Task
+from parrot_scheduler.task import (
+    LATENCY,
+    THROUGHPUT,
+    EngineDescription,
+    Objective,
+    StepModel,
+    Task,
+)
 from parrot_scheduler.task_state import Application, TaskState
 
 LONG = 400
@@ -192,3 +202,42 @@ def test_what_waits_for_one_engine_is_not_asked_for_by_others(
     actions = scheduler.step(0.01, [TaskFinished(running["e0"].pop(), 0, 2000)])
     assert asked <= 2
     assert [action.engine_id for action in actions if hasattr(action, "engine_id")] == ["e0"]
+
+
+class Patient(PlacementPolicy):
+    """The first engine; a task of the application `patient` waits for it once."""
+
+    name = "patient"
+    late_binding = True
+
+    def __init__(self) -> None:
+        self._has_waited = False
+
+    def place(
+        self, state: TaskState, application: Application, pool: EnginePool, now: float
+    ) -> EngineChoice | EngineWait | None:
+        if application.id == "patient" and not self._has_waited:
+            self._has_waited = True
+            return wait(1)
+        return EngineChoice(0, "load", 0, 1, 0.0)
+
+
+@pytest.mark.parametrize(("objective", "order"), [(THROUGHPUT, [2, 3]), (LATENCY, [3, 2])])
+def test_what_returns_goes_before_new_tasks_but_not_before_a_latency_task(
+    objective: Objective, order: list[int]
+) -> None:
+    config = SchedulerConfig(admission="open", order="fcfs", predict_lengths=False)
+    policies = replace(policies_of(config), placement=lambda config, rng: Patient())
+    scheduler = Scheduler(config, policies=policies)
+
+    def task(number: int, application: str, **more: Any) -> TaskSubmitted:
+        return TaskSubmitted(Task(number, "m", "t", application, 100, 20, **more))
+
+    engine = EngineDescription("e", "m", 10**6, 8, 2048, BLOCK)
+    scheduler.step(0.0, [EngineJoined(engine), task(1, "running")])
+    waiting = scheduler.step(1.0, [task(2, "patient")])
+    assert not [action for action in waiting if isinstance(action, Place)]
+    # The running task has its prompt: there is less to do on the engine that task 2 waits for.
+    events = [TaskProgress(1, 100, 0, 1), task(3, "new", objective=objective)]
+    actions = scheduler.step(2.0, events)
+    assert [action.task_id for action in actions if isinstance(action, Place)] == order
