@@ -71,23 +71,39 @@ def _distances(row, columns, largest, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def _narrow(
-    within_1,
-    within_2,
-    within_3,
-    pivot_1,
-    pivot_2,
-    pivot_3,
-    low,
-    below,
-    high,
-    target,
-    COUNT: tl.constexpr,
-):
+def _add_within(sums, distances, weights, pivots):
+    """For three pivots the sums by lane of the weights of what lies within each."""
+    within_1, within_2, within_3 = sums
+    pivot_1, pivot_2, pivot_3 = pivots
+    within_1 += tl.where(distances <= pivot_1, weights, 0.0)
+    within_2 += tl.where(distances <= pivot_2, weights, 0.0)
+    within_3 += tl.where(distances <= pivot_3, weights, 0.0)
+    return within_1, within_2, within_3
+
+
+@triton.jit
+def _keep(kept, kept_state, distances, low, most, BLOCK: tl.constexpr):
+    """Store the distances above `low` and up to `most`, behind what each lane has kept so far.
+
+    The state is how many each lane has kept, and the nearest and the farthest of them.
+    """
+    depths, nearest, farthest = kept_state
+    stays = (distances > low) & (distances <= most)
+    tl.store(kept + depths * BLOCK + tl.arange(0, BLOCK), distances, mask=stays)
+    depths += stays.to(tl.int32)
+    nearest = tl.minimum(nearest, tl.where(stays, distances, _INF))
+    farthest = tl.maximum(farthest, tl.where(stays, distances, 0.0))
+    return depths, nearest, farthest
+
+
+@triton.jit
+def _narrow(sums, pivots, low, below, high, target, COUNT: tl.constexpr):
     """Move `low` and `high` together, given what lies above `low` and within three pivots.
 
     Less than `target` lies within `low`, namely `below`, and no less within `high`.
     """
+    within_1, within_2, within_3 = sums
+    pivot_1, pivot_2, pivot_3 = pivots
     sum_1 = below + tl.sum(_in_units(within_1, COUNT), 0)
     sum_2 = below + tl.sum(_in_units(within_2, COUNT), 0)
     sum_3 = below + tl.sum(_in_units(within_3, COUNT), 0)
@@ -131,18 +147,15 @@ def _find_bound(
         # Tokens lighter than (1 - share) / VOCAB weigh less than what is left out.
         light = (1.0 - share).to(tl.float32) / (2.0 * VOCAB)
         end = tl.minimum(reach, -tl.log2(tl.maximum(light, 1e-30)) / scale)
-    pivot_1 = 0.25 * end
-    pivot_2 = 0.5 * end
-    pivot_3 = tl.where(end < reach, end, 0.75 * end)
-    total, within_1, within_2, within_3 = nothing, nothing, nothing, nothing
+    pivots = (0.25 * end, 0.5 * end, tl.where(end < reach, end, 0.75 * end))
+    sums = (nothing, nothing, nothing)
+    total = nothing
     farthest = nothing
     for start in range(0, VOCAB, BLOCK):
         distances = _distances(row, start + lanes, largest, VOCAB)
         weights = tl.where(distances <= limit, _weigh(distances, scale, COUNT), 0.0)
         total += weights
-        within_1 += tl.where(distances <= pivot_1, weights, 0.0)
-        within_2 += tl.where(distances <= pivot_2, weights, 0.0)
-        within_3 += tl.where(distances <= pivot_3, weights, 0.0)
+        sums = _add_within(sums, distances, weights, pivots)
         farthest = tl.maximum(farthest, tl.where(distances <= limit, distances, 0.0))
     everything = tl.sum(_in_units(total, COUNT), 0)
     if COUNT:
@@ -155,35 +168,26 @@ def _find_bound(
     most = tl.max(farthest, 0)
     low = -1.0
     below = everything - everything
-    low, below, most = _narrow(
-        within_1, within_2, within_3, pivot_1, pivot_2, pivot_3, low, below, most, target, COUNT
-    )
+    low, below, most = _narrow(sums, pivots, low, below, most, target, COUNT)
     if most > least:
         # Once more over the row: lists of what is left are the longer, the more uneven they are.
         begin = tl.maximum(low, 0.0)
-        pivot_1 = begin + 0.25 * (most - begin)
-        pivot_2 = begin + 0.5 * (most - begin)
-        pivot_3 = begin + 0.75 * (most - begin)
-        within_1, within_2, within_3 = nothing, nothing, nothing
+        width = most - begin
+        pivots = (begin + 0.25 * width, begin + 0.5 * width, begin + 0.75 * width)
+        sums = (nothing, nothing, nothing)
         for start in range(0, VOCAB, BLOCK):
             distances = _distances(row, start + lanes, largest, VOCAB)
             weights = tl.where(distances > low, _weigh(distances, scale, COUNT), 0.0)
-            within_1 += tl.where(distances <= pivot_1, weights, 0.0)
-            within_2 += tl.where(distances <= pivot_2, weights, 0.0)
-            within_3 += tl.where(distances <= pivot_3, weights, 0.0)
-        low, below, most = _narrow(
-            within_1, within_2, within_3, pivot_1, pivot_2, pivot_3, low, below, most, target, COUNT
-        )
+            sums = _add_within(sums, distances, weights, pivots)
+        low, below, most = _narrow(sums, pivots, low, below, most, target, COUNT)
         depths = tl.zeros([BLOCK], tl.int32)
         nearest = tl.full([BLOCK], _INF, tl.float32)
-        farthest = tl.zeros([BLOCK], tl.float32)
+        farthest = nothing
         for start in range(0, VOCAB, BLOCK):
             distances = _distances(row, start + lanes, largest, VOCAB)
-            stays = (distances > low) & (distances <= most)
-            tl.store(kept + depths * BLOCK + lanes, distances, mask=stays)
-            depths += stays.to(tl.int32)
-            nearest = tl.minimum(nearest, tl.where(stays, distances, _INF))
-            farthest = tl.maximum(farthest, tl.where(stays, distances, 0.0))
+            depths, nearest, farthest = _keep(
+                kept, (depths, nearest, farthest), distances, low, most, BLOCK
+            )
         least = tl.min(nearest, 0)
         most = tl.max(farthest, 0)
         while least < most:
@@ -194,41 +198,24 @@ def _find_bound(
                 least.to(tl.int32, bitcast=True) + (last - least.to(tl.int32, bitcast=True)) // 2
             )
             before = last.to(tl.float32, bitcast=True)
-            pivot_1 = tl.minimum(least + 0.25 * (most - least), before)
-            pivot_2 = tl.minimum(least + 0.5 * (most - least), before)
-            pivot_3 = middle.to(tl.float32, bitcast=True)
+            quarter = tl.minimum(least + 0.25 * (most - least), before)
+            half = tl.minimum(least + 0.5 * (most - least), before)
+            pivots = (quarter, half, middle.to(tl.float32, bitcast=True))
             deepest = tl.max(depths, 0)
-            within_1, within_2, within_3 = nothing, nothing, nothing
+            sums = (nothing, nothing, nothing)
             for depth in range(deepest):
                 distances = tl.load(kept + depth * BLOCK + lanes, mask=depth < depths, other=_INF)
-                weights = _weigh(distances, scale, COUNT)
-                within_1 += tl.where(distances <= pivot_1, weights, 0.0)
-                within_2 += tl.where(distances <= pivot_2, weights, 0.0)
-                within_3 += tl.where(distances <= pivot_3, weights, 0.0)
-            low, below, most = _narrow(
-                within_1,
-                within_2,
-                within_3,
-                pivot_1,
-                pivot_2,
-                pivot_3,
-                low,
-                below,
-                most,
-                target,
-                COUNT,
-            )
+                sums = _add_within(sums, distances, _weigh(distances, scale, COUNT), pivots)
+            low, below, most = _narrow(sums, pivots, low, below, most, target, COUNT)
             filled = depths
             depths = tl.zeros([BLOCK], tl.int32)
             nearest = tl.full([BLOCK], _INF, tl.float32)
-            farthest = tl.zeros([BLOCK], tl.float32)
+            farthest = nothing
             for depth in range(deepest):
                 distances = tl.load(kept + depth * BLOCK + lanes, mask=depth < filled, other=_INF)
-                stays = (distances > low) & (distances <= most)
-                tl.store(kept + depths * BLOCK + lanes, distances, mask=stays)
-                depths += stays.to(tl.int32)
-                nearest = tl.minimum(nearest, tl.where(stays, distances, _INF))
-                farthest = tl.maximum(farthest, tl.where(stays, distances, 0.0))
+                depths, nearest, farthest = _keep(
+                    kept, (depths, nearest, farthest), distances, low, most, BLOCK
+                )
             least = tl.min(nearest, 0)
             most = tl.max(farthest, 0)
     return most
