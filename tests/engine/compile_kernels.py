@@ -19,7 +19,7 @@ from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.storage import tile_rows
 from parrot_engine.kernels import draw, hopper_fetch
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
-from parrot_engine.kernels.largest import largest_of_parts, largest_of_rows
+from parrot_engine.kernels.logits import largest_of_parts, largest_of_rows
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.rotary_write import rotate_and_write, write_kv
 from parrot_engine.kernels.rowwise import rms_norm_kernel, swiglu_kernel

@@ -18,8 +18,7 @@ if not torch.cuda.is_available():
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.kv_cache.host_copies import Copy, CudaCopies, make_copies
-from parrot_engine.kv_cache.host_memory import HostMemory
+from parrot_engine.kv_cache.host_copies import Copy, CudaCopies, HostMemory, make_copies
 from parrot_engine.protocol import Fill, FreeContext, Generate
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from parrot_engine.bench.device import Limits, measure_limits, time_s
-from parrot_engine.kernels.largest import find_largest
+from parrot_engine.kernels.logits import find_largest
 from parrot_engine.models.ops import Affine, Norm, Ops, Residual
 from parrot_engine.models.triton_ops import TritonOps
 from torch import Tensor

@@ -25,7 +25,7 @@ from parrot_engine.attention.host_plan import HostPlan, Parts, PlanLayout, align
 from parrot_engine.attention.policy import MAX_SLOTS
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.exceptions import SettingsError
-from parrot_engine.kernels.largest import find_largest
+from parrot_engine.kernels.logits import find_largest
 from parrot_engine.models.decoder import Decoder
 from parrot_engine.runner.sampler import Computed, Largest
 from parrot_engine.runner.staging import Staging

@@ -192,7 +192,7 @@ def _find_largest(
 def _largest_of(logits: Tensor, kernels: Kernels) -> Largest:
     if kernels == "triton":
         # Imports triton, which is installed where it is used only.
-        from parrot_engine.kernels.largest import find_largest
+        from parrot_engine.kernels.logits import find_largest
 
         count, device = len(logits), logits.device
         found = Largest(
@@ -235,7 +235,7 @@ def apply_masks(logits: Tensor, masks: TokenMasks) -> None:
     """Set what is not allowed to minus infinity, in place; `logits` is `[n, vocab_size]`."""
     if logits.is_cuda:
         # Imports triton, which is installed where it is used only.
-        from parrot_engine.kernels.token_mask import apply_token_masks
+        from parrot_engine.kernels.logits import apply_token_masks
 
         apply_token_masks(logits, masks.bits, masks.at)
         return

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kv_cache.block_hash import prompt_hashes
-from parrot_engine.kv_cache.host_copies import Rows, pieces_of
-from parrot_engine.kv_cache.host_memory import HostMemory
+from parrot_engine.kv_cache.host_copies import HostMemory, Rows, pieces_of
 from parrot_engine.kv_cache.host_rates import Rates, least_blocks
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import Fill, FreeContext, Generate, SamplingParams
