@@ -63,7 +63,7 @@ from parrot_gateway.semantic.transforms.transform import parse_transform
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import ParrotV3Settings
 
-#: What a handler is given besides the body: whose request it is, and the end of its path.
+#: Answers a request with plain data.
 Handler: TypeAlias = Callable[["_Request"], Awaitable[dict[str, Any]]]
 
 _Body = TypeVar("_Body")
@@ -145,10 +145,11 @@ class ParrotRoutes:
 
     def find(self, exchange: Exchange) -> Callable[[Exchange], Awaitable[None]] | None:
         """Who answers, if the path is one of these; their errors have a form of their own."""
-        if self._route(exchange.path) is None:
+        found = self._route(exchange.path)
+        if found is None:
             return None
         exchange.on_error(error_body)
-        return self._answer
+        return lambda exchange: self._answer(exchange, *found)
 
     def _route(self, path: str) -> tuple[dict[str, Handler], str] | None:
         """The handlers of a path, and its last part where that is a name."""
@@ -159,11 +160,8 @@ class ParrotRoutes:
         methods = self._routes.get(f"{parent}/{{}}") if name else None
         return None if methods is None else (methods, name)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, methods: dict[str, Handler], name: str) -> None:
         tenant = self._tenant(exchange)
-        found = self._route(exchange.path)
-        assert found is not None
-        methods, name = found
         handler = methods.get(exchange.method)
         if handler is None:
             raise MethodNotAllowedError(
@@ -171,8 +169,7 @@ class ParrotRoutes:
             )
         raw = await exchange.body(self._max_body_bytes)
         exchange.cancel_on_disconnect()
-        answer = await handler(_Request(exchange, tenant, name, raw))
-        await exchange.respond(200, msgspec.json.encode(answer))
+        await exchange.respond_json(await handler(_Request(exchange, tenant, name, raw)))
 
     def _tenant(self, exchange: Exchange) -> str:
         """Whose request it is: the key's tenant, or that of those without a key."""
