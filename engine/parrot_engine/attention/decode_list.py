@@ -1,4 +1,4 @@
-"""Work lists of decode steps by two short ways; the outcome is that of `work_list.build`.
+"""Fast paths for the work lists of decode steps; the result is that of `work_list.build`.
 
 `build_decodes` is for a step in which each row has one token and no two rows share a chunk of keys.
 Most steps are of this kind, and small: what `build` takes for them is the price of its many small

@@ -1,4 +1,4 @@
-"""Parameters of how the work of attention is cut and packed; found by measuring."""
+"""Measured parameters of how attention work is split and packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker processes of a tensor-parallel engine, as its leader, rank 0, sees them.
+"""The worker processes of a tensor-parallel engine: start, steps, status, loss.
 
 Each is started here, with three pipes: its standard input, which ends when this process does and
 takes it along; a socket by which it gets steps; and a pipe on which it reports its status. A thread

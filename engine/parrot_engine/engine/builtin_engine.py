@@ -1,4 +1,4 @@
-"""The builtin engine: takes primitives, runs steps, gives events.
+"""The builtin engine: continuous batching, primitives in and events out.
 
 Brings the parts together: the store knows the contexts, the batcher chooses what runs, the runner
 computes and samples. A step is: take what was submitted, plan, launch, wait for the outcome, apply

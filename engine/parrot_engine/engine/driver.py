@@ -1,6 +1,6 @@
-"""The one thread that drives an engine: its step loop, and the way in and out of it.
+"""The thread that runs an engine's step loop.
 
-Primitives come in from any thread; what each step brought about goes out through one callback.
+Primitives are submitted from any thread; the events of each step go to one callback.
 The link and the engine's own server share it. It knows nothing of sockets, text or models.
 """
 

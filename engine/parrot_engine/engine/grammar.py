@@ -1,4 +1,4 @@
-"""Grammars: what the text of a generation must conform to, as masks over the vocabulary.
+"""Grammars of structured output: compilation, and masks over the vocabulary.
 
 The one place of the engine that knows the text of tokens. `GrammarCompiler` turns a grammar into
 an automaton, in a thread of its own; a `GrammarMatcher` follows one generation through it, and

@@ -1,4 +1,4 @@
-"""Draft tokens for a text: those that followed where its last tokens stood before.
+"""Draft tokens by n-gram lookup: those that followed an earlier occurrence of the last tokens.
 
 Prompt lookup: no model, only the tokens themselves. Good for text that repeats what it has seen:
 edits of a document, code, quotations, loops.

@@ -1,4 +1,4 @@
-"""Generations whose grammar is being compiled: they wait, and all others go on.
+"""Generations that wait for their grammar to be compiled.
 
 A context waits from when such a generation comes to the head of its queue; until then what is in
 front of it is computed. Its KV may be taken meanwhile, as that of an idle one. A grammar that

@@ -1,4 +1,4 @@
-"""Speculation: draft tokens, computed along with the last known token, and then verified.
+"""Speculative decoding: draft tokens are computed with the last known token and verified.
 
 A generation whose text repeats something gets a row of more than one token: the last known token
 and draft tokens for those that follow (`parrot_engine.engine.ngrams`). A token is sampled behind

@@ -1,6 +1,6 @@
-"""Which parameters the builtin engine accepts; each refusal names the parameter.
+"""Validation of the parameters of Fill and Generate; each refusal names the parameter.
 
-Knows the vocabulary, not the contexts: whether a context exists or is too long shows later.
+Contexts are not checked here: whether one exists or is too long is found when it is settled.
 """
 
 from __future__ import annotations

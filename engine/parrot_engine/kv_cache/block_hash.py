@@ -1,7 +1,7 @@
-"""Names of KV blocks: what a block holds, and all that stands before it.
+"""Hashes of KV blocks: of their tokens and of all tokens before them.
 
-Shared by engines, which find blocks again by these hashes, and by whoever wants to know which
-engine holds how much of a prompt. The standard library only.
+Shared by engines, which find cached blocks by these hashes, and by the gateway, which locates
+prefixes. The standard library only.
 """
 
 from __future__ import annotations

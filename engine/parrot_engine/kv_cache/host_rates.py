@@ -1,4 +1,4 @@
-"""The break-even of loading blocks and computing them: both are timed at the start."""
+"""The break-even between loading blocks and computing them, measured at the start."""
 
 from __future__ import annotations
 

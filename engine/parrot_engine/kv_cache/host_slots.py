@@ -1,4 +1,4 @@
-"""The slots of the host tier: which copy of a block lies where, and which one goes first.
+"""The slots of the host tier: the index of copies and their order of eviction.
 
 Bookkeeping alone: knows neither tensors nor the pool of the device's blocks. A slot is *free*,
 *held* (its copy can be found by the hash of its block) or *forgotten* (nobody can find its copy,

@@ -1,4 +1,4 @@
-"""Tensors of the builtin engine: a batch in, tokens and scores out.
+"""The model runner: executes a batch on one device, and returns tokens and scores.
 
 Owns the weights, the KV cache and the attention back end of one model on one device. Does not
 decide what runs in a step, does not allocate blocks.

@@ -1,4 +1,4 @@
-"""From logits to tokens, for all rows of a step at once; on the device of the logits.
+"""Sampling: from logits to tokens, for all rows of a step, on the device of the logits.
 
 Order of operations, as in transformers' processors and warpers: repetition penalty, presence and
 frequency penalties, logit bias, `min_tokens`, grammar -> temperature -> top-k -> top-p -> min-p ->

@@ -1,4 +1,4 @@
-"""What a step needs from the host: tokens, sampling parameters and histories, masks of grammars.
+"""Inputs of a step from the host: tokens, sampling parameters and histories, masks of grammars.
 
 All but the masks are added to one `Upload`, so that they travel in a single transfer that the host
 does not wait for. Masks are made while the device computes the step, packed to one bit a token,
