@@ -14,7 +14,7 @@ from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.exceptions import InvalidRequestError, missing_parameter
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import tokenize
-from parrot_gateway.generation.requests.chat import render_chat_aside
+from parrot_gateway.generation.requests.chat import render_chat
 from parrot_gateway.generation.requests.types import DetokenizeBody, TokenizeBody
 from parrot_gateway.generation.requests.validation import check_token_ids, decode
 from parrot_gateway.http.exchange import Exchange
@@ -47,7 +47,7 @@ async def handle_tokenize(exchange: Exchange, served: ServedModel, body: bytes) 
     if request.prompt is not None:
         text, special = request.prompt, request.add_special_tokens is not False
     elif request.messages is not None:
-        text = await render_chat_aside(served.tokenizer, request, len(body))
+        text = await render_chat(served.tokenizer, request, len(body))
         special = bool(request.add_special_tokens)
     else:
         raise missing_parameter("prompt")

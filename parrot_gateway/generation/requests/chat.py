@@ -252,7 +252,7 @@ async def chat_prompt(
         ContextLengthError: it cannot fit the model's context.
         InvalidRequestError: as `render_chat`, or it is empty.
     """
-    text = await render_chat_aside(tokenizer, body, num_bytes, tools)
+    text = await render_chat(tokenizer, body, num_bytes, tools)
     prompts = await prompts_of_texts(
         tokenizer, info, [text], add_special_tokens=add_special_tokens, param=noun, noun=noun
     )
@@ -262,34 +262,32 @@ async def chat_prompt(
     return prompts[0]
 
 
-async def render_chat_aside(
+async def render_chat(
     tokenizer: Tokenizer,
     body: ChatBody | TokenizeBody,
     num_bytes: int,
     tools: Sequence[Tool] = (),
 ) -> str:
-    """`render_chat`, in a thread when the body it came in is large, so that other calls go on.
-
-    A cancelled wait leaves the thread to finish; nothing reads the result.
-    """
-    if num_bytes <= INLINE_BYTES:
-        return render_chat(tokenizer, body, tools)
-    return await asyncio.to_thread(render_chat, tokenizer, body, tools)
-
-
-def render_chat(
-    tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool] = ()
-) -> str:
     """The prompt text of a chat, as the model's template writes it.
 
     `add_generation_prompt` is true unless the last message is to be continued. `tools` are
-    shown by the template or, where that knows none, in words.
+    shown by the template or, where that knows none, in words. A large body is rendered in a
+    thread; a cancelled wait leaves the thread to finish, and nothing reads the result.
+
+    Args:
+        num_bytes: of the request, as a measure of the work.
 
     Raises:
         InvalidRequestError: a message is not valid, the template refuses the chat, or the model
             has none.
         UnsupportedError: a message holds more than text.
     """
+    if num_bytes <= INLINE_BYTES:
+        return _rendered(tokenizer, body, tools)
+    return await asyncio.to_thread(_rendered, tokenizer, body, tools)
+
+
+def _rendered(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> str:
     messages = template_messages(body.messages)
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:

@@ -246,12 +246,12 @@ async def read_prompt_prefix(job: Job, engine: GenerationEngine, min_tokens: int
     # Imported here because they load the tokenizer's library, which a gateway without own engines
     # does not need.
     from parrot_gateway.generation.prompts import prompts_of_texts
-    from parrot_gateway.generation.requests.chat import render_chat_aside
+    from parrot_gateway.generation.requests.chat import render_chat
 
     if isinstance(typed, ChatBody):
         if msgspec.json.encode(typed.messages).find(marker.encode()) < least:
             return []
-        text = await render_chat_aside(engine.tokenizer, typed, request.size)
+        text = await render_chat(engine.tokenizer, typed, request.size)
         special = bool(typed.add_special_tokens)
     else:
         if not isinstance(typed.prompt, str) or typed.prompt.find(marker) < least:
