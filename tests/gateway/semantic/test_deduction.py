@@ -305,3 +305,11 @@ def test_waits_may_come_one_by_one_in_any_order(
                 == one_by_one.objective_of(call).strength
             )
     assert one_by_one == at_once
+
+
+def test_a_result_restricted_to_live_calls_keeps_their_groups() -> None:
+    groups = {frozenset("a"): LATENCY, frozenset("ab"): LATENCY}
+    found = Deduction({"a": LATENCY, "b": LATENCY}, groups, frozenset("ab"), 1)
+    assert found.restricted_to({"b"}) == Deduction(
+        {"b": LATENCY}, {frozenset("ab"): LATENCY}, frozenset("b"), 1
+    )
