@@ -111,3 +111,12 @@ async def test_other_routes_keep_their_own_form(client: V3Client) -> None:
         assert set(response.json()) == {"error"}
     models = (await client.http.get(f"{client.root}/v1/models")).json()
     assert models["object"] == "list"
+
+
+async def test_two_outputs_cannot_write_one_variable(client: V3Client) -> None:
+    twice = await client.variable("twice")
+    with pytest.raises(V3Error) as caught:
+        await client.call("say:{{a}} {{b}}", outputs={"a": twice, "b": twice})
+    assert (caught.value.status, caught.value.error["param"]) == (409, "parameters[1].var_id")
+    written = await client.call("say:x{{a}}", outputs={"a": twice})
+    assert await client.get(written["a"]) == "[x]"
