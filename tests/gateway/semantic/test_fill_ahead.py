@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate
 from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, http_of
-from serving import until
+from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, echo, http_of
+from serving import serving, until
 
 from parrot_gateway.semantic.execution.fill_ahead import LOWEST_PRIORITY, PORTION_TOKENS
 
@@ -233,3 +233,23 @@ async def test_engines_without_a_cache_are_left_alone(engine: ScriptedRemoteEngi
         assert fill_ahead is not None
         assert not fill_ahead._workers
         await set_variable(http, "s", "x", "value")
+
+
+async def test_beginnings_on_one_engine_take_no_room_on_another(
+    engine: ScriptedRemoteEngine,
+) -> None:
+    other = ScriptedRemoteEngine()
+    for each, model in ((engine, "m"), (other, "n")):
+        caching(each, num_blocks=100)
+        each.info = replace(each.info, model=model)
+        echo(each)
+    async with serving(engine, other) as service, Http(service) as http:
+        for number, model in enumerate(("m", "n")):
+            parrot = {"session": "s", "inputs": {"x": "x"}, "output": f"y{number}", "defer": True}
+            await http.call(COMPLETIONS, LONG + "{{x}}", model=model, parrot=parrot)
+            await wait_for_fills(http, number + 1)
+        await set_variable(http, "s", "x", "value")
+        await until(lambda: len(generated(engine)) == len(generated(other)) == 1)
+        await http.settled()
+        await service.gateway.semantic.close()
+    assert other.contexts == {}
