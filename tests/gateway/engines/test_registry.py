@@ -178,11 +178,11 @@ async def test_a_report_of_more_tokens_than_were_queued_counts_for_its_context_o
 ) -> None:
     with engine.open(1) as one, engine.open(1) as other:
         (a,), (b,) = one.context_ids, other.context_ids
-        one.submit(Fill(a, [1, 2, 3]))
+        one.submit(Fill(a, [1, 2, 3]), Fill(a, [6]))
         other.submit(Fill(b, [4, 5]))
         engine.deliver([Filled(a, 10, 0)])
-        assert (engine.running, engine.queued_tokens) == (1, 2)
-        engine.deliver([Filled(b, 2, 0)])
+        assert (engine.running, engine.queued_tokens) == (2, 2)
+        engine.deliver([Filled(a, 1, 0), Filled(b, 2, 0)])
         assert (engine.running, engine.queued_tokens) == (0, 0)
 
 

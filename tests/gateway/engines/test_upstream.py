@@ -446,6 +446,35 @@ async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
         await fake.close()
 
 
+async def test_a_connection_with_an_impossible_head_is_closed() -> None:
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 999 Odd\r\ncontent-length: 10\r\n\r\n")
+        assert await reader.read() == b""
+        left.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream(
+        UpstreamSettings(name="fake", url=f"http://127.0.0.1:{port}/v1", models="*")
+    )
+    await upstream.start()
+    try:
+        # NOTE: the error is kept: its traceback would keep the answer, too.
+        with pytest.raises(UpstreamError, match="understood") as raised:
+            await upstream.request("POST", "/v1/chat/completions", b"", [], b"")
+        async with asyncio.timeout(5):
+            await left.wait()
+        assert raised.value.status == 502
+    finally:
+        await upstream.close()
+        server.close()
+        await server.wait_closed()
+
+
 async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
     first, rest = b"data: 1\n\n", b"data: [DONE]\n\n"
     received = asyncio.Event()
