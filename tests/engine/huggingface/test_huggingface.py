@@ -220,6 +220,22 @@ def test_a_failed_fork_that_was_freed_is_not_failed_again(folders: dict[str, Pat
     assert len(tokens_of(run_until_idle(engine, Generate(2, greedy(2))), 2)) == 2
 
 
+def test_limits_are_those_of_model_and_settings(folders: dict[str, Path]) -> None:
+    longest = load(folders["llama"]).info.max_context_tokens
+    for given, expected in ((64, 64), (10**6, longest)):
+        engine = load(folders["llama"], replace(SETTINGS, max_context_tokens=given))
+        assert engine.info.max_context_tokens == expected
+        # It does not page its KV.
+        assert (engine.info.num_blocks, engine.stats().free_blocks) == (0, 0)
+
+
+def test_as_many_contexts_may_wait_as_exist(folders: dict[str, Path]) -> None:
+    engine = load(folders["llama"])
+    engine.submit([Fill(number, [1]) for number in range(1100)])
+    assert not [event for event in engine.step().events if isinstance(event, Failed)]
+    assert engine.stats().waiting > 1024
+
+
 def test_too_many_contexts_are_refused(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"], replace(SETTINGS, max_contexts=2))
     events = run_until_idle(engine, Fill(1, [1]), Fill(2, [1]), Fill(3, [1]))
