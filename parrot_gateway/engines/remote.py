@@ -226,8 +226,6 @@ class RemoteEngine:
             "stats_age_s": round(time.monotonic() - self._stats_at, 3),
         }
 
-    # --- the link's side ---
-
     def note_stats(self, stats: EngineStats) -> None:
         self.stats = stats
         self._stats_at = time.monotonic()
@@ -270,8 +268,6 @@ class RemoteEngine:
         for channel in channels:
             channel._wake()
         self._wake_idle_waiters()
-
-    # --- the channels' side ---
 
     def lost_error(self) -> EngineLostError:
         return EngineLostError(

@@ -143,7 +143,8 @@ class EngineSupervisor:
         self._registry = registry
         self._load_timeout_s = load_timeout_s
         self._command = command
-        self._processes = [
+        #: In the order of the settings.
+        self.processes = [
             EngineProcess(model, f"{model.served_name}-{index}-{secrets.token_hex(4)}")
             for model in models
             for index in range(model.engines)
@@ -151,16 +152,12 @@ class EngineSupervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._unsubscribe: Callable[[], None] | None = None
 
-    @property
-    def processes(self) -> list[EngineProcess]:
-        return list(self._processes)
-
     def models(self) -> list[str]:
-        return list(dict.fromkeys(process.model.served_name for process in self._processes))
+        return list(dict.fromkeys(process.model.served_name for process in self.processes))
 
     def state(self, model: str) -> State | None:
         """The best state among a model's processes; None for a model that is not configured."""
-        states = {p.state for p in self._processes if p.model.served_name == model}
+        states = {p.state for p in self.processes if p.model.served_name == model}
         order: tuple[State, ...] = ("ready", "loading", "failed")
         return next((state for state in order if state in states), None)
 
@@ -168,22 +165,22 @@ class EngineSupervisor:
         """Why a model cannot be served; None while any of its processes may still come up."""
         if self.state(model) != "failed":
             return None
-        reasons = [p.reason for p in self._processes if p.model.served_name == model]
+        reasons = [p.reason for p in self.processes if p.model.served_name == model]
         return next((reason for reason in reasons if reason), None)
 
     def describe(self) -> list[dict[str, Any]]:
-        return [process.describe() for process in self._processes]
+        return [process.describe() for process in self.processes]
 
     async def start(self, join_url: str, join_key: str) -> None:
         """Start every process; returns before any of them is ready."""
         self._unsubscribe = self._registry.subscribe(self._on_change)
         self._tasks = [
             asyncio.create_task(self._keep(process, join_url, join_key), name=process.name)
-            for process in self._processes
+            for process in self.processes
         ]
 
     async def wait_ready(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             await process.settled.wait()
 
     async def close(self) -> None:
@@ -197,7 +194,7 @@ class EngineSupervisor:
             self._unsubscribe = None
 
     def _on_change(self, change: Change, engine: RemoteEngine) -> None:
-        for process in self._processes:
+        for process in self.processes:
             if process.name != engine.name or process.state == "failed":
                 continue
             if change != "joined" and self._has_other_link(process, engine):

@@ -107,8 +107,6 @@ class Upstream:
         if isinstance(settings.models, list):
             self._list(settings.models)
 
-    # -- what it serves ---------------------------------------------------------------------
-
     def serves(self, model: str) -> bool:
         return model in self._names
 
@@ -123,8 +121,6 @@ class Upstream:
     def ready(self) -> bool:
         """Whether its models are known. It may still be failing: see `describe`."""
         return self._ready.is_set()
-
-    # -- lifetime ---------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open the connection pool and begin to read the models; does not wait for them."""
@@ -179,8 +175,6 @@ class Upstream:
             "failures": self.failures,
             "usage": self.usage.to_dict(),
         }
-
-    # -- one call ---------------------------------------------------------------------------
 
     async def request(
         self,
@@ -319,8 +313,6 @@ class Upstream:
             )
         return response
 
-    # -- failures ---------------------------------------------------------------------------
-
     def _note_end(self, permit: Permit | None, complete: bool) -> None:
         """Count an answer that broke off; of one with a permit the breaker learns the outcome."""
         self.failures += not complete
@@ -345,8 +337,6 @@ class Upstream:
     def _make_url(self, path: bytes, query: bytes) -> URL:
         suffix = f"?{query.decode('latin-1')}" if query else ""
         return URL(f"{self.settings.url}{_below_v1(path)}{suffix}", encoded=True)
-
-    # -- discovery --------------------------------------------------------------------------
 
     async def _keep_discovering(self) -> None:
         shortest, longest = DISCOVERY_BACKOFF_S

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def show_ways(outcomes: Sequence[AppOutcome]) -> None:
-    console = _console()
+    from rich.console import Console
+
+    console = Console()
     for outcome in outcomes:
         _show_table(
             console,
@@ -43,7 +45,9 @@ def show_ways(outcomes: Sequence[AppOutcome]) -> None:
 
 
 def show_policies(outcomes: Sequence[PoliciesOutcome]) -> None:
-    console = _console()
+    from rich.console import Console
+
+    console = Console()
     for outcome in outcomes:
         _show_table(
             console,
@@ -69,12 +73,6 @@ def show_policies(outcomes: Sequence[PoliciesOutcome]) -> None:
         style="dim",
         highlight=False,
     )
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
 
 
 def _show_table(
