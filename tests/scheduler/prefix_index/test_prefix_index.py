@@ -306,3 +306,10 @@ def test_a_match_of_a_prompt_that_nobody_holds_ends_at_its_first_block() -> None
     Counting.looks = 0
     assert as_dict(index.holders([Counting(i) for i in range(50)])) == {}
     assert Counting.looks <= 2
+
+
+def test_blocks_that_are_stored_again_are_forgotten_last() -> None:
+    index = PrefixIndex(max_blocks=4)
+    for prompt in ((1, 2), (3, 4), (1, 2), (5, 6)):
+        index.stored(0, prompt)
+    assert [index.blocks_on(0, prompt) for prompt in ((1, 2), (3, 4), (5, 6))] == [2, 0, 2]
