@@ -299,10 +299,10 @@ class Decoder(nn.Module):
         if self._collective is None:
             return self._ops.logits(hidden, self.model.norm.norm, head, out)
         part = self._ops.logits(hidden, self.model.norm.norm, head)
-        return _gather_logits(self._collective, part, self.config.vocab_size, out)
+        return gather_logits(self._collective, part, self.config.vocab_size, out)
 
 
-def _gather_logits(
+def gather_logits(
     collective: Collective, part: Tensor, vocab_size: int, out: Tensor | None = None
 ) -> Tensor:
     """`[rows, vocab_size]` from the parts that the ranks computed, `[rows, share of it]`."""
@@ -312,7 +312,7 @@ def _gather_logits(
     parts = collective.all_gather(part).transpose(0, 1)
     if out is None or share * len(parts[0]) != vocab_size:
         whole = parts.reshape(len(parts), -1)[:, :vocab_size]
-        return whole if out is None else out.copy_(whole)
+        return whole.contiguous() if out is None else out.copy_(whole)
     out.view(parts.shape).copy_(parts)
     return out
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from parrot_engine.batch import BatchRow, BlockCopy, StepBatch
 from parrot_engine.distributed.step_message import StepMessage, decode, encode
 from parrot_engine.exceptions import ShardError
+from parrot_engine.models.decoder import gather_logits
 from parrot_engine.models.sharding import Shard, part_of, parts_of_stack
 
 ints = st.integers(0, 2**31 - 1)
@@ -95,3 +96,24 @@ def test_projections_of_a_stack_are_cut_one_by_one() -> None:
         (slice(8, 12), slice(4, 6)),
         (slice(12, 16), slice(6, 8)),
     ]
+
+
+class TwoRanks:
+    """The collective of rank 0 of two; the other one has larger numbers."""
+
+    shard = Shard(0, 2)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, x + 100])
+
+
+@pytest.mark.parametrize("vocab_size", [7, 8])
+def test_logits_of_all_ranks_lie_as_those_of_one(vocab_size: int) -> None:
+    part = torch.arange(12.0).view(3, 4)
+    expected = torch.cat([part, part + 100], dim=1)[:, :vocab_size]
+    out = torch.empty(3, vocab_size)
+    for target in (None, out):
+        logits = gather_logits(TwoRanks(), part, vocab_size, target)  # type: ignore[arg-type]
+        assert torch.equal(logits, expected)
+        # Kernels read rows of this length, one behind the other.
+        assert logits.is_contiguous()
