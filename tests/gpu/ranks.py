@@ -51,7 +51,7 @@ class Story(NamedTuple):
 def conversation(engine: BuiltinEngine) -> dict[str, Any]:
     """A prompt, a prefix of it, a fork; greedy, drawn, with a penalty."""
     from harness.engine_checks import greedy, run_until_idle, tokens_of
-    from parrot_engine.protocol import Fill, Generate, SamplingParams
+    from parrot_engine.protocol import Failed, Fill, Generate, SamplingParams
 
     drawn = SamplingParams(20, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
     events = run_until_idle(
@@ -63,6 +63,8 @@ def conversation(engine: BuiltinEngine) -> dict[str, Any]:
         Fill(3, [9, 8, 7, 6] * 5, parent_context_id=1),
         Generate(3, greedy(30, repetition_penalty=1.3)),
     )
+    for event in events:
+        assert not isinstance(event, Failed), event.message
     return {"said": [tokens_of(events, context_id) for context_id in (1, 2, 3)]}
 
 
@@ -205,7 +207,7 @@ class Process:
                 self._told[story.pop("name")] = story
         told = self._told[name]
         if "error" in told:
-            raise AssertionError(f"{name}: {told['error']}")
+            raise AssertionError(f"{name}: {told['error']}\nThe log ends:\n{self._log_end()}")
         return told
 
     def status(self) -> int:
@@ -226,8 +228,11 @@ class Process:
 
     def _give_up(self, problem: str) -> None:
         self.end()
-        log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
-        self._problem = f"{problem} (status {self._process.poll()}); its log ends:\n{log}"
+        status = self._process.poll()
+        self._problem = f"{problem} (status {status}); its log ends:\n{self._log_end()}"
+
+    def _log_end(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def _read(self, said: IO[str]) -> None:
         with said:
