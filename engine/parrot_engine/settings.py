@@ -26,6 +26,7 @@ CUDA_DEFAULTS = MappingProxyType(
         "max_batch_size": 256,
         "max_batch_tokens": 8192,
         "max_background_tokens": 127,
+        "speculative_batch_tokens": 256,
     }
 )
 

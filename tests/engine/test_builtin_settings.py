@@ -55,6 +55,7 @@ def test_a_gpu_has_defaults_of_its_own() -> None:
     assert BuiltinSettings.for_device("cpu") == BuiltinSettings()
     on_gpu = BuiltinSettings.for_device("cuda", max_batch_size=3)
     assert (on_gpu.block_size, on_gpu.max_batch_size, on_gpu.max_batch_tokens) == (64, 3, 8192)
+    assert on_gpu.speculative_batch_tokens == 256
     with pytest.raises(SettingsError, match="block_size"):
         BuiltinSettings.for_device("cuda", block_size=0)
 

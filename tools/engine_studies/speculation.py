@@ -6,6 +6,8 @@ is taken for right whatever the model sampled; computing, sampling and checking 
 `ms` is the wall clock of a step, `gain` the tokens a second over those without draft tokens
 (`drafts` 0, which overlaps its steps). No row pauses, and the limit on tokens of a step is off.
 
+`ruled` (needs a GPU): the same with as many draft tokens as the engine's own rule makes, up to k.
+
 `unguessed` (needs a GPU): the real draft tokens on text that does not repeat (drawn tokens of
 random weights): what the option costs where it brings nothing.
 
@@ -20,6 +22,7 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.context_store import ContextStore
 from parrot_engine.engine.contexts import Context, PlannedRow
+from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.engine.speculation import Speculation
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_tier import HostTier
@@ -68,6 +72,14 @@ class _ForcedSpeculation(Speculation):
         }
 
 
+class _RuledSpeculation(Speculation):
+    """Made-up draft tokens, as many as the engine's rule has room for."""
+
+    def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
+        """Something, always."""
+        return list(range(1, count + 1))
+
+
 class _ForcedBatcher(Batcher):
     """Takes a share of the draft tokens for right."""
 
@@ -79,10 +91,11 @@ class _ForcedBatcher(Batcher):
         host: HostTier | None,
         *,
         share: float,
+        speculation: type[Speculation],
     ) -> None:
         super().__init__(store, pool, settings, host)
         if settings.speculative_tokens > 0:
-            self.speculation = _ForcedSpeculation(settings)
+            self.speculation = speculation(settings)
         self._share = share
         self._owed = 0.0
 
@@ -101,9 +114,11 @@ class _ForcedBatcher(Batcher):
         )
 
 
-def _forced_engine(runner: Runner, settings: BuiltinSettings, share: float) -> BuiltinEngine:
+def _forced_engine(
+    runner: Runner, settings: BuiltinSettings, share: float, speculation: type[Speculation]
+) -> BuiltinEngine:
     """With a share of right draft tokens."""
-    make_batcher = partial(_ForcedBatcher, share=share)
+    make_batcher = partial(_ForcedBatcher, share=share, speculation=speculation)
     return BuiltinEngine(runner, settings, model="forced", make_batcher=make_batcher)
 
 
@@ -140,6 +155,12 @@ def time_steps(
     }
 
 
+_CASES: dict[str, type[Speculation]] = {
+    "forced": _ForcedSpeculation,
+    "ruled": _RuledSpeculation,
+}
+
+
 def run_forced(
     runner: Runner,
     batches: Sequence[int],
@@ -157,21 +178,23 @@ def run_forced(
             max_batch_size=rows,
             max_batch_tokens=8192,
             speculative_tokens=count,
+            speculative_batch_tokens=256,
         )
 
-    def measure(rows: int, count: int, share: float) -> dict[str, float]:
-        engine = _forced_engine(runner, settings(rows, count), share)
+    def measure(
+        rows: int, count: int, share: float, speculation: type[Speculation] = _ForcedSpeculation
+    ) -> dict[str, float]:
+        engine = _forced_engine(runner, settings(rows, count), share, speculation)
         return time_steps(engine, rows, prompt_tokens=prompt_tokens, steps=steps)
 
     for rows in batches:
         plain = measure(rows, 0, 0.0)
         entries.append({"case": "forced", "rows": rows, "drafts": 0, **plain, "gain": 1.0})
-        for count in drafts:
-            for share in SHARES:
-                found = measure(rows, count, share)
-                gain = round(found["tokens_per_s"] / plain["tokens_per_s"], 2)
-                what = {"case": "forced", "rows": rows, "drafts": count, "share": share}
-                entries.append({**what, **found, "gain": gain})
+        for count, share, (case, speculation) in product(drafts, SHARES, _CASES.items()):
+            found = measure(rows, count, share, speculation)
+            gain = round(found["tokens_per_s"] / plain["tokens_per_s"], 2)
+            what = {"case": case, "rows": rows, "drafts": count, "share": share}
+            entries.append({**what, **found, "gain": gain})
         drawn = [
             time_steps(
                 BuiltinEngine(runner, settings(rows, count), model="unguessed"),
@@ -233,12 +256,14 @@ def _gpu_runner(shape: str, layers: int | None, rows: int, prompt_tokens: int) -
 
     blocks = rows * (prompt_tokens + 1024) // 64
     runner = dummy_runner(64, blocks, layers, shape)
-    runner.use_graphs(
+    graphs = runner.use_graphs(
         CudaCapture(torch.device("cuda")),
         max_rows=rows,
         max_context=prompt_tokens + 1024,
         max_tokens=8192,
     )
+    if graphs is not None:
+        graphs.capture_all()
     return runner
 
 

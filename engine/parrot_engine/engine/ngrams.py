@@ -9,20 +9,27 @@ Plain Python; knows nothing of contexts or steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 from typing import Final
 
 #: Earlier places that are compared at most.
 MAX_PLACES: Final = 16
 #: Tokens that are remembered at most, some 150 bytes each.
 MAX_INDEXED: Final = 65_536
-#: Right proposes a time that a generation is trusted to have at first, the share of the newest
-#: outcome in the average, and the average from which on it pauses.
-_FIRST_AVERAGE: Final = 1.0
-_NEWEST: Final = 0.25
-_TOO_FEW: Final = 0.25
+#: The outcomes with which a generation begins, as right draft tokens of checked ones; what is left
+#: of older outcomes when another comes; the share of right ones below which it pauses.
+_FIRST_RIGHT: Final = 1.5
+_FIRST_CHECKED: Final = 2.5
+_KEPT: Final = 0.75
+_TOO_FEW: Final = 0.2
+#: The outcomes with which it goes on after a pause: one more wrong draft token ends it again.
+_RIGHT_AFTER_PAUSE: Final = 0.4
+_CHECKED_AFTER_PAUSE: Final = 0.8
 #: Tokens of the first pause, and of the longest.
 _SHORTEST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 512
+#: No text is taken to repeat itself for longer than some 50 tokens.
+_MOST_LIKELY: Final = 0.98
 
 
 class NgramIndex:
@@ -116,18 +123,35 @@ class NgramProposer:
 
     def __init__(self, min_length: int, max_length: int) -> None:
         self.index = NgramIndex(min_length, max_length)
-        #: Right proposes a time, lately.
-        self.average = _FIRST_AVERAGE
+        #: Draft tokens that were right, and those that were checked, the newest counting most.
+        #: Those behind the first wrong one were not.
+        self._right = _FIRST_RIGHT
+        self._checked = _FIRST_CHECKED
         #: Tokens of the generation before drafts are proposed (again).
         self.resumes_at = 0
         self._pause = _SHORTEST_PAUSE
 
-    def note(self, num_right: int, num_generated: int) -> None:
-        """So many draft tokens of a row were right; so many tokens are generated now."""
-        self.average += _NEWEST * (num_right - self.average)
+    @property
+    def likelihood(self) -> float:
+        """How likely a draft token is right, behind others that are."""
+        return min(max(self._right / self._checked, _TOO_FEW), _MOST_LIKELY)
+
+    def worth(self, cost: float) -> int:
+        """How many draft tokens are right with a likelihood above `cost`, 0 to 1; 1 at least."""
+        return max(1, int(log(cost) / log(self.likelihood)))
+
+    def expected(self, num_drafts: int) -> float:
+        """How many of so many draft tokens will be right."""
+        likelihood = self.likelihood
+        return likelihood * (1 - likelihood**num_drafts) / (1 - likelihood)
+
+    def note(self, num_right: int, num_drafts: int, num_generated: int) -> None:
+        """Of so many draft tokens of a row the first were right; there are so many tokens now."""
+        self._right = _KEPT * self._right + num_right
+        self._checked = _KEPT * self._checked + min(num_right + 1, num_drafts)
         if num_right:
             self._pause = _SHORTEST_PAUSE
-        elif self.average < _TOO_FEW:
-            self.average = _TOO_FEW
+        elif self._right < _TOO_FEW * self._checked:
+            self._right, self._checked = _RIGHT_AFTER_PAUSE, _CHECKED_AFTER_PAUSE
             self.resumes_at = num_generated + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -15,9 +15,9 @@ What comes next depends on how many drafts were right, so nothing is planned beh
 drafts before its outcome is known. The device then waits for the host, which costs everybody in the
 step some of its time. Drafts are proposed only
 
-- while the step stays small: weights are then read once for all of its tokens, and a draft costs
-  next to nothing;
-- when, by how drafts came out lately, enough of them will be right to make up for the wait;
+- in steps of few tokens, for most of which the device reads weights: a draft takes little longer;
+- as many for a generation as its drafts, by how they came out lately, are worth their time;
+- when all of them together are expected to make up for it, and for the wait;
 - for generations whose drafts are not mostly wrong: these pause, longer each time.
 """
 
@@ -31,9 +31,12 @@ from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
 from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.settings import BuiltinSettings
 
-#: Right drafts a generation of the step that have to be expected: what waiting for the step costs
-#: all of them, in tokens.
-_WORTH: Final = 0.2
+#: The share of a step by which waiting for it delays the next one, and what each row adds to it.
+_WAIT: Final = 0.2
+_WAIT_BY_ROW: Final = 1 / 512
+#: A step takes as long as reading the weights and computing its tokens; the former takes as long
+#: as computing this many (log 29).
+_WEIGHTS_IN_TOKENS: Final = 137
 #: Tokens of prompts that are indexed between two steps: some 2 ms.
 _INDEXED_PER_STEP: Final = 8192
 
@@ -57,7 +60,11 @@ class Speculation:
         For a context with a row in flight: those behind the token that the row samples.
         """
         contexts = list(running)
-        room = self._max_step_tokens - len(contexts)
+        num_rows = len(contexts)
+        wait = _WAIT + _WAIT_BY_ROW * num_rows
+        # What a draft takes, in tokens of a step without any.
+        cost = (1 + wait) * num_rows / (_WEIGHTS_IN_TOKENS + num_rows)
+        room = self._max_step_tokens - num_rows
         to_index = _INDEXED_PER_STEP
         chosen: dict[Context, list[int]] = {}
         expected = 0.0
@@ -76,8 +83,7 @@ class Speculation:
             to_index -= proposer.index.extend(context.token_ids, to_index)
             num_pending = 0 if context.in_flight is None else 1
             limit = min(
-                # Beyond what is likely, draft tokens only take the room of others.
-                2 + int(2 * proposer.average),
+                proposer.worth(cost),
                 self._max_drafts,
                 room,
                 # The last token is sampled, not drafted.
@@ -90,8 +96,9 @@ class Speculation:
             if drafts:
                 chosen[context] = drafts
                 room -= len(drafts)
-                expected += min(proposer.average, len(drafts))
-        return chosen if expected >= _WORTH * len(contexts) else {}
+                expected += proposer.expected(len(drafts))
+        num_drafts = sum(map(len, chosen.values()))
+        return chosen if expected >= wait * num_rows + cost * num_drafts else {}
 
     def propose(self, context: Context, proposer: NgramProposer, count: int) -> list[int]:
         """Up to `count` tokens that may follow those which the context has."""
@@ -103,7 +110,7 @@ class Speculation:
         self.accepted_tokens += num_right
         row, proposer = generate.row, generate.proposer
         if row is not None and proposer is not None:
-            proposer.note(num_right, len(row.generated_token_ids) + num_right + 1)
+            proposer.note(num_right, num_drafts, len(row.generated_token_ids) + num_right + 1)
 
 
 def parts_of(planned: PlannedRow, outcome: RowOutcome) -> list[tuple[PlannedRow, RowOutcome]]:

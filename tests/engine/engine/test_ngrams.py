@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_engine.engine.ngrams import MAX_PLACES, NgramIndex, NgramProposer
@@ -87,13 +88,29 @@ def test_generations_whose_drafts_are_wrong_pause_longer_and_longer() -> None:
             generated = proposer.resumes_at
         generated += 1
         tries += 1
-        proposer.note(0, generated)
+        proposer.note(0, 4, generated)
     assert pauses[:4] == [16, 32, 64, 128]
     assert max(pauses) == 512
     assert tries < 20
     generated = max(generated, proposer.resumes_at)
-    proposer.note(4, generated)
+    proposer.note(4, 4, generated)
     while proposer.resumes_at <= generated:
         generated += 1
-        proposer.note(0, generated)
+        proposer.note(0, 4, generated)
     assert proposer.resumes_at - generated == 16, "what was right is not remembered"
+
+
+def test_the_likelihood_of_drafts_is_learned_from_those_that_were_checked() -> None:
+    proposer = NgramProposer(3, 8)
+    assert proposer.worth(0.3) == 2
+    for generated in range(5, 105, 5):
+        proposer.note(4, 4, generated)
+    assert proposer.likelihood > 0.95
+    assert proposer.worth(0.3) > 7
+    assert proposer.expected(4) > 3.5
+    for generated in range(105, 145, 2):
+        # Those behind the first wrong one say nothing.
+        proposer.note(1, 4, generated)
+    assert proposer.likelihood == pytest.approx(0.5, abs=0.05)
+    assert proposer.expected(7) == pytest.approx(1.0, abs=0.1)
+    assert proposer.worth(1.0) == 1

@@ -336,6 +336,34 @@ def test_few_who_draft_do_not_hold_up_many() -> None:
     assert any(row.num_drafts for batch in runner.batches for row in batch.rows)
 
 
+@pytest.mark.parametrize("rows", [8, 40])
+@pytest.mark.parametrize("share_right", [1.0, 0.0])
+def test_many_draft_as_long_as_drafts_are_right(rows: int, share_right: float) -> None:
+    trace, runner = drafting(
+        num_blocks=1000,
+        max_batch_size=rows,
+        max_batch_tokens=512,
+        speculative_batch_tokens=256,
+        speculative_tokens=4,
+    )
+    trace.engine._batcher.speculation.share_right = share_right  # type: ignore[union-attr]
+    params = replace(GREEDY, max_tokens=40)
+    for index in range(rows):
+        trace.submit(Fill(index, prompt(5, index)), Generate(index, params))
+    trace.run()
+    for index in range(rows):
+        assert trace.tokens(index) == expected(prompt(5, index), params)
+    drafted = sum(any(row.num_drafts for row in batch.rows) for batch in runner.batches)
+    stats = trace.engine.stats()
+    if share_right:
+        assert stats.accepted_tokens == stats.proposed_tokens > 0.7 * stats.generated_tokens
+        assert max(sum(row.num_drafts for row in batch.rows) for batch in runner.batches) == min(
+            4 * rows, 256 - rows
+        )
+    else:
+        assert drafted <= 10
+
+
 def test_drafts_take_no_block_that_others_need() -> None:
     outputs = []
     for tokens in (0, 4):
