@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from fastapi.testclient import TestClient
 from harness.scripted_engine import ScriptedEngine, fixed_script, hashed_script
 from parrot_engine.protocol import EngineInfo, FreeContext, Primitive
 from parrot_engine.server.app import create_app
+from parrot_engine.server.command import EXIT_CONFIG, main
 from parrot_engine.server.service import Tails
 from parrot_engine.text import TextAssets, Tokenizer
 from parrot_engine.text.loading import load_text_assets
@@ -346,3 +348,16 @@ def test_an_address_of_the_network_needs_a_key() -> None:
     )
     assert ran.returncode == 78
     assert "PARROT_ENGINE_KEY" in ran.stderr
+
+
+def test_addresses_are_checked_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PARROT_ENGINE_KEY", raising=False)
+    assert main(["--model", "parrot-demo", "--listen", "127.0.0.1:70000"]) == EXIT_CONFIG
+    assert "HOST:PORT" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--model", "parrot-demo", "--listen", f"localhost:{port}"]) == EXIT_CONFIG
+    # No key is needed on this machine's own address.
+    assert "cannot listen on localhost" in capsys.readouterr().err
