@@ -13,6 +13,8 @@ from parrot_scheduler.actions import Action, Cancel, Forget, Place, Reject, Wake
 from parrot_scheduler.config import PRESETS, SchedulerConfig
 from parrot_scheduler.events import (
     ApplicationFinished,
+    BlocksEvicted,
+    BlocksStored,
     EngineDraining,
     EngineJoined,
     EngineLeft,
@@ -529,3 +531,15 @@ def test_decisions_do_not_depend_on_the_hash_seed() -> None:
     ]
     assert outputs[0].count(b'"Place"') > 100
     assert outputs[0] == outputs[1]
+
+
+def test_blocks_count_as_cached_until_they_are_evicted() -> None:
+    scheduler = started(engine(reports_blocks=True))
+    hashes = (1, 2, 3)
+    stored = [
+        BlocksStored("e", hashes),
+        BlocksEvicted("e", (3,)),
+        TaskSubmitted(task(prefix=hashes)),
+    ]
+    (place,) = (a for a in scheduler.step(1.0, stored) if isinstance(a, Place))
+    assert place.reasons.expected_cached_tokens == 32
