@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from parrot_engine.protocol import EngineInfo, Grammar
+from parrot_engine.protocol import EngineInfo
 from parrot_engine.text import ChatTemplateError, Tokenizer
 
 from parrot_gateway.exceptions import (
@@ -29,7 +29,8 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
-from parrot_gateway.generation.requests.grammars import check_supported, requested_grammar
+from parrot_gateway.generation.requests.grammars import requested_grammar
+from parrot_gateway.generation.requests.output import OutputOptions, output_options
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.tools import requested_tools
 from parrot_gateway.generation.requests.types import ChatBody, Message, TokenizeBody
@@ -43,13 +44,9 @@ from parrot_gateway.generation.requests.validation import (
 )
 from parrot_gateway.generation.tools.definitions import (
     Tool,
-    ToolUse,
     described_in_text,
     knows_tools,
-    tool_format,
 )
-from parrot_gateway.generation.tools.grammar import calls_grammar, optional_calls_grammar
-from parrot_gateway.generation.tools.parsing import WRITINGS, ToolFormat, ToolParsing
 
 #: Bodies that are rendered in place: about a millisecond.
 INLINE_BYTES = 32 * 1024
@@ -80,17 +77,6 @@ _OUTPUT = ("response_format", "structured_outputs", "guided_choice", "guided_gra
 #: Fields that most calls leave out, looked at all at once.
 _rare_fields, _no_rare_fields = attrgetter(*_RARE), (None,) * len(_RARE)
 _output_fields, _no_output_fields = attrgetter(*_OUTPUT), (None,) * len(_OUTPUT)
-
-
-class OutputOptions(NamedTuple):
-    """Constraints on the output."""
-
-    grammar: Grammar | None = None
-    #: The field that sets it.
-    grammar_param: str | None = None
-    tools: ToolUse | None = None
-    #: How the model writes calls.
-    format: ToolFormat = "hermes"
 
 
 _PLAIN_OUTPUT = OutputOptions()
@@ -134,7 +120,7 @@ class ChatCall(PreparedCall[ChatBody]):
                 served.tokenizer,
                 served.info,
                 self.size,
-                tools=() if options.tools is None else options.tools.tools,
+                tools=options.shown_tools,
                 add_special_tokens=bool(request.add_special_tokens),
             )
         limit, length = served.info.max_context_tokens, len(self._prompt.token_ids)
@@ -144,11 +130,7 @@ class ChatCall(PreparedCall[ChatBody]):
         check_context(limit, length, max_tokens, param="messages", noun="messages")
         if max_tokens is None:
             max_tokens = limit - length
-        n, tools = request.n or 1, options.tools
-        parsing = None
-        if tools is not None:
-            names = frozenset(tool.name for tool in tools.callable)
-            parsing = ToolParsing(options.format, names, calls_only=tools.mode == "required")
+        n = request.n or 1
         return GenerationRequest(
             [self._prompt],
             sampling_of(
@@ -161,10 +143,10 @@ class ChatCall(PreparedCall[ChatBody]):
             n=n,
             best_of=n,
             skip_special_tokens=request.skip_special_tokens is not False
-            and (tools is None or not _has_special_marker(options.format, served.tokenizer)),
+            and not options.needs_special_tokens(served.tokenizer),
             salt=salt,
             grammar_param=options.grammar_param,
-            tools=parsing,
+            tools=options.parsing,
         )
 
 
@@ -200,32 +182,7 @@ def _check_rare(request: ChatBody) -> None:
 
 def _output_options(request: ChatBody, served: ServedModel) -> OutputOptions:
     grammar, param = requested_grammar(request, served.info)
-    tools, tokenizer = requested_tools(request), served.tokenizer
-    if tools is None:
-        return OutputOptions(grammar, param or None)
-    format = tool_format(tokenizer)
-    callable_ = tools.callable
-    if tools.mode == "required":
-        check_supported(served.info, "tool_choice")
-        grammar = calls_grammar(callable_, format, tokenizer, parallel=tools.parallel)
-    elif grammar is not None:
-        if grammar.kind not in ("json_schema", "json_object"):
-            raise UnsupportedError(
-                f"Unsupported value: '{param}' goes with 'tools' only for JSON.", param=param
-            )
-        grammar = calls_grammar(
-            callable_, format, tokenizer, parallel=tools.parallel, content=grammar
-        )
-    elif any(tool.strict for tool in callable_) and served.info.supports_grammars:
-        # NOTE: where the engine follows no grammar, `strict` is a wish, as it is for an upstream.
-        grammar = optional_calls_grammar(callable_, format, tokenizer)
-    return OutputOptions(grammar, "tools", tools, format)
-
-
-def _has_special_marker(format: ToolFormat, tokenizer: Tokenizer) -> bool:
-    """Whether calls are announced by a token that texts are usually shown without."""
-    token_id = tokenizer.token_id(WRITINGS[format].opening)
-    return token_id is not None and tokenizer.is_special(token_id)
+    return output_options(grammar, param or None, requested_tools(request), served)
 
 
 # -- prompt -----------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat, checked and read."""
+"""`tools`, `tool_choice` and `parallel_tool_calls`, checked and read: those of a chat, and what all
+APIs have in common.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from parrot_gateway.exceptions import (
     InvalidRequestError,
@@ -23,8 +26,22 @@ MAX_SCHEMA_BYTES = 1024 * 1024
 _WHY = "is not supported with this model"
 
 
+#: Reads one element of `tools`: the tool, and the bytes of its parameters.
+ReadTool: TypeAlias = Callable[[Any, str], tuple[Tool, int]]
+
+
+class ToolFields(NamedTuple):
+    """How an API writes its tools."""
+
+    read: ReadTool
+    #: Of a tool in `tools` and `tool_choice`: the object that holds its name; empty: itself.
+    holder: str
+    #: Values of `type` that name one tool in `tool_choice`.
+    kinds: tuple[str, ...] = ("function",)
+
+
 def requested_tools(body: ChatBody) -> ToolUse | None:
-    """The tools of a call; None when it has none, or none may be called.
+    """The tools of a chat; None when it has none, or none may be called.
 
     Raises:
         InvalidRequestError: naming the field at fault.
@@ -32,8 +49,21 @@ def requested_tools(body: ChatBody) -> ToolUse | None:
     """
     if body.function_call != "none":
         refuse(body, ("functions", "function_call"), f"{_WHY}; 'tools' is its successor")
-    choice = body.tool_choice
-    tools = _tools(body.tools)
+    return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, _CHAT)
+
+
+def tool_use(given: Any, choice: Any, parallel: bool | None, fields: ToolFields) -> ToolUse | None:
+    """The tools of a call, checked; None when it has none, or none may be called.
+
+    Args:
+        given, choice, parallel: `tools`, `tool_choice` and `parallel_tool_calls`.
+        fields: how the API writes them.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+        UnsupportedError: a kind of tool that is not offered.
+    """
+    tools = _tools(given, fields)
     if not tools:
         if choice not in (None, "auto", "none"):
             raise InvalidRequestError(
@@ -45,18 +75,14 @@ def requested_tools(body: ChatBody) -> ToolUse | None:
         return None
     if choice == "none":
         return None
-    mode, names = _choice(choice)
+    mode, names = _choice(choice, fields)
     callable_ = tools if names is None else [_named(tools, name) for name in names]
-    return ToolUse(
-        tools,
-        callable_,
-        mode,
-        # One function that was named is called once.
-        parallel=body.parallel_tool_calls is not False and not _is_named(choice),
-    )
+    is_named = isinstance(choice, dict) and choice.get("type") in fields.kinds
+    # One tool that was named is called once.
+    return ToolUse(tools, callable_, mode, parallel=parallel is not False and not is_named)
 
 
-def _tools(value: Any) -> list[Tool]:
+def _tools(value: Any, fields: ToolFields) -> list[Tool]:
     if value is None:
         return []
     if not isinstance(value, list):
@@ -66,7 +92,9 @@ def _tools(value: Any) -> list[Tool]:
     tools: list[Tool] = []
     left = MAX_SCHEMA_BYTES
     for number, item in enumerate(value):
-        tool, size = _tool(item, f"tools[{number}]")
+        if not isinstance(item, dict):
+            raise wrong_type(f"tools[{number}]", "an object")
+        tool, size = fields.read(item, f"tools[{number}]")
         left -= size
         if left < 0:
             raise InvalidRequestError(
@@ -78,39 +106,61 @@ def _tools(value: Any) -> list[Tool]:
     seen: set[str] = set()
     for number, tool in enumerate(tools):
         if tool.name in seen:
+            holder = f".{fields.holder}" if fields.holder else ""
             raise InvalidRequestError(
                 f"Invalid 'tools': two functions are called '{tool.name}'.",
-                param=f"tools[{number}].function.name",
+                param=f"tools[{number}]{holder}.name",
                 code="invalid_value",
             )
         seen.add(tool.name)
     return tools
 
 
-def _tool(value: Any, path: str) -> tuple[Tool, int]:
-    """A tool, and the bytes of its parameters."""
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object")
+def _chat_tool(value: Any, path: str) -> tuple[Tool, int]:
     kind = value.get("type")
     if kind is None:
         raise missing_parameter(f"{path}.type")
+    if kind == "custom":
+        raise unsupported_value(
+            f"{path}.type", f"a tool of type 'custom' {_WHY} here; /v1/responses takes it."
+        )
     if kind != "function":
         raise unsupported_value(f"{path}.type", f"'{path}.type' other than 'function' {_WHY}.")
     function = value.get("function")
     if function is None:
-        raise missing_parameter(f"{path}.function")
+        hint = ""
+        if "name" in value:
+            hint = " The flat form, with 'name' beside 'type', is that of /v1/responses."
+        error = missing_parameter(f"{path}.function")
+        raise InvalidRequestError(error.message + hint, param=error.param, code=error.code)
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object")
-    name = _name(function.get("name"), f"{path}.function.name")
-    description = function.get("description")
-    if description is not None and not isinstance(description, str):
-        raise wrong_type(f"{path}.function.description", "a string")
+    return function_tool(function, f"{path}.function")
+
+
+def function_tool(
+    function: Mapping[str, Any], path: str, schema: str = "parameters"
+) -> tuple[Tool, int]:
+    """A function by its name, description, parameters and strictness.
+
+    Args:
+        path: of the object in the request.
+        schema: the field that holds the JSON schema of its arguments.
+
+    Returns:
+        the tool, and the bytes of its parameters.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+    """
+    name = tool_name(function.get("name"), f"{path}.name")
+    description = optional_text(function.get("description"), f"{path}.description")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise wrong_type(f"{path}.function.strict", "a boolean")
-    parameters, size = function.get("parameters"), 0
+        raise wrong_type(f"{path}.strict", "a boolean")
+    parameters, size = function.get(schema), 0
     if parameters is not None:
-        param = f"{path}.function.parameters"
+        param = f"{path}.{schema}"
         size = len(schema_grammar(parameters, param).text)
         if parameters.get("type", "object") != "object":
             raise InvalidRequestError(
@@ -121,7 +171,26 @@ def _tool(value: Any, path: str) -> tuple[Tool, int]:
     return Tool(name, description, parameters or None, bool(strict)), size
 
 
-def _name(value: Any, path: str) -> str:
+def optional_text(value: Any, path: str) -> str | None:
+    """A string that may be left out.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    if value is not None and not isinstance(value, str):
+        raise wrong_type(path, "a string")
+    return value
+
+
+_CHAT = ToolFields(_chat_tool, "function")
+
+
+def tool_name(value: Any, path: str) -> str:
+    """The name of a tool.
+
+    Raises:
+        InvalidRequestError: it is missing, or not made of what names are made of.
+    """
     if value is None:
         raise missing_parameter(path)
     if not isinstance(value, str):
@@ -131,11 +200,7 @@ def _name(value: Any, path: str) -> str:
     return value
 
 
-def _is_named(choice: Any) -> bool:
-    return isinstance(choice, dict) and choice.get("type") == "function"
-
-
-def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
+def _choice(choice: Any, fields: ToolFields) -> tuple[ToolMode, list[str] | None]:
     """The mode, and the names of the tools that may be called; None: all."""
     if choice in (None, "auto"):
         return "auto", None
@@ -151,8 +216,8 @@ def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
     if not isinstance(choice, dict):
         raise wrong_type("tool_choice", "a string or an object")
     kind = choice.get("type")
-    if kind == "function":
-        return "required", [_chosen(choice, "tool_choice")]
+    if kind in fields.kinds:
+        return "required", [_chosen(choice, "tool_choice", fields)]
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         path = "tool_choice.allowed_tools"
@@ -161,18 +226,22 @@ def _choice(choice: Any) -> tuple[ToolMode, list[str] | None]:
         mode = allowed.get("mode")
         if mode not in ("auto", "required") or not allowed["tools"]:
             raise invalid_value(path, "expected a 'mode' of 'auto' or 'required', and 'tools'.")
-        names = [_chosen(item, f"{path}.tools[{n}]") for n, item in enumerate(allowed["tools"])]
+        names = [
+            _chosen(item, f"{path}.tools[{n}]", fields) for n, item in enumerate(allowed["tools"])
+        ]
         return ("auto" if mode == "auto" else "required"), names
     raise unsupported_value("tool_choice", f"'tool_choice' of this type {_WHY}.")
 
 
-def _chosen(value: Any, path: str) -> str:
+def _chosen(value: Any, path: str, fields: ToolFields) -> str:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object")
-    function = value.get("function")
-    if not isinstance(function, dict):
-        raise missing_parameter(f"{path}.function")
-    return _name(function.get("name"), f"{path}.function.name")
+    if fields.holder:
+        path = f"{path}.{fields.holder}"
+        value = value.get(fields.holder)
+        if not isinstance(value, dict):
+            raise missing_parameter(path)
+    return tool_name(value.get("name"), f"{path}.name")
 
 
 def _named(tools: list[Tool], name: str) -> Tool:
