@@ -453,8 +453,14 @@ class BuiltinEngine:
             return
         if planned.context.in_flight is planned:
             planned.context.in_flight = None
-        for part in self._batcher.verify_drafts(planned, outcome):
-            self._apply_row(*part)
+        for part, found in self._batcher.verify_drafts(planned, outcome):
+            token = found.token
+            if (
+                token is None
+                or token.token_id is None
+                or not self._apply_token(part, token.token_id)
+            ):
+                self._apply_row(part, found)
 
     def _apply_row(self, planned: PlannedRow, outcome: RowOutcome) -> None:
         """Apply the outcome of a row, as far as it still matters.

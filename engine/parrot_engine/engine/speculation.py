@@ -128,7 +128,9 @@ def parts_of(planned: PlannedRow, outcome: RowOutcome) -> list[tuple[PlannedRow,
     parts = []
     for offset, (token, draft) in enumerate(zip(tokens, drafts, strict=True)):
         start = planned.start + offset
-        part = planned._replace(start=start, end=start + 1, drafts=())
+        part = PlannedRow(
+            planned.context, generate, None, start, start + 1, planned.number, planned.epoch
+        )
         parts.append((part, RowOutcome(token)))
         if token.token_id != draft or token.token_id in generate.row.end_token_ids:
             break
