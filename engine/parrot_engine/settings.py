@@ -26,6 +26,7 @@ CUDA_DEFAULTS = MappingProxyType(
         "max_batch_size": 256,
         "max_batch_tokens": 8192,
         "max_background_tokens": 127,
+        "long_prompt_tokens": 32_768,
         "speculative_batch_tokens": 256,
     }
 )
@@ -74,6 +75,9 @@ class BuiltinSettings:
     #: a token; None: a quarter of `max_batch_tokens`, on a GPU 127. More fills prompts sooner,
     #: less gives the urgent shorter steps.
     max_background_tokens: int | None = None
+    #: Prompts of more new tokens than this are limited in the same way behind generations of the
+    #: same priority; None: none are.
+    long_prompt_tokens: int | None = None
     #: Longest context; None: what the model allows (and the cache holds).
     max_context_tokens: int | None = None
     #: Rows of logits per step for `prompt_logprobs`, which need one per token.
@@ -126,7 +130,7 @@ class BuiltinSettings:
             self, "block_size", "max_batch_size", "max_batch_tokens", "max_logprob_tokens",
             "max_waiting", "max_contexts", "speculative_min_ngram", "speculative_batch_tokens",
             "tensor_parallel", "num_threads", "num_blocks", "kv_cache_bytes", "max_context_tokens",
-            "max_background_tokens", "host_min_tokens",
+            "max_background_tokens", "long_prompt_tokens", "host_min_tokens",
         )  # fmt: skip
         if not 0 <= self.speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise SettingsError(

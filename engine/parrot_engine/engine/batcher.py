@@ -7,8 +7,9 @@ after the share of the generations that are still to come has been set aside: a 
 stalls them. There is no prefill phase and no decode phase.
 
 A step lasts as long as all of its tokens take. So a prompt gets no more than
-`max_background_tokens` of a step in which something of a smaller priority number gets a token:
-whoever waits for each token waits for a short step, and what nobody waits for fills the rest of it.
+`max_background_tokens` of a step in which something of a smaller priority number gets a token, nor
+does one of more than `long_prompt_tokens` behind something of the same priority: whoever waits for
+each token waits for a short step, and what nobody waits for fills the rest of it.
 
 Blocks go by rank as well. Who needs one that is not free takes, in this order: cached prefixes
 (least recently used leaf first), the KV of idle contexts, of waiting ones, and of running ones of
@@ -103,6 +104,7 @@ class Batcher:
         self.max_rows = settings.max_batch_size
         self.max_tokens = settings.max_batch_tokens
         self.max_background_tokens = settings.background_tokens
+        self.long_prompt_tokens = settings.long_prompt_tokens
         self.max_logprob_tokens = settings.max_logprob_tokens
         self.prefix_caching = settings.prefix_caching
         self.host = host
@@ -447,7 +449,7 @@ class StepPlanner:
             # NOTE: at least one token for the first, or many generations under a small budget
             # would keep it from ever starting.
             count = min(count, max(self._budget - self._num_decodes(), 0 if self._rows else 1))
-        is_background = self._urgent is not None and context.rank[0] > self._urgent
+        is_background = self._gives_way(context, end - start)
         if is_background and count > 1:
             count = min(count, self._background_budget)
         fill = context.fill
@@ -481,6 +483,21 @@ class StepPlanner:
         if generate is not None and count == 1 and not scored:
             row = self._with_drafts(context, row)
         self._add(context, row, generate, scoring)
+
+    def _gives_way(self, context: Context, num_tokens: int) -> bool:
+        """Whether the known tokens of a context may take no more than the background's budget.
+
+        That is so behind a more urgent generation and, of a long prompt, behind one as urgent.
+        """
+        limit = self._batcher.long_prompt_tokens
+        if self._urgent is None:
+            return False
+        if context.rank[0] > self._urgent:
+            return True
+        fill = context.fill
+        if fill is not None and num_tokens > 1:
+            num_tokens = len(fill.token_ids) - fill.cached_tokens
+        return limit is not None and num_tokens > limit
 
     def _with_drafts(self, context: Context, row: BatchRow) -> BatchRow:
         """A row of the token that comes next, with as many draft tokens as there is room for."""

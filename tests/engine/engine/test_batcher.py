@@ -78,6 +78,32 @@ def test_prompts_of_the_same_urgency_share_the_whole_step() -> None:
     assert sizes(runner)[1:3] == [[1, 11], [1, 11]]
 
 
+def test_long_prompts_leave_generations_as_urgent_short_steps() -> None:
+    engine, runner = scripted_engine(
+        max_batch_tokens=12, max_background_tokens=2, long_prompt_tokens=20
+    )
+    trace = Trace(engine).submit(Fill(1, prompt(3)), Generate(1, GREEDY))
+    trace.step()
+    # The shorter one is not limited.
+    trace.submit(Fill(3, prompt(20, 3)), Fill(2, prompt(40, 2))).run()
+    steps = [sorted(rows) for rows in sizes(runner)]
+    assert steps[:4] == [[3], [1, 11], [1, 2, 9], [1, 2]]
+    assert [12] in steps[4:], "whole steps when the generation is over"
+    assert trace.tokens(1) == expected(prompt(3))
+
+
+def test_what_is_cached_of_a_prompt_does_not_make_it_long() -> None:
+    engine, runner = scripted_engine(
+        max_batch_tokens=12, max_background_tokens=2, long_prompt_tokens=20
+    )
+    trace = Trace(engine).submit(Fill(1, prompt(40))).run()
+    trace.submit(Fill(2, prompt(3, 2)), Generate(2, GREEDY))
+    trace.step()
+    before = len(runner.batches)
+    trace.submit(Fill(3, [*prompt(40), *prompt(10, 3)])).run()
+    assert max(sizes(runner)[before]) > 2
+
+
 def test_urgent_prompts_are_not_held_back() -> None:
     engine, runner = scripted_engine(max_batch_tokens=12, max_background_tokens=1)
     trace = Trace(engine).submit(Fill(1, prompt(3), priority=2), Generate(1, GREEDY, priority=2))
