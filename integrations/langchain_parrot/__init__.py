@@ -15,6 +15,7 @@ _RANGES = {"langchain-core": ">=1.7,<2", "openai": ">=2.45,<4"}
 check_versions("langchain_parrot", "langchain", _RANGES)
 
 from langchain_parrot.chat import ChatParrot  # noqa: E402
+from langchain_parrot.composition import JoinTexts, asubmit, submit  # noqa: E402
 from langchain_parrot.deferred import DeferredText  # noqa: E402
 from langchain_parrot.exceptions import (  # noqa: E402
     DeferredCancelledError,
@@ -57,6 +58,7 @@ __all__ = [
     "DeferredTimeoutError",
     "DeferredUnreachableError",
     "InstallError",
+    "JoinTexts",
     "ParrotAuthenticationError",
     "ParrotConflictError",
     "ParrotConnectionError",
@@ -75,7 +77,9 @@ __all__ = [
     "ParrotStreamError",
     "ParrotTimeoutError",
     "VersionError",
+    "asubmit",
     "install",
+    "submit",
     "uninstall",
 ]
 

@@ -36,8 +36,12 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_parrot._messages import plain
-from langchain_parrot.deferred import DEFAULT_TIMEOUT_S, DeferredText, GatewayResolver
+from langchain_parrot.deferred import (
+    DEFAULT_TIMEOUT_S,
+    DeferredText,
+    GatewayResolver,
+    current_run,
+)
 from langchain_parrot.exceptions import ParrotFeatureError
 from langchain_parrot.linking import fields_here, fields_of_run
 
@@ -49,6 +53,9 @@ _OPENAI_NAMES = {
     "request_timeout": "timeout",
     "stop_sequences": "stop",
 }
+
+#: The argument `defer` of a call whose answer may be a reference; see `composition`.
+PLANNED = object()
 
 
 def _default_secret() -> SecretStr | None:
@@ -155,7 +162,8 @@ class ParrotModel(BaseModel):
         dedupe: False runs a deferred call even if an identical one was run.
         name: what pictures of the graph, and LangChain's traces, call it.
         group: calls of a session with the same group are one task group.
-        defer: answer at once, with a text whose value comes when it is looked at.
+        defer: inside compositions, go on without waiting for texts that only go into other
+            prompts; see `composition`.
         linking: send session, run, parent, node name and group from LangChain's run tree. What is
             given here or with a call wins.
     """
@@ -365,11 +373,11 @@ class ParrotModel(BaseModel):
             # LangChain gives `_stream` of chat models no run manager.
             linked = fields_here() if run_manager is None else fields_of_run(run_manager)
         parrot = merge_fields(linked, self._own_fields(), take_fields(arguments))
+        # Without a plan nobody knows who reads the answer.
+        if parrot.pop("defer", None) is PLANNED:
+            parrot["defer"] = True
         if "inputs" in parrot:
-            parrot["inputs"] = {
-                name: plain(source) if isinstance(source, str) else source
-                for name, source in parrot["inputs"].items()
-            }
+            parrot["inputs"] = {name: _source(source) for name, source in parrot["inputs"].items()}
         client: dict[str, Any] = {
             name: arguments.pop(name)
             for name in ("extra_headers", "extra_query", "timeout")
@@ -524,10 +532,19 @@ class ParrotModel(BaseModel):
                 "Parrot Gateway. Set base_url to one, or leave these arguments out."
             )
 
-    def _deferred(self, reference: str) -> DeferredText:
-        """The text that a reference of this model's server stands for."""
+    def _note_reference(self, reference: str) -> None:
+        """Take note of a reference that this model's server answered with."""
+        run = current_run()
+        assert run is not None
         seconds = self.timeout if isinstance(self.timeout, int | float) else DEFAULT_TIMEOUT_S
-        return DeferredText(reference, GatewayResolver(self._clients), timeout=seconds)
+        run.add(reference, GatewayResolver(self._clients), seconds)
+
+
+def _source(source: Any) -> Any:
+    """One of `inputs` as the gateway takes it."""
+    if type(source) is not DeferredText:
+        return source
+    return {"value": source.get()} if source.is_resolved else source.reference
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """The `messages` of a request body.
 
     Texts, images, audio and files go in OpenAI's form, whatever form of LangChain's they had.
-    Deferred texts go as references.
     """
     wire: list[dict[str, Any]] = []
     for message in messages:
@@ -54,34 +53,16 @@ def to_wire(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     return wire
 
 
-def plain(text: str) -> str:
-    """The reference of a deferred text, any other as it is; never waits."""
-    reference = getattr(text, "reference", None)
-    return reference if isinstance(reference, str) else text
-
-
 def _prepared(message: BaseMessage) -> BaseMessage:
-    """What langchain_core can convert: without deferred texts and what is no content."""
-    content = message.content
-    prepared: Any
-    if isinstance(content, str):
-        prepared = plain(content)
-    else:
-        prepared = [
-            _plain_block(block)
-            for block in content
-            if isinstance(block, str)
-            or not isinstance(message, AIMessage)
-            or block.get("type") not in _NOT_CONTENT
-        ]
-    return message.model_copy(update={"content": prepared})
-
-
-def _plain_block(block: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(block, str):
-        return plain(block)
-    text = block.get("text")
-    return {**block, "text": plain(text)} if isinstance(text, str) else block
+    """What langchain_core can convert: without what is no content."""
+    if isinstance(message.content, str) or not isinstance(message, AIMessage):
+        return message
+    content = [
+        block
+        for block in message.content
+        if isinstance(block, str) or block.get("type") not in _NOT_CONTENT
+    ]
+    return message.model_copy(update={"content": content})
 
 
 def _invalid_on_wire(call: InvalidToolCall) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from langchain_parrot._base import (
     token_usage,
 )
 from langchain_parrot._messages import to_chunk, to_message, to_usage, to_wire
-from langchain_parrot.deferred import deferred_message
 
 Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -121,8 +120,9 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
         usage = document.get("usage")
         metadata = _answer_metadata(document, headers)
         if call.is_deferred:
-            text = self._deferred(document["choices"][0]["message"]["content"])
-            message = deferred_message(text, response_metadata=metadata)
+            reference = document["choices"][0]["message"]["content"]
+            self._note_reference(reference)
+            message = AIMessage(content=reference, response_metadata=metadata)
             return ChatResult(generations=[ChatGeneration(message=message)], llm_output=metadata)
         generations = [
             ChatGeneration(
@@ -143,12 +143,11 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
     def _as_chunk(self, result: ChatResult) -> ChatGenerationChunk:
         answer = result.generations[0].message
         message = AIMessageChunk(
-            content="", response_metadata=answer.response_metadata, chunk_position="last"
+            content=answer.content,
+            response_metadata=answer.response_metadata,
+            chunk_position="last",
         )
-        chunk = ChatGenerationChunk(message=message)
-        # Validation would make a plain string of the text.
-        message.content = answer.content
-        return chunk
+        return ChatGenerationChunk(message=message)
 
     # -- tools and structured output ----------------------------------------------------------
 

@@ -1,41 +1,28 @@
-"""Texts whose value arrives when they are looked at, and what LangChain does with them.
+"""Texts that are not written yet: handles of the user's, and the references of one run.
 
-A deferred call answers at once with a reference. `DeferredText` is a `str` of it: where it is put
-into another text, the reference goes there, and the gateway fills in the value; where it is looked
-at, it waits for the value and acts as that.
-
-Python calls methods of a subclass in most places, and there it is safe. Where C code reads the
-characters of a string by itself, it sees the reference: the `re` module, `json.dumps` and
-`json.loads`, `"".join`, `x in "plain"`, `io.StringIO`, `file.write`, `csv`, and pydantic, which
-makes plain strings of it. Give those `str(text)`. docs/langchain.md has the table.
-
-With the first deferred text of a program, LangChain's output parsers are prepared for them.
+A deferred call answers at once with a reference, which the gateway replaces by the text wherever a
+prompt holds it. References live inside compositions only (`composition`); what a program gets is a
+text or a `DeferredText`, which is no `str`: code that wants one raises a TypeError.
 """
 
 from __future__ import annotations
 
-import functools
+import copy
 import operator
 import urllib.parse
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, SupportsIndex
 
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.outputs import Generation
-from langchain_core.tracers.context import register_configure_hook
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from parrot_client.connection import OpenAIClients
-from pydantic import field_serializer
+from parrot_client.fields import REFERENCE, REFERENCE_START
 
-from langchain_parrot._callbacks import ignore_events
 from langchain_parrot.exceptions import DeferredError, timed_out
-from langchain_parrot.linking import run_tree
 
-#: The wait of a look at a deferred text, in seconds: as long as a gateway lets a call run.
+#: The wait for a deferred text, in seconds: as long as a gateway lets a call run.
 DEFAULT_TIMEOUT_S = 600.0
 #: How much longer than the gateway the client waits, so that the gateway ends the wait; seconds.
 _GRACE_S = 10.0
@@ -48,6 +35,12 @@ class Resolver(Protocol):
         """The value of a reference; blocks for up to `timeout` seconds."""
 
     async def aget(self, reference: str, timeout: float) -> str:
+        """The same without blocking the event loop."""
+
+    def get_all(self, references: list[str], timeout: float) -> list[str]:
+        """The values of several references, in one request."""
+
+    async def aget_all(self, references: list[str], timeout: float) -> list[str]:
         """The same without blocking the event loop."""
 
 
@@ -71,6 +64,17 @@ class GatewayResolver:
             answer = await self._clients.of_running_loop().get(**_read_request(reference, timeout))
         return _value_of(answer, reference, timeout)
 
+    def get_all(self, references: list[str], timeout: float) -> list[str]:
+        with self._translated(", ".join(references), timeout):
+            answer = self._clients.sync().post(**_read_all_request(references, timeout))
+        return _values_of(answer, references)
+
+    async def aget_all(self, references: list[str], timeout: float) -> list[str]:
+        with self._translated(", ".join(references), timeout):
+            client = self._clients.of_running_loop()
+            answer = await client.post(**_read_all_request(references, timeout))
+        return _values_of(answer, references)
+
     @contextmanager
     def _translated(self, reference: str, timeout: float) -> Iterator[None]:
         try:
@@ -90,138 +94,125 @@ def _read_request(reference: str, timeout: float) -> dict[str, Any]:
     return {"path": path, "cast_to": object, "options": options}
 
 
+def _read_all_request(references: list[str], timeout: float) -> dict[str, Any]:
+    # Not repeated: what failed stays failed, and the gateway has waited already.
+    options = {"timeout": timeout + _GRACE_S, "max_retries": 0}
+    body = {"value": references, "timeout": timeout}
+    return {"path": "/resolve", "cast_to": object, "body": body, "options": options}
+
+
+def _values_of(answer: Any, references: list[str]) -> list[str]:
+    values = answer.get("value") if isinstance(answer, dict) else None
+    if not isinstance(values, list) or len(values) != len(references):
+        raise _no_gateway(references[0])
+    return values
+
+
+def _no_gateway(reference: str) -> DeferredError:
+    return DeferredError(
+        f"The answer for {reference} is not one of Parrot Gateway. Does base_url end in "
+        "/v1, and does a gateway stand there?",
+        reference=reference,
+    )
+
+
 def _value_of(variable: Any, reference: str, timeout: float) -> str:
     if not isinstance(variable, dict) or variable.get("object") != "variable":
-        raise DeferredError(
-            f"The answer for {reference} is not one of Parrot Gateway. Does base_url end in "
-            "/v1, and does a gateway stand there?",
-            reference=reference,
-        )
+        raise _no_gateway(reference)
     value = variable.get("value")
     if not isinstance(value, str):
         raise timed_out(reference, timeout)
     return value
 
 
-#: Deferred texts that are alive and not resolved, by id. A string's own hash would resolve it.
-_pending: dict[int, weakref.ref[DeferredText]] = {}
+class DeferredText:
+    """A text that may not be written yet; it behaves like the text, and waits where it is read.
 
+    It is no `str`: what insists on one (`re`, `json`, `"".join`, pydantic) raises a TypeError or
+    its like, and takes `str(text)`. Given to a composition or to `submit` as an input, or to a
+    call as one of its `inputs`, it is not waited for.
 
-def anything_pending() -> bool:
-    """Whether some deferred text is alive whose value is not known yet."""
-    return bool(_pending)
-
-
-class DeferredText(str):
-    """A text that may not be written yet: a reference until it is looked at.
-
-    Formatting (`format`, f-strings, `+`, `join`, prompt templates, message contents) carries the
-    reference, always. `str(text)`, `print`, `len`, comparison, hashing, slicing, iteration, truth,
-    all methods of strings, `int` and `float`, and pickling resolve it and then act on the value.
-    `repr` and copying never wait.
-
-    In an event loop, `await text.aget()` first: a look blocks.
+    `str`, formatting, `print`, `len`, comparison, hashing, slicing, iteration, truth, all methods
+    of strings, `int`, `float` and pickling wait for the text and then act on it. `repr` and copying
+    never wait. In an event loop, `await text.aget()` first: reading blocks.
 
     Args:
-        reference: stands for it in other texts.
-        resolver: where the value comes from.
-        timeout: how long a look waits, in seconds.
+        reference: stands for it in prompts; None for a text that is known.
+        resolver: where the text comes from.
+        timeout: how long a reader waits, in seconds.
+        text: the text, where it is known already.
 
     Raises:
-        DeferredError: by everything that looks, when there is no value.
+        DeferredError: by everything that reads, when there is no text.
     """
 
-    __slots__ = ("__weakref__", "_failure", "_resolver", "_timeout", "_value")
+    __slots__ = ("_failure", "_resolver", "_text", "_timeout", "reference")
 
-    _resolver: Resolver
-    _timeout: float
-    _value: str | None
-    _failure: DeferredError | None
+    #: Whether the program has made any; compositions look for them in their inputs only then.
+    exist = False
 
-    def __new__(
-        cls, reference: str, resolver: Resolver, *, timeout: float = DEFAULT_TIMEOUT_S
-    ) -> DeferredText:
-        text = super().__new__(cls, reference)
-        text._resolver = resolver
-        text._timeout = timeout
-        text._value = None
-        text._failure = None
-        key = id(text)
-        _pending[key] = weakref.ref(text, lambda _: _pending.pop(key, None))
-        _prepare_parsers()
-        return text
-
-    @property
-    def reference(self) -> str:
-        """The reference as a plain string."""
-        return super().__str__()
+    def __init__(
+        self,
+        reference: str | None,
+        resolver: Resolver | None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        text: str | None = None,
+    ) -> None:
+        self.reference = reference
+        self._resolver = resolver
+        self._timeout = timeout
+        self._text = text
+        self._failure: DeferredError | None = None
+        DeferredText.exist = True
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the value is here already."""
-        return self._value is not None
+        """Whether the text is here already."""
+        return self._text is not None
 
     def get(self, timeout: float | None = None) -> str:
-        """The value as a plain string; blocks for up to `timeout` seconds.
+        """The text; blocks for up to `timeout` seconds.
 
         Raises:
             DeferredError: it failed, was cancelled or expired, or is not here in time.
         """
-        if self._value is None:
-            limit = self._begin(timeout)
-            try:
-                self._value = self._resolver.get(self.reference, limit)
-            except BaseException as error:
-                self._end(error)
-                raise
-            self._end(None)
-        return self._value
+        if self._text is None:
+            resolver, reference, limit = self._begin(timeout)
+            with self._remembered():
+                self._text = resolver.get(reference, limit)
+        return self._text
 
     async def aget(self, timeout: float | None = None) -> str:
         """The same without blocking the event loop."""
-        if self._value is None:
-            limit = self._begin(timeout)
-            try:
-                self._value = await self._resolver.aget(self.reference, limit)
-            except BaseException as error:
-                self._end(error)
-                raise
-            self._end(None)
-        return self._value
+        if self._text is None:
+            resolver, reference, limit = self._begin(timeout)
+            with self._remembered():
+                self._text = await resolver.aget(reference, limit)
+        return self._text
 
-    def _begin(self, timeout: float | None) -> float:
+    def _begin(self, timeout: float | None) -> tuple[Resolver, str, float]:
         if self._failure is not None:
             raise self._failure
+        assert self._resolver is not None
+        assert self.reference is not None
         limit = self._timeout if timeout is None else timeout
         if limit < 0:
             raise timed_out(self.reference, limit)
-        return limit
+        return self._resolver, self.reference, limit
 
-    def _end(self, error: BaseException | None) -> None:
-        if isinstance(error, DeferredError) and error.is_final:
-            self._failure = error
-        if error is None or self._failure is not None:
-            _pending.pop(id(self), None)
-
-    # -- formatting carries the reference --------------------------------------------------
-
-    def __format__(self, spec: str) -> str:
-        # A width or a precision is about the value.
-        return format(self.get(), spec) if spec else self.reference
-
-    def __add__(self, other: str) -> str:
-        return self.reference + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self.reference
-
-    def __rmod__(self, template: str) -> str:
-        return template % self.reference
+    @contextmanager
+    def _remembered(self) -> Iterator[None]:
+        try:
+            yield
+        except DeferredError as error:
+            if error.is_final:
+                self._failure = error
+            raise
 
     def __repr__(self) -> str:
         # Debuggers, logs and tracebacks show objects: none of them may wait for a model.
-        value = self._value
-        return f"<deferred {self.reference}>" if value is None else repr(value)
+        return "<DeferredText, not read yet>" if self._text is None else repr(self._text)
 
     def __copy__(self) -> DeferredText:
         return self
@@ -229,10 +220,11 @@ class DeferredText(str):
     def __deepcopy__(self, memo: dict[int, Any]) -> DeferredText:
         return self
 
-    # -- what looks, and is no ordinary method of strings -------------------------------------
-
     def __str__(self) -> str:
         return self.get()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.get(), spec)
 
     def __bool__(self) -> bool:
         return bool(self.get())
@@ -246,12 +238,28 @@ class DeferredText(str):
     def __float__(self) -> float:
         return float(self.get())
 
+    def __fspath__(self) -> str:
+        return self.get()
+
+    def __conform__(self, protocol: object) -> str:
+        """The text, for `sqlite3`."""
+        return self.get()
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self.get())
+
+    def __radd__(self, other: str) -> str:
+        return other + self.get()
+
+    def __rmod__(self, template: str) -> str:
+        return template % self.get()
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[str], tuple[str]]:
         return str, (self.get(),)
 
 
 def _plain(argument: Any) -> Any:
-    """An argument of a string method, which C code would read by its characters."""
+    """An argument of a string method, which insists on strings."""
     if type(argument) is DeferredText:
         return argument.get()
     if type(argument) is tuple:
@@ -259,189 +267,165 @@ def _plain(argument: Any) -> Any:
     return argument
 
 
-def _looking_method(name: str) -> Callable[..., Any]:
+def _reading_method(name: str) -> Callable[..., Any]:
     method = getattr(str, name)
 
-    def look(self: DeferredText, *arguments: Any, **named: Any) -> Any:
+    def read(self: DeferredText, *arguments: Any, **named: Any) -> Any:
         named = {key: _plain(value) for key, value in named.items()}
         return method(self.get(), *map(_plain, arguments), **named)
 
-    look.__name__, look.__qualname__ = name, f"DeferredText.{name}"
-    look.__doc__ = f"`str.{name}` of the value."
-    return look
+    read.__name__, read.__qualname__ = name, f"DeferredText.{name}"
+    read.__doc__ = f"`str.{name}` of the text."
+    return read
 
 
-def _looking_operator(name: str) -> Callable[[DeferredText, Any], Any]:
+def _reading_operator(name: str) -> Callable[[DeferredText, Any], Any]:
     operate = getattr(operator, name)
 
-    def look(self: DeferredText, other: Any) -> Any:
+    def read(self: DeferredText, other: Any) -> Any:
         return operate(self.get(), _plain(other))
 
-    look.__name__, look.__qualname__ = name, f"DeferredText.{name}"
-    return look
+    read.__name__, read.__qualname__ = name, f"DeferredText.{name}"
+    return read
 
 
 # Methods that a later Python adds to strings are covered too.
 for _name in dir(str):
     if not _name.startswith("_") and _name != "maketrans":
-        setattr(DeferredText, _name, _looking_method(_name))
+        setattr(DeferredText, _name, _reading_method(_name))
 for _name in ("__len__", "__iter__", "__getitem__", "__contains__", "__mul__", "__rmul__"):
-    setattr(DeferredText, _name, _looking_method(_name))
+    setattr(DeferredText, _name, _reading_method(_name))
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__"):
-    setattr(DeferredText, _name, _looking_operator(_name))
+    setattr(DeferredText, _name, _reading_operator(_name))
+setattr(DeferredText, "__add__", _reading_operator("__add__"))  # noqa: B010
 
 
-# -- messages and generations ----------------------------------------------------------------
-
-
-class _DeferredMessage(AIMessage):
-    """An AIMessage whose content may be a deferred text.
-
-    Two things in the ordinary class would look at it: `text`, which copies, and dumps.
-    """
-
-    @property
-    def text(self) -> Any:
-        """The deferred text itself, so that parsers which only pass it on need not wait."""
-        return self.content if type(self.content) is DeferredText else super().text
-
-    @property
-    def content_blocks(self) -> Any:
-        """Blocks are for looking at: of the value."""
-        return self._ordinary().content_blocks
-
-    def pretty_repr(self, html: bool = False) -> str:
-        """For people, so with the value."""
-        return self._ordinary().pretty_repr(html)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, _DeferredMessage):
-            other = other._ordinary()
-        return self._ordinary() == other
-
-    # As of every message.
-    __hash__ = None  # type: ignore[assignment]
-
-    def _ordinary(self) -> AIMessage:
-        """The same with the value, which it waits for."""
-        message = AIMessage.model_construct()
-        message.__setstate__(
-            self.model_copy(update={"content": _plain(self.content)}).__getstate__()
-        )
-        return message
-
-    @field_serializer("content")
-    def _dump_content(self, content: Any) -> Any:
-        # A dump outlives the gateway's memory: a checkpoint, a history in a file.
-        return _plain(content)
-
-    def __repr_args__(self) -> Any:
-        # The ordinary one asks whether the content is empty.
-        shown = self.model_copy(update={"content": "."})
-        for name, value in AIMessage.__repr_args__(shown):
-            yield name, self.content if name == "content" else value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AIMessage.model_construct, (), self._ordinary().__getstate__()
-
-
-# It is an implementation detail that must not get into stored messages: they name the class.
-_DeferredMessage.__name__ = _DeferredMessage.__qualname__ = "AIMessage"
-_DeferredMessage.__module__ = AIMessage.__module__
-
-
-def deferred_message(text: DeferredText, **metadata: Any) -> AIMessage:
-    """A message whose content is the deferred text itself.
-
-    Args:
-        text: the content.
-        metadata: further fields of AIMessage, for instance `response_metadata`.
-    """
-    message = _DeferredMessage(content="", **metadata)
-    # Validation would have made a plain string of it.
-    message.content = text
-    return message
-
-
-def deferred_generation(
-    text: DeferredText, generation_info: dict[str, Any] | None = None
-) -> Generation:
-    """A generation whose text is the deferred text itself."""
-    generation = Generation(text="", generation_info=generation_info)
-    generation.text = text
-    return generation
-
-
-# -- output parsers --------------------------------------------------------------------------
-#
-# Parsers use `re`, `csv` and other C code that sees the reference: a callback fetches the value
-# before a parser reads it. `StrOutputParser` only hands the text on, and leaves it deferred.
-
-
-class ParserHandler(BaseCallbackHandler):
-    """Sees runs begin; while no deferred text is alive, LangChain does not call it at all.
-
-    It is not `run_inline`: asynchronous chains run it in a thread, so that it may block there.
-    """
-
-    #: A text without a value is an error of the chain.
-    raise_error = True
+class GraphRun:
+    """One run of a composition: what its deferred calls answered with, and who has the texts."""
 
     def __init__(self) -> None:
-        ignore_events(self)
-        vars(self).pop("on_chain_start")
+        #: Resolver and time limit in seconds, by reference.
+        self._sources: dict[str, tuple[Resolver, float]] = {}
+        #: Whether `refer` has found a deferred text.
+        self.has_read = False
 
     @property
-    def ignore_chain(self) -> bool:
-        """Whether there is nothing that a parser could be given."""
-        return not anything_pending()
+    def has_references(self) -> bool:
+        """Whether there are references whose texts are not known."""
+        return bool(self._sources)
 
-    @property
-    def ignore_llm(self) -> bool:
-        """True: only chains are of interest."""
-        return True
+    def add(self, reference: str, resolver: Resolver, timeout: float) -> None:
+        """Take note of a reference."""
+        self._sources[reference] = (resolver, timeout)
 
-    ignore_chat_model = ignore_agent = ignore_retriever = ignore_retry = ignore_llm
-    ignore_custom_event = ignore_llm
+    def refer(self, value: Any) -> Any:
+        """A copy of a value with references in place of deferred texts, which become this run's."""
+        if type(value) is DeferredText:
+            self.has_read = True
+            if value.reference is None or value.is_resolved or value._resolver is None:
+                return value.get()
+            self.add(value.reference, value._resolver, value._timeout)
+            return value.reference
+        return _rebuilt(value, self.refer)
 
-    def on_chain_start(self, serialized: Any, inputs: Any, **run: Any) -> None:
-        """Fetch the value of what a parser was given, and put it there if it is a message."""
-        if run.get("run_type") != "parser" or run.get("name") == StrOutputParser.__name__:
-            return
-        try:
-            if type(inputs) is DeferredText:
-                inputs.get()
-            elif type(getattr(inputs, "content", None)) is DeferredText:
-                inputs.content = inputs.content.get()
-        except BaseException:
-            # LangChain reports no end of a run whose start failed.
-            run_tree.forget(run["run_id"])
-            raise
+    def handle(self, text: str) -> DeferredText:
+        """The deferred text of a reference of this run, or of another text, which is read."""
+        source = self._sources.get(text)
+        if source is None:
+            return DeferredText(None, None, text=self.resolve(text))
+        resolver, timeout = source
+        return DeferredText(text, resolver, timeout=timeout)
+
+    def resolve(self, value: Any) -> Any:
+        """A copy of a value with texts in place of this run's references; blocks.
+
+        Raises:
+            DeferredError: one of them has no text.
+        """
+        texts: dict[str, str] = {}
+        for resolver, references, timeout in self._wanted(value):
+            if len(references) == 1:
+                texts[references[0]] = resolver.get(references[0], timeout)
+            else:
+                values = resolver.get_all(references, timeout)
+                texts.update(zip(references, values, strict=True))
+        return _substituted(value, texts) if texts else value
+
+    async def aresolve(self, value: Any) -> Any:
+        """The same without blocking the event loop."""
+        texts: dict[str, str] = {}
+        for resolver, references, timeout in self._wanted(value):
+            if len(references) == 1:
+                texts[references[0]] = await resolver.aget(references[0], timeout)
+            else:
+                values = await resolver.aget_all(references, timeout)
+                texts.update(zip(references, values, strict=True))
+        return _substituted(value, texts) if texts else value
+
+    def _wanted(self, value: Any) -> Iterable[tuple[Resolver, list[str], float]]:
+        """The references in a value, by who has their texts."""
+        if not self._sources:
+            return ()
+        found: dict[str, None] = {}
+        _collect(value, found)
+        by_resolver: dict[int, tuple[Resolver, list[str], float]] = {}
+        for reference in found:
+            source = self._sources.get(reference)
+            if source is not None:
+                entry = by_resolver.setdefault(id(source[0]), (source[0], [], source[1]))
+                entry[1].append(reference)
+        return by_resolver.values()
 
 
-_HANDLER = ParserHandler()
-_handler: ContextVar[ParserHandler | None] = ContextVar(
-    "langchain_parrot_parsers", default=_HANDLER
-)
+_run: ContextVar[GraphRun | None] = ContextVar("langchain_parrot_graph_run", default=None)
 
 
-@functools.cache
-def _prepare_parsers() -> None:
-    """Register the handler, and let `Generation(text=deferred)` hold the deferred text; once.
+def current_run() -> GraphRun | None:
+    """The innermost run of a planned composition that goes on here."""
+    return _run.get()
 
-    LangChain's parsers make one of a plain text, and pydantic copies the characters of a subclass
-    of `str`: `llm | StrOutputParser()` would return the bare reference of a text model's answer.
-    LangChain offers no place for it, so its constructor is wrapped.
-    """
-    register_configure_hook(_handler, inheritable=True)
-    ordinary = Generation.__init__
 
-    @functools.wraps(ordinary)
-    def keep(self: Generation, *arguments: Any, **fields: Any) -> None:
-        ordinary(self, *arguments, **fields)
-        text = fields.get("text")
-        if type(text) is DeferredText:
-            # A parser before which the value was fetched is to have the value.
-            self.text = text.get() if text.is_resolved else text
+@contextmanager
+def entered(run: GraphRun) -> Iterator[None]:
+    """Inside, `run` is the current one."""
+    token = _run.set(run)
+    try:
+        yield
+    finally:
+        _run.reset(token)
 
-    Generation.__init__ = keep  # type: ignore[method-assign]
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a container or a message with each part changed; anything else as it is."""
+    if isinstance(value, dict):
+        rebuilt = copy.copy(value)
+        rebuilt.update({key: change(part) for key, part in value.items()})
+        return rebuilt
+    if type(value) in (list, tuple):
+        return type(value)(map(change, value))
+    if isinstance(value, BaseMessage):
+        content = change(value.content)
+        same = content is value.content or content == value.content
+        return value if same else value.model_copy(update={"content": content})
+    if isinstance(value, StringPromptValue):
+        return value.model_copy(update={"text": change(value.text)})
+    if isinstance(value, ChatPromptValue):
+        return value.model_copy(update={"messages": change(list(value.messages))})
+    return value
+
+
+def _collect(value: Any, found: dict[str, None]) -> Any:
+    """Put all references in a value into `found`."""
+    if isinstance(value, str):
+        if REFERENCE_START in value:
+            found.update(dict.fromkeys(REFERENCE.findall(value)))
+        return value
+    return _rebuilt(value, lambda part: _collect(part, found))
+
+
+def _substituted(value: Any, texts: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        if REFERENCE_START not in value:
+            return value
+        return REFERENCE.sub(lambda match: texts.get(match[0], match[0]), value)
+    return _rebuilt(value, lambda part: _substituted(part, texts))

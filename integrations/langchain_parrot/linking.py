@@ -247,10 +247,9 @@ def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:
 
 
 def _refers(prompt: Any) -> bool:
-    """Whether a text, a message, its content or a list of them has a reference; waits for none."""
+    """Whether a text, a message, its content or a list of them has a reference."""
     if isinstance(prompt, str):
-        # NOTE: not `in`, which waits for a deferred text.
-        return str.__contains__(prompt, REFERENCE_START)
+        return REFERENCE_START in prompt
     if isinstance(prompt, list | tuple):
         return any(map(_refers, prompt))
     if isinstance(prompt, dict):

@@ -17,8 +17,6 @@ from langchain_parrot._base import (
     header_metadata,
     present,
 )
-from langchain_parrot._messages import plain
-from langchain_parrot.deferred import deferred_generation
 
 
 class _TextAssembly(StreamAssembly):
@@ -114,18 +112,16 @@ class ParrotLLM(ParrotModel, BaseLLM):
         )
 
     def _prompt_fields(self, prompt: str | list[str]) -> dict[str, Any]:
-        if isinstance(prompt, str):
-            return {"prompt": plain(prompt)}
-        texts = [plain(text) for text in prompt]
-        return {"prompt": texts[0] if len(texts) == 1 else texts}
+        return {"prompt": prompt if isinstance(prompt, str) or len(prompt) > 1 else prompt[0]}
 
     def _result(
         self, call: CallOptions, prompt: Any, document: dict[str, Any], headers: Mapping[str, str]
     ) -> LLMResult:
         metadata = _answer_metadata(document, headers)
         if call.is_deferred:
-            text = self._deferred(document["choices"][0]["text"])
-            return LLMResult(generations=[[deferred_generation(text)]], llm_output=metadata)
+            reference = document["choices"][0]["text"]
+            self._note_reference(reference)
+            return LLMResult(generations=[[Generation(text=reference)]], llm_output=metadata)
         # Those of the first prompt, then those of the second, …
         choices = sorted(document["choices"], key=lambda choice: int(choice["index"]))
         prompts = 1 if isinstance(prompt, str) else len(prompt)
@@ -145,10 +141,8 @@ class ParrotLLM(ParrotModel, BaseLLM):
         )
 
     def _as_chunk(self, result: LLMResult) -> GenerationChunk:
-        chunk = GenerationChunk(text="", generation_info=result.llm_output)
-        # Validation would make a plain string of the text.
-        chunk.text = result.generations[0][0].text
-        return chunk
+        text = result.generations[0][0].text
+        return GenerationChunk(text=text, generation_info=result.llm_output)
 
 
 def _side_by_side(results: Sequence[LLMResult]) -> LLMResult:
