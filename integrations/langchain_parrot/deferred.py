@@ -129,10 +129,10 @@ class DeferredText:
     """A text that may not be written yet; it behaves like the text, and waits where it is read.
 
     It is no `str`: what insists on one (`re`, `json`, `"".join`, pydantic) raises a TypeError or
-    its like, and takes `str(text)`. Given to a composition or to `submit` as an input, or to a
+    its like, and takes `str(text)`; so does a loop over its characters. Given to a composition or to `submit` as an input, or to a
     call as one of its `inputs`, it is not waited for.
 
-    `str`, formatting, `print`, `len`, comparison, hashing, slicing, iteration, truth, all methods
+    `str`, formatting, `print`, `len`, comparison, hashing, slicing, truth, all methods
     of strings, `int`, `float` and pickling wait for the text and then act on it. `repr` and copying
     never wait. In an event loop, `await text.aget()` first: reading blocks.
 
@@ -245,8 +245,8 @@ class DeferredText:
         """The text, for `sqlite3`."""
         return self.get()
 
-    def __reversed__(self) -> Iterator[str]:
-        return reversed(self.get())
+    #: Else pydantic would take it for a list of characters.
+    __iter__ = None
 
     def __radd__(self, other: str) -> str:
         return other + self.get()
@@ -293,7 +293,7 @@ def _reading_operator(name: str) -> Callable[[DeferredText, Any], Any]:
 for _name in dir(str):
     if not _name.startswith("_") and _name != "maketrans":
         setattr(DeferredText, _name, _reading_method(_name))
-for _name in ("__len__", "__iter__", "__getitem__", "__contains__", "__mul__", "__rmul__"):
+for _name in ("__len__", "__getitem__", "__contains__", "__mul__", "__rmul__"):
     setattr(DeferredText, _name, _reading_method(_name))
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__"):
     setattr(DeferredText, _name, _reading_operator(_name))

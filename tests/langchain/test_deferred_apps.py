@@ -12,9 +12,13 @@ import pytest
 from harness.processes import GatewayProcess
 from langchain_core.output_parsers import NumberedListOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
-from langchain_parrot import ChatParrot, ParrotLLM
-from langchain_parrot.deferred import DeferredText, GatewayResolver
+from langchain_core.runnables import (
+    Runnable,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
+from langchain_parrot import ChatParrot, JoinTexts, ParrotLLM, submit
 
 _names = itertools.count()
 
@@ -43,25 +47,6 @@ def model(request: pytest.FixtureRequest, demo: GatewayProcess) -> Callable[...,
     return make
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """References of which the value was asked for: each is a round trip that waits."""
-    asked: list[str] = []
-    get, aget = GatewayResolver.get, GatewayResolver.aget
-
-    def reading(self: GatewayResolver, reference: str, timeout: float) -> str:
-        asked.append(reference)
-        return get(self, reference, timeout)
-
-    async def areading(self: GatewayResolver, reference: str, timeout: float) -> str:
-        asked.append(reference)
-        return await aget(self, reference, timeout)
-
-    monkeypatch.setattr(GatewayResolver, "get", reading)
-    monkeypatch.setattr(GatewayResolver, "aget", areading)
-    return asked
-
-
 def _thread() -> dict[str, Any]:
     return {"configurable": {"thread_id": f"app-{next(_names)}"}}
 
@@ -87,7 +72,7 @@ def _five_steps(llm: Any) -> Runnable[Any, Any]:
     for verb in ("Go on with", "Turn round", "Shorten", "End"):
         chain = (
             chain
-            | {"text": RunnableLambda(lambda text: text)}
+            | {"text": RunnablePassthrough()}
             | ChatPromptTemplate.from_template(verb + " this: {text}")
             | llm
             | StrOutputParser()
@@ -97,16 +82,10 @@ def _five_steps(llm: Any) -> Runnable[Any, Any]:
 
 @HOW
 def test_a_chain_of_five_waits_once(
-    demo: GatewayProcess, model: Callable[..., Any], reads: list[str], how: str
+    demo: GatewayProcess, model: Callable[..., Any], how: str
 ) -> None:
     config = _thread()
     text = _run(_five_steps(model(defer=True)), {"text": "a dog"}, config, how)
-    assert isinstance(text, DeferredText)
-    assert reads == []
-    calls = _graph(demo, config)
-    assert len(calls) == 5
-    value = str(text)
-    assert reads == [text.reference]
     calls = _graph(demo, config)
     assert [call["state"] for call in calls] == ["done"] * 5
     for before, after in itertools.pairwise(calls):
@@ -114,9 +93,7 @@ def test_a_chain_of_five_waits_once(
     assert {call["group"] for call in calls} == {None}
     assert len({call["run"] for call in calls}) == 5
     assert len({call["parent"] for call in calls}) == 1
-    ordinary = _run(_five_steps(model()), {"text": "a dog"}, _thread(), how)
-    assert not isinstance(ordinary, DeferredText)
-    assert value == ordinary
+    assert text == _run(_five_steps(model()), {"text": "a dog"}, _thread(), how)
 
 
 def _assert_map_reduce(calls: list[dict[str, Any]], width: int) -> None:
@@ -133,7 +110,7 @@ def _assert_map_reduce(calls: list[dict[str, Any]], width: int) -> None:
 
 
 def _reduce(llm: Any) -> Any:
-    join = RunnableLambda(lambda texts: {"texts": "\n".join(texts)})
+    join = {"texts": JoinTexts()}
     return join | PromptTemplate.from_template("Of all: {texts}") | llm | StrOutputParser()
 
 
@@ -143,48 +120,42 @@ def _map(llm: Any) -> Any:
 
 
 @HOW
-def test_map_reduce_by_map(
-    demo: GatewayProcess, model: Callable[..., Any], reads: list[str], how: str
-) -> None:
+def test_map_reduce_by_map(demo: GatewayProcess, model: Callable[..., Any], how: str) -> None:
     config, llm = _thread(), model(defer=True)
-    with demo.frozen_engine():
-        # Nothing can run: all of it is submitted without a wait.
-        text = _run(_map(llm).map() | _reduce(llm), DOCUMENTS, config, how)
-        assert len(_graph(demo, config)) == len(DOCUMENTS) + 1
-    value = str(text)
-    assert reads == [text.reference]
+    text = _run(_map(llm).map() | _reduce(llm), DOCUMENTS, config, how)
     _assert_map_reduce(_graph(demo, config), len(DOCUMENTS))
     ordinary = _map(model()).map() | _reduce(model())
-    assert value == _run(ordinary, DOCUMENTS, _thread(), how)
+    assert text == _run(ordinary, DOCUMENTS, _thread(), how)
 
 
-def test_map_reduce_by_batch(
-    demo: GatewayProcess, model: Callable[..., Any], reads: list[str]
+def test_all_is_submitted_before_anything_can_run(
+    demo: GatewayProcess, model: Callable[..., Any]
 ) -> None:
     config, llm = _thread(), model(defer=True)
     with demo.frozen_engine():
-        text = _reduce(llm).invoke(_map(llm).batch(DOCUMENTS, config), config)
-    value = str(text)
-    assert len(reads) == 1
+        text = submit(_map(llm).map() | _reduce(llm), DOCUMENTS, config)
+        assert len(_graph(demo, config)) == len(DOCUMENTS) + 1
+    assert len(str(text)) > 0
     _assert_map_reduce(_graph(demo, config), len(DOCUMENTS))
-    assert value == _reduce(model()).invoke(_map(model()).batch(DOCUMENTS))
 
 
-def test_what_is_reduced_in_another_run_joins_the_session_of_its_texts(
+def test_what_is_submitted_in_another_run_joins_the_session_of_its_texts(
     demo: GatewayProcess, model: Callable[..., Any]
 ) -> None:
-    llm = model(defer=True)
+    llm = model()
     with demo.frozen_engine():
-        text = _reduce(llm).invoke(_map(llm).batch(DOCUMENTS))
+        summaries = [submit(_map(llm), document) for document in DOCUMENTS]
+        text = submit(_reduce(llm), summaries)
     assert len(str(text)) > 0
+    assert text.reference is not None
     variable = demo.get(f"/v1/variables/{text.reference[9:36]}")
     calls = demo.get(f"/v1/sessions/{variable['session']}/graph?format=json")["calls"]
-    _assert_map_reduce(calls, len(DOCUMENTS))
+    (reduce,) = (call for call in calls if call["inputs"])
+    assert len(reduce["inputs"]) == len(DOCUMENTS)
 
 
-@HOW
 def test_parallel_branches_and_one_that_needs_them(
-    demo: GatewayProcess, model: Callable[..., Any], reads: list[str], how: str
+    demo: GatewayProcess, model: Callable[..., Any]
 ) -> None:
     config, llm = _thread(), model(defer=True)
 
@@ -199,9 +170,8 @@ def test_parallel_branches_and_one_that_needs_them(
     )
     # What a call is for is deduced from what waits while it runs.
     with demo.frozen_engine():
-        text = _run(chain, {"x": "them"}, config, how)
+        text = submit(chain, {"x": "them"}, config)
     assert len(str(text)) > 0
-    assert len(reads) == 1
     calls = _graph(demo, config)
     _assert_map_reduce(calls, 2)
     assert {call["name"] for call in calls if call["group"]} == {"hero", "place"}
@@ -214,16 +184,14 @@ class _State(TypedDict):
 
 
 @HOW
-def test_a_fan_out_of_langgraph(
-    demo: GatewayProcess, model: Callable[..., Any], reads: list[str], how: str
-) -> None:
+def test_a_fan_out_of_langgraph(demo: GatewayProcess, model: Callable[..., Any], how: str) -> None:
     graph = pytest.importorskip("langgraph.graph")
     types = pytest.importorskip("langgraph.types")
-    config, llm = _thread(), model(defer=True)
+    config, llm = _thread(), model()
 
     builder = graph.StateGraph(_State)
-    builder.add_node("read", lambda state: {"texts": [_map(llm).invoke(state["document"])]})
-    builder.add_node("write", lambda state: {"whole": _reduce(llm).invoke(state["texts"])})
+    builder.add_node("read", lambda state: {"texts": [submit(_map(llm), state["document"])]})
+    builder.add_node("write", lambda state: {"whole": submit(_reduce(llm), state["texts"])})
     builder.add_conditional_edges(
         graph.START,
         lambda _: [types.Send("read", {"document": document}) for document in DOCUMENTS],
@@ -231,9 +199,8 @@ def test_a_fan_out_of_langgraph(
     )
     builder.add_edge("read", "write")
     final = _run(builder.compile(), {"texts": []}, config, how)
-    assert reads == []
+    assert not final["whole"].is_resolved
     assert len(str(final["whole"])) > 0
-    assert len(reads) == 1
     calls = _graph(demo, config)
     assert {call["name"] for call in calls} == {"read", "write"}
     (reduce,) = (call for call in calls if call["name"] == "write")
@@ -244,7 +211,7 @@ def test_a_fan_out_of_langgraph(
 
 
 def test_a_parser_in_the_middle_waits_there(
-    demo: GatewayProcess, model: Callable[..., Any], reads: list[str]
+    demo: GatewayProcess, model: Callable[..., Any]
 ) -> None:
     config, llm = _thread(), model(defer=True)
     chain = (
@@ -256,8 +223,5 @@ def test_a_parser_in_the_middle_waits_there(
         | llm
         | StrOutputParser()
     )
-    text = chain.invoke({"x": "toys"}, config)
-    assert len(reads) == 1
-    assert len(str(text)) > 0
-    assert len(reads) == 2
+    assert len(chain.invoke({"x": "toys"}, config)) > 0
     assert [call["inputs"] for call in _graph(demo, config)] == [[], []]

@@ -1,30 +1,28 @@
-"""Deferred texts of a real gateway: values, and what is told when there is none."""
+"""Deferred texts of a real gateway: values, and what is said when there is none."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from deferring import DeferringChat, Wire
 from harness.processes import GatewayProcess, free_port
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 from harness.scripted_upstream import error as scripted_error
-from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.prompts import PromptTemplate
+from langchain_parrot import ChatParrot, asubmit, submit
 from langchain_parrot import exceptions as errors
-from langchain_parrot.deferred import DeferredText
+from langchain_parrot.deferred import DeferredText, GatewayResolver
+from parrot_client.connection import Connection, OpenAIClients
 
 
-@pytest.fixture
-def wire(relay: GatewayProcess) -> Iterator[Wire]:
-    """Clients of the gateway in front of the scripted upstream."""
-    made = Wire(relay.base_url)
-    yield made
-    made.sync.close()
+def _resolver(base_url: str, api_key: str = "none") -> GatewayResolver:
+    return GatewayResolver(OpenAIClients(Connection(base_url, api_key, max_retries=0)))
+
+
+def _chat(relay: GatewayProcess, model: str, **arguments: Any) -> ChatParrot:
+    return ChatParrot(model=model, base_url=relay.base_url, max_retries=0, **arguments)
 
 
 async def _look(text: DeferredText, how: str, timeout: float = 20.0) -> str:
@@ -36,34 +34,46 @@ async def _look(text: DeferredText, how: str, timeout: float = 20.0) -> str:
 HOW = pytest.mark.parametrize("how", ["get", "aget"])
 
 
-def _ask(wire: Wire, model: str, session: str | None = None) -> DeferredText:
-    fields = {} if session is None else {"session": session}
-    content = DeferringChat(wire=wire, model=model, parrot=fields).invoke("Hi").content
-    assert isinstance(content, DeferredText)
-    return content
-
-
 @HOW
-async def test_a_value_arrives(wire: Wire, upstream: ScriptedUpstream, how: str) -> None:
-    text = _ask(wire, upstream.script(document(chat_document("Hello there."))))
+async def test_a_value_arrives(relay: GatewayProcess, upstream: ScriptedUpstream, how: str) -> None:
+    chat = _chat(relay, upstream.script(document(chat_document("Hello there."))))
+    text = await asubmit(chat, "Hi") if how == "aget" else await asyncio.to_thread(submit, chat, "")
+    assert text.reference is not None
     assert text.reference.startswith("[[parrot:")
     assert await _look(text, how) == "Hello there."
     assert text == "Hello there."
 
 
 @HOW
-async def test_a_failed_call(wire: Wire, upstream: ScriptedUpstream, how: str) -> None:
-    text = _ask(wire, upstream.script(scripted_error(400)))
+async def test_a_failed_call(relay: GatewayProcess, upstream: ScriptedUpstream, how: str) -> None:
+    text = submit(_chat(relay, upstream.script(scripted_error(400))), "Hi")
     with pytest.raises(errors.DeferredFailedError, match="scripted 400") as caught:
         await _look(text, how)
     assert caught.value.code == "dependency_failed"
     assert caught.value.reference == text.reference
 
 
+def test_a_call_that_needs_a_failed_one_says_so(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    text = submit(_chat(relay, upstream.script(scripted_error(400))), "Hi")
+    good = _chat(relay, upstream.script(document(chat_document())))
+    chain = PromptTemplate.from_template("and {x}?") | good
+    with pytest.raises(
+        errors.DeferredFailedError, match=r"scripted 400.*run the deferred call again"
+    ) as caught:
+        chain.invoke({"x": text})
+    assert caught.value.code == "dependency_failed"
+
+
 @HOW
-async def test_an_unfinished_call(wire: Wire, upstream: ScriptedUpstream, how: str) -> None:
+async def test_an_unfinished_call(
+    relay: GatewayProcess, upstream: ScriptedUpstream, how: str
+) -> None:
     gate = upstream.gate()
-    text = _ask(wire, upstream.script(document(chat_document("At last."), before=gate)))
+    text = submit(
+        _chat(relay, upstream.script(document(chat_document("At last."), before=gate))), "Hi"
+    )
     with pytest.raises(errors.DeferredTimeoutError, match="Its call goes on") as caught:
         await _look(text, how, 0.05)
     # It is the gateway that ends the wait: a client that does repeats its request.
@@ -74,71 +84,41 @@ async def test_an_unfinished_call(wire: Wire, upstream: ScriptedUpstream, how: s
 
 @HOW
 async def test_a_deleted_session(
-    wire: Wire, relay: GatewayProcess, upstream: ScriptedUpstream, how: str
+    relay: GatewayProcess, upstream: ScriptedUpstream, how: str
 ) -> None:
-    text = _ask(wire, upstream.script(document(chat_document())), f"deleted-{how}")
+    chat = _chat(relay, upstream.script(document(chat_document())), session=f"deleted-{how}")
+    text = submit(chat, "Hi")
     text_known = await _look(text, how)
-    wire.sync.delete(f"/sessions/deleted-{how}", cast_to=object)
-    with pytest.raises(errors.DeferredExpiredError, match="Run the deferred call again"):
-        await _look(DeferredText(text.reference, wire.resolver), how)
+    chat._clients.sync().delete(f"/sessions/deleted-{how}", cast_to=object)
+    with pytest.raises(errors.DeferredExpiredError, match=r"Run the deferred call again"):
+        await _look(DeferredText(text.reference, _resolver(relay.base_url)), how)
+    with pytest.raises(errors.DeferredExpiredError, match=r"ttl_s"):
+        await _look(DeferredText(text.reference, _resolver(relay.base_url)), how)
     assert text == text_known
 
 
 @HOW
 async def test_nobody_there(how: str) -> None:
-    nowhere = Wire(f"http://127.0.0.1:{free_port()}/v1")
-    text = DeferredText("[[parrot:x]]", nowhere.resolver)
+    text = DeferredText("[[parrot:x]]", _resolver(f"http://127.0.0.1:{free_port()}/v1"))
     with pytest.raises(errors.DeferredUnreachableError, match="Is it running"):
         await _look(text, how)
 
 
 async def test_another_server(upstream: ScriptedUpstream) -> None:
-    text = DeferredText("[[parrot:x]]", Wire(upstream.base_url).resolver)
+    resolver = _resolver(upstream.base_url)
     with pytest.raises(errors.DeferredError, match="not one of Parrot Gateway"):
-        await _look(text, "get")
+        await _look(DeferredText("[[parrot:x]]", resolver), "get")
+    with pytest.raises(errors.DeferredError):
+        resolver.get_all(["[[parrot:x]]", "[[parrot:y]]"], 1.0)
 
 
 async def test_a_wrong_key(demo: GatewayProcess) -> None:
-    text = DeferredText("[[parrot:x]]", Wire(demo.base_url, "wrong").resolver)
     with pytest.raises(errors.DeferredError, match="api_key"):
-        await _look(text, "get")
+        await _look(DeferredText("[[parrot:x]]", _resolver(demo.base_url, "wrong")), "get")
 
 
-def test_a_chain_sends_references_and_the_upstream_gets_values(
-    wire: Wire, upstream: ScriptedUpstream
-) -> None:
-    model = upstream.script(
-        document(chat_document('a "small" town')), document(chat_document("The end."))
-    )
-    chat: Any = DeferringChat(wire=wire, model=model)
-    chain = (
-        ChatPromptTemplate.from_template("Name a {what}")
-        | chat
-        | StrOutputParser()
-        | {"place": lambda text: text}
-        | ChatPromptTemplate.from_messages([("user", "Tell of {place}."), ("ai", "{place}")])
-        | chat
-        | StrOutputParser()
-    )
-    assert chain.invoke({"what": "place"}) == "The end."
-    first, second = upstream.calls(model)
-    assert first.json["messages"][0]["content"] == "Name a place"
-    assert [message["content"] for message in second.json["messages"]] == [
-        'Tell of a "small" town.',
-        'a "small" town',
-    ]
-
-
-def test_a_message_of_before_goes_on_as_a_reference(wire: Wire, upstream: ScriptedUpstream) -> None:
-    gate = upstream.gate()
-    model = upstream.script(
-        document(chat_document("Hello."), before=gate), document(chat_document("Bye."))
-    )
-    chat = DeferringChat(wire=wire, model=model)
-    first = chat.invoke("Hi")
-    # Nobody waits for the first answer: it has not been given yet.
-    second = chat.invoke([("user", "Hi"), first, ("user", "Go")])
-    gate.open()
-    assert isinstance(second, AIMessage)
-    assert second.content == "Bye."
-    assert upstream.calls(model)[1].json["messages"][1]["content"] == "Hello."
+def test_a_server_that_is_no_gateway_is_named(upstream: ScriptedUpstream) -> None:
+    model = upstream.script(document(chat_document()))
+    chat = ChatParrot(model=model, base_url=upstream.base_url, max_retries=0)
+    with pytest.raises(errors.ParrotFeatureError, match="no Parrot Gateway"):
+        submit(chat, "Hi")
