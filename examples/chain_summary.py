@@ -3,17 +3,19 @@
     python examples/chain_summary.py [--compare]
 
 Three ways of the same chain. Call by call, the client waits for each summary and sends it back in
-the next prompt. Deferred, the same loop carries references: the client runs ahead of the model.
-All at once, the steps name what they write and read, and go out in one round trip.
+the next prompt. Deferred, the same loop submits its calls: the client runs ahead of the model. All
+at once, the steps name what they write and read, and go out in one round trip.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from comparison import Result, Setting, book, main
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableParallel
-from langchain_parrot import ChatParrot
+from langchain_parrot import ChatParrot, submit
 
 FIRST = ChatPromptTemplate.from_template(
     "{salt}\nSummarise a book in one sentence, part by part.\nThe first part:\n{part}\nThe summary:"
@@ -42,16 +44,20 @@ def parts(setting: Setting) -> list[str]:
 
 
 def loop(setting: Setting, *, defer: bool) -> Result:
-    """The chain as one writes it: a loop. `defer` is all that makes it run ahead."""
+    """The chain as one writes it: a loop. Submitting its calls is what makes it run ahead."""
     session = {"session": setting.salt} if defer else {}
-    llm = model(setting, knows_graph=defer).bind(defer=defer, **session)
+    llm = model(setting, knows_graph=defer).bind(**session)
     begin = FIRST | llm | StrOutputParser()
     refine = NEXT | llm | StrOutputParser()
+
+    def run(chain: Runnable[dict[str, Any], str], given: dict[str, Any]) -> Any:
+        return submit(chain, given) if defer else chain.invoke(given)
+
     first, *others = parts(setting)
-    summary = begin.invoke({"salt": setting.salt, "part": first})
+    summary = run(begin, {"salt": setting.salt, "part": first})
     for part in others:
-        summary = refine.invoke({"salt": setting.salt, "part": part, "summary": summary})
-    # Looking at a deferred text is what waits for it.
+        summary = run(refine, {"salt": setting.salt, "part": part, "summary": summary})
+    # Reading a submitted text is what waits for it.
     return Result([str(summary)], calls=1 + len(others))
 
 
@@ -61,18 +67,13 @@ def at_once(setting: Setting) -> Result:
     llm = model(setting, knows_graph=True).bind(session=setting.salt)
     first, *others = parts(setting)
     steps: dict[str, Runnable[dict[str, str], str]] = {
-        "summary_0": FIRST.partial(part=first)
-        | llm.bind(output="summary_0", defer=True)
-        | StrOutputParser()
+        "summary_0": FIRST.partial(part=first) | llm.bind(output="summary_0") | StrOutputParser()
     }
     for number, part in enumerate(others, start=1):
         output = f"summary_{number}"
-        is_last = number == len(others)
         reads = {"summary": f"summary_{number - 1}"}
         steps[output] = (
-            NEXT.partial(part=part)
-            | llm.bind(output=output, inputs=reads, defer=not is_last)
-            | StrOutputParser()
+            NEXT.partial(part=part) | llm.bind(output=output, inputs=reads) | StrOutputParser()
         )
     chain = RunnableParallel(steps)
     texts = chain.invoke({"salt": setting.salt, "summary": "{{summary}}"})

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from comparison import Result, Setting, book, main
 from langchain_core.tools import BaseTool, tool
-from langchain_parrot import ChatParrot
+from langchain_parrot import ChatParrot, submit
 from langgraph.graph import END, START, StateGraph
 
 Word = Literal["Alice", "Rabbit", "Queen", "Hatter", "Cat", "Turtle", "Duchess"]
@@ -101,7 +101,7 @@ class Agent:
         def node(state: State) -> dict[str, dict[str, str]]:
             asked, fields = self.ask(state, prompt, reads)
             if self.knows_graph and not is_final:
-                writer.invoke(asked, output=name, defer=True, **fields)
+                submit(writer, asked, output=name, **fields)
                 return {"texts": {}}
             answer = writer.invoke(asked, **fields)
             return {"texts": {name: str(answer.content)}}

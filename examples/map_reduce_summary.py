@@ -13,14 +13,14 @@ from __future__ import annotations
 from comparison import Result, Setting, book, main
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
-from langchain_parrot import ChatParrot
+from langchain_core.runnables import Runnable, RunnableParallel
+from langchain_parrot import ChatParrot, JoinTexts
 
 MAP = ChatPromptTemplate.from_template(
     "{salt}\nSummarise this part of a book in one sentence:\n{part}\nThe summary:"
 )
 REDUCE = ChatPromptTemplate.from_template(
-    "{salt}\nMake one summary of these summaries:{summaries}\nThe summary of all:"
+    "{salt}\nMake one summary of these summaries:\n- {summaries}\nThe summary of all:"
 )
 
 
@@ -42,18 +42,13 @@ def parts(setting: Setting) -> list[str]:
 
 
 def batch(setting: Setting, *, defer: bool) -> Result:
-    """As one writes it: a batch and a last call in one chain. `defer` is all that differs."""
+    """As one writes it: one chain, a batch and a last call. `defer` is all that differs."""
     llm = model(setting, knows_graph=defer).bind(defer=defer)
-
-    def summarise(inputs: list[dict[str, str]]) -> dict[str, str]:
-        summaries = (MAP | llm | StrOutputParser()).batch(inputs)
-        # Formatting does not look at a text: what is deferred goes on as a reference.
-        lines = "".join(f"\n- {summary}" for summary in summaries)
-        return {"salt": setting.salt, "summaries": lines}
-
-    chain = RunnableLambda(summarise) | REDUCE | llm | StrOutputParser()
+    summarise = MAP | llm | StrOutputParser()
+    texts = {"salt": lambda _: setting.salt, "summaries": JoinTexts(separator="\n- ")}
+    chain = summarise.map() | texts | REDUCE | llm | StrOutputParser()
     inputs = [{"salt": setting.salt, "part": part} for part in parts(setting)]
-    return Result([str(chain.invoke(inputs))], calls=len(inputs) + 1)
+    return Result([chain.invoke(inputs)], calls=len(inputs) + 1)
 
 
 def at_once(setting: Setting) -> Result:
@@ -62,12 +57,12 @@ def at_once(setting: Setting) -> Result:
     llm = model(setting, knows_graph=True).bind(session=setting.salt)
     maps: dict[str, Runnable[dict[str, str], str]] = {
         f"summary_{number}": MAP.partial(part=part)
-        | llm.bind(output=f"summary_{number}", defer=True)
+        | llm.bind(output=f"summary_{number}")
         | StrOutputParser()
         for number, part in enumerate(parts(setting))
     }
     reduce = REDUCE | llm.bind(inputs={name: name for name in maps}) | StrOutputParser()
-    lines = "".join(f"\n- {{{{{name}}}}}" for name in maps)
+    lines = "\n- ".join(f"{{{{{name}}}}}" for name in maps)
     chain = RunnableParallel({**maps, "all": reduce})
     texts = chain.invoke({"salt": setting.salt, "summaries": lines})
     return Result([texts["all"]], calls=len(maps) + 1)

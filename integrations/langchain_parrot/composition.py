@@ -27,12 +27,6 @@ from langchain_core.callbacks import CallbackManager
 from langchain_core.globals import get_llm_cache
 from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
-from langchain_core.prompts.chat import (
-    AIMessagePromptTemplate,
-    HumanMessagePromptTemplate,
-    SystemMessagePromptTemplate,
-)
 from langchain_core.runnables import (
     Runnable,
     RunnableBinding,
@@ -56,12 +50,6 @@ from langchain_parrot.linking import RunTree
 
 #: Fields of a call whose answer is more than its text, or is read at once.
 _NEEDS_ANSWER = frozenset({"tools", "functions", "response_format", "logprobs"})
-
-_MESSAGE_TEMPLATES = (
-    AIMessagePromptTemplate,
-    HumanMessagePromptTemplate,
-    SystemMessagePromptTemplate,
-)
 
 
 class JoinTexts(RunnableSerializable[Sequence[str], str]):
@@ -157,25 +145,29 @@ def _passes_texts(step: Any) -> bool:
 
 def _copies_texts(template: Any) -> bool:
     """Whether a prompt template puts its inputs into the prompt as they are."""
-    if _kind(template) is ChatPromptTemplate:
+    # NOTE: these load jinja2, and a program without templates does not need it.
+    from langchain_core import prompts
+
+    if _kind(template) is prompts.ChatPromptTemplate:
         return all(
-            isinstance(message, BaseMessage)
-            or type(message) is MessagesPlaceholder
-            or (
-                type(message)
-                in (
-                    AIMessagePromptTemplate,
-                    HumanMessagePromptTemplate,
-                    SystemMessagePromptTemplate,
-                )
-                and _copies_texts(message.prompt)
-            )
+            isinstance(message, BaseMessage | prompts.MessagesPlaceholder)
+            or (_kind(message) in _message_templates() and _copies_texts(message.prompt))
             for message in template.messages
         )
-    if _kind(template) is not PromptTemplate or template.template_format != "f-string":
+    if _kind(template) is not prompts.PromptTemplate or template.template_format != "f-string":
         return False
     fields = string.Formatter().parse(template.template)
     return not any(spec or conversion for _, name, spec, conversion in fields if name is not None)
+
+
+def _message_templates() -> tuple[type, ...]:
+    from langchain_core import prompts
+
+    return (
+        prompts.AIMessagePromptTemplate,
+        prompts.HumanMessagePromptTemplate,
+        prompts.SystemMessagePromptTemplate,
+    )
 
 
 def _demand(step: Any, after: Demand) -> Demand:

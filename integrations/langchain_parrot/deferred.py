@@ -129,8 +129,8 @@ class DeferredText:
     """A text that may not be written yet; it behaves like the text, and waits where it is read.
 
     It is no `str`: what insists on one (`re`, `json`, `"".join`, pydantic) raises a TypeError or
-    its like, and takes `str(text)`; so does a loop over its characters. Given to a composition or to `submit` as an input, or to a
-    call as one of its `inputs`, it is not waited for.
+    its like, and takes `str(text)`; so does a loop over its characters. Given to a composition or
+    to `submit` as an input, or to a call as one of its `inputs`, it is not waited for.
 
     `str`, formatting, `print`, `len`, comparison, hashing, slicing, truth, all methods
     of strings, `int`, `float` and pickling wait for the text and then act on it. `repr` and copying

@@ -158,14 +158,14 @@ async def test_a_model_named_parrot_is_no_field(upstream: ScriptedUpstream) -> N
 
 @pytest.mark.parametrize(
     "fields",
-    [{"defer": True}, {"output": "x"}, {"inputs": {"a": "b"}}, {"transform": "strip"}],
+    [{"output": "x"}, {"inputs": {"a": "b"}}, {"transform": "strip"}],
 )
 @HOW
 async def test_a_server_that_passes_over_parrots_fields(
     upstream: ScriptedUpstream, fields: dict[str, Any], how: str
 ) -> None:
     answer = document(chat_document())
-    if "stream" in how and "defer" not in fields:
+    if "stream" in how:
         answer = event_stream(data(chunk("m", {"content": "x"})), b"data: [DONE]\n\n")
     error = await raised(peer(upstream, answer), how, **fields)
     assert isinstance(error, ParrotFeatureError)

@@ -23,7 +23,6 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.tools import tool
-from langchain_parrot import deferred
 from langchain_parrot.linking import RunTree, fields_of_run, run_tree
 from pydantic import Field
 
@@ -518,9 +517,7 @@ async def test_other_handlers_hear_what_they_heard_before() -> None:
     assert heard == ["start", "end"]
 
 
-async def test_no_event_of_ours_goes_through_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where deferred texts are pending, parsers wait for them in threads: those of other tests may.
-    monkeypatch.setattr(deferred, "anything_pending", lambda: False)
+async def test_no_event_of_ours_goes_through_a_thread() -> None:
     loop = asyncio.get_running_loop()
     used = []
     ordinary = loop.run_in_executor
