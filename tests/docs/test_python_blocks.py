@@ -18,12 +18,12 @@ ELSEWHERE = {
     "docs/parrot-api.md": "test_parrot_v3_process.py",
     "docs/scheduling.md": "test_own_order.py",
 }
-#: Blocks that print nothing.
 #: Some composition was run that deferred a call.
 DEFERS = (
     "from langchain_parrot.composition import _plans\n"
     "assert any(built is not None and built.defers for _, built in _plans.values())"
 )
+#: Blocks that print nothing.
 SILENT = {("docs/langchain.md", "install()")}
 #: Numbers that make a block take long, and what it runs with.
 SMALLER = {"docs/performance.md": ("256", "8")}
