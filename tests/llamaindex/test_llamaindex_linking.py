@@ -222,7 +222,7 @@ def test_a_span_from_before_the_handler_is_the_root() -> None:
     assert handler.fields_of("nowhere") == {}
 
 
-def test_calls_with_tools_are_deferred_only_when_they_say_so(upstream: ScriptedUpstream) -> None:
+def test_calls_outside_of_synthesizers_are_not_deferred(upstream: ScriptedUpstream) -> None:
     def add(one: int, other: int) -> int:
         """The sum."""
         return one + other
@@ -232,4 +232,4 @@ def test_calls_with_tools_are_deferred_only_when_they_say_so(upstream: ScriptedU
     recorder.llm.chat_with_tools([tool], "1 and 2?")
     recorder.llm.chat_with_tools([tool], "1 and 2?", defer=True)
     recorder.llm.complete("1 and 2?")
-    assert [fields.get("defer") for fields in recorder.fields()] == [None, True, True]
+    assert [fields.get("defer") for fields in recorder.fields()] == [None, None, None]

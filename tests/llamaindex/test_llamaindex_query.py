@@ -13,13 +13,16 @@ from typing import Any
 import openai
 import pytest
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
-from llama_index.core import Document, Settings, SummaryIndex
+from llama_index.core import Document, PromptTemplate, Settings, SummaryIndex
 from llama_index.core import utils as llama_index_utils
-from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 from llama_index.core.base.response.schema import StreamingResponse
+from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.llms.parrot import Parrot
 from llama_index.llms.parrot._window import reference_counter
+from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.event_handlers import BaseEventHandler
 from parrot_client.fields import REFERENCE
 
 from parrot_gateway.bench.apps import book
@@ -83,11 +86,9 @@ def test_deferred_tree_summarize_submits_all_of_it(
     llm = model(demo, defer=True, session="tree-deferred")
     engine = index.as_query_engine(llm=llm, response_mode="tree_summarize")
     response = engine.query(QUESTION)
-    assert REFERENCE.fullmatch(str(response))
-    resolved = llm.resolve(response)
-    assert str(resolved)
-    assert REFERENCE.search(str(resolved)) is None
-    assert resolved.source_nodes == response.source_nodes
+    assert str(response)
+    assert REFERENCE.search(str(response)) is None
+    assert llm.resolve(response) is response
     *leaves, root = graph_of(demo, "tree-deferred")
     assert [call["stage"] for call in leaves] == [0] * len(leaves)
     assert set(root["inputs"]) == {call["output"] for call in leaves}
@@ -99,14 +100,14 @@ def test_deferred_and_call_by_call_say_the_same(demo: GatewayProcess, index: Sum
     for defer in (False, True):
         llm = model(demo, defer=defer)
         engine = index.as_query_engine(llm=llm, response_mode="tree_summarize")
-        texts.append(str(llm.resolve(engine.query(QUESTION))))
+        texts.append(str(engine.query(QUESTION)))
     assert texts[0] == texts[1]
 
 
 async def test_deferred_refine_is_a_chain(demo: GatewayProcess, index: SummaryIndex) -> None:
     llm = model(demo, defer=True, session="refine-deferred", context_window=1600)
     engine = index.as_query_engine(llm=llm, response_mode="refine")
-    response = await llm.aresolve(await engine.aquery(QUESTION))
+    response = await engine.aquery(QUESTION)
     assert str(response)
     calls = graph_of(demo, "refine-deferred")
     assert [call["stage"] for call in calls] == list(range(len(calls)))
@@ -135,43 +136,96 @@ def test_streamed_answers(demo: GatewayProcess, index: SummaryIndex) -> None:
     assert str(llm.resolve(response.get_response()))
 
 
+def deferred(llm: Parrot, prompt: str, **parrot: Any) -> CompletionResponse:
+    """A response with the reference that the gateway answers with, as another client gets it."""
+    client = openai.OpenAI(base_url=llm.base_url, api_key=API_KEY, max_retries=0)
+    answer = client.completions.create(
+        model=llm.model,
+        prompt=prompt,
+        max_tokens=8,
+        temperature=0,
+        extra_body={"parrot": {"defer": True, **parrot}},
+    )
+    return CompletionResponse(text=answer.choices[0].text)
+
+
 def test_resolve_takes_texts_responses_and_json(demo: GatewayProcess) -> None:
-    llm = model(demo, defer=True)
-    completion = llm.complete("Tell me of a ship.", session="resolve")
-    chat: ChatResponse = completion_as_chat(llm)
+    llm = model(demo)
+    completion = deferred(llm, "Tell me of a ship.", session="resolve")
+    assert REFERENCE.fullmatch(completion.text)
+    message = ChatMessage(role="assistant", content=f"It says: {completion.text}")
     text = llm.resolve(completion.text)
-    assert isinstance(llm.resolve(completion), CompletionResponse)
+    assert REFERENCE.search(text) is None
     assert llm.resolve(completion).text == text
     assert llm.resolve({"a": [completion.text, 1]}) == {"a": [text, 1]}
-    assert llm.resolve(chat).message.content == text
-    assert llm.resolve(chat.message).content == text
-    assert REFERENCE.search(chat.message.content or "")
+    assert llm.resolve(message).content == f"It says: {text}"
+    assert llm.resolve(ChatResponse(message=message)).message.content == f"It says: {text}"
     # Nothing is asked where there is nothing to resolve.
     nowhere = model(demo)
     nowhere.base_url = "http://127.0.0.1:1/v1"
     assert nowhere.resolve(("plain", 1)) == ("plain", 1)
 
 
-def completion_as_chat(llm: Parrot) -> ChatResponse:
-    from llama_index.core.llms import ChatMessage
+@pytest.mark.parametrize("how", ["complete", "chat", "stream", "predict"])
+def test_outside_of_synthesizers_a_call_answers_with_its_text(
+    demo: GatewayProcess, how: str
+) -> None:
+    llm = model(demo, defer=True, transform="strip")
+    if how == "complete":
+        text = llm.complete("Tell me of a ship.", defer=True).text
+    elif how == "chat":
+        text = str(llm.chat([ChatMessage(content="Tell me of a ship.")]).message.content)
+    elif how == "stream":
+        text = [piece.text for piece in llm.stream_complete("Tell me of a ship.")][-1]
+    else:
+        text = llm.predict(PromptTemplate("Tell me of {thing}."), thing="a ship")
+    assert text
+    assert REFERENCE.search(text) is None
 
-    return llm.chat([ChatMessage(content="Tell me of a ship.")])
+
+def test_who_follows_the_program_sees_texts(demo: GatewayProcess, index: SummaryIndex) -> None:
+    class Seen(BaseEventHandler):
+        def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+            seen.append(event.model_dump_json())
+
+    seen: list[str] = []
+    dispatcher = get_dispatcher()
+    dispatcher.add_event_handler(handler := Seen())
+    try:
+        engine = index.as_query_engine(llm=model(demo, defer=True), response_mode="tree_summarize")
+        assert REFERENCE.search(str(engine.query(QUESTION))) is None
+    finally:
+        dispatcher.event_handlers.remove(handler)
+    assert seen
+    assert not any(REFERENCE.search(event) for event in seen)
+
+
+@pytest.mark.parametrize("mode", ["accumulate", "compact", "simple_summarize", "refine"])
+def test_every_synthesizer_answers_with_texts(
+    demo: GatewayProcess, index: SummaryIndex, mode: Any
+) -> None:
+    texts = []
+    for defer in (False, True):
+        llm = model(demo, defer=defer)
+        texts.append(str(index.as_query_engine(llm=llm, response_mode=mode).query(QUESTION)))
+    assert REFERENCE.search(texts[1]) is None
+    assert texts[0] == texts[1]
 
 
 def test_a_deferred_text_that_fails_says_where(demo: GatewayProcess) -> None:
-    llm = model(demo, defer=True, session="failing")
-    fails = llm.complete("Once", transform="json(/missing)")
-    then = llm.complete(f"{fails.text} and then")
+    llm = model(demo)
+    fails = deferred(llm, "Once", session="failing", transform="json(/missing)")
+    then = deferred(llm, f"{fails.text} and then", session="failing")
     with pytest.raises(openai.APIStatusError, match=r"/graph shows") as caught:
         llm.resolve(then)
     assert caught.value.status_code in (424, 502)
 
 
 async def test_a_deferred_text_that_is_gone_says_so(demo: GatewayProcess) -> None:
-    llm = model(demo, defer=True)
-    response = await llm.acomplete("Tell me of a ship.", session="gone")
+    llm = model(demo)
+    response = deferred(llm, "Tell me of a ship.", session="gone")
     await asyncio.to_thread(llm.resolve, response)
-    _delete(demo, response.additional_kwargs["parrot"]["session"])
+    _delete(demo, "gone")
     with pytest.raises(openai.NotFoundError, match="A deferred text is gone"):
         await llm.aresolve(response)
 
@@ -206,7 +260,7 @@ def test_a_wide_tree_grows_a_level_more(demo: GatewayProcess, own_tokenizer: Non
     llm = model(demo, defer=True, max_tokens=60, context_window=300, session="wide")
     Settings.tokenizer = llm.tokenizer()
     engine = index_of(3_000).as_query_engine(llm=llm, response_mode="tree_summarize")
-    assert str(llm.resolve(engine.query(QUESTION)))
+    assert str(engine.query(QUESTION))
     stages = [call["stage"] for call in graph_of(demo, "wide")]
     assert max(stages) >= 2
     assert stages.count(max(stages)) == 1

@@ -50,6 +50,7 @@ from llama_index.llms.parrot._structured import (
     selections,
     tool_fields,
 )
+from llama_index.llms.parrot._synthesis import passes_texts_on, watch_synthesizers
 from llama_index.llms.parrot._window import Window, ask_window, reference_counter
 from parrot_client.connection import Connection, OpenAIClients, default_api_key, default_base_url
 from parrot_client.fields import FIELDS, answer_metadata, merge_fields, take_fields
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
 T = TypeVar("T")
+
+watch_synthesizers()
 
 
 class Parrot(StructuredOutput):
@@ -151,7 +154,7 @@ class Parrot(StructuredOutput):
     )
     defer: bool = Field(
         default=False,
-        description="Answer at once with a reference to the text, which `resolve` turns into it.",
+        description="In synthesizers, do not wait for texts that only go into other prompts.",
     )
 
     _openai_clients: OpenAIClients | None = PrivateAttr(default=None)
@@ -407,7 +410,6 @@ class Parrot(StructuredOutput):
         Everything goes by `extra_body`: the gateway takes fields that the client has no name for.
         """
         kwargs = {**self.additional_kwargs, **kwargs}
-        is_deferred_call = "defer" in kwargs
         own = {name: getattr(self, name) for name in FIELDS} | take_fields(kwargs)
         arguments: dict[str, Any] = {
             name: kwargs.pop(name)
@@ -430,9 +432,12 @@ class Parrot(StructuredOutput):
         if own["output"] is not None and own["name"] is None:
             # The gateway shows the output's name, which the user chose.
             fields.pop("name", None)
-        if not is_deferred_call and (body.get("tools") or body.get("response_format")):
+        if stream or not passes_texts_on() or body.get("tools") or body.get("response_format"):
             # These answers are read at once, and calls of tools are no text.
             fields.pop("defer", None)
+        if "defer" not in fields and "output" not in fields and fields.get("transform") == "strip":
+            # Only the next prompt of a synthesizer needs it.
+            del fields["transform"]
         fields |= body.pop("parrot", {})
         if fields:
             body["parrot"] = fields
