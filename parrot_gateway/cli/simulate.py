@@ -135,9 +135,9 @@ def workload_command(
     ] = None,
 ) -> None:
     """Run the scheduler on a virtual clock, with simulated clients and engines."""
-    from parrot_simulator.engines.profiles import PROFILES
     from parrot_simulator.options import SimulationOptions, Staleness
     from parrot_simulator.plan import ClientMode
+    from parrot_simulator.profiles import PROFILES
     from parrot_simulator.reports import plots as pictures
     from parrot_simulator.reports.tables import table, write_json
     from parrot_simulator.simulation import SimulationStuckError

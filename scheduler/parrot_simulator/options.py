@@ -10,8 +10,8 @@ from parrot_scheduler.actions import Action
 from parrot_scheduler.config import SchedulerConfig
 from parrot_scheduler.events import Event
 
-from parrot_simulator.engines.profiles import EngineProfile
 from parrot_simulator.plan import ClientMode
+from parrot_simulator.profiles import EngineProfile
 
 
 @dataclass(frozen=True, slots=True)

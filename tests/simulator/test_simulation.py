@@ -16,10 +16,10 @@ from parrot_scheduler.actions import Action, Place
 from parrot_scheduler.config import PRESETS, SchedulerConfig
 from parrot_scheduler.events import EngineReport, Event, TaskFinished, TaskSubmitted
 from parrot_scheduler.task import LATENCY, THROUGHPUT, GroupRef, StepModel
-from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.metrics import Results, Sketch, Timeline, jain
 from parrot_simulator.options import EngineChange, Network, SimulationOptions, Staleness
 from parrot_simulator.plan import ApplicationPlan, CallPlan, ClientMode, Segment
+from parrot_simulator.profiles import PROFILES, EngineProfile
 from parrot_simulator.simulation import simulate
 
 MODEL = StepModel(
@@ -267,7 +267,7 @@ def test_tenants_share_only_when_they_are_let() -> None:
 PROGRAM = """
 import hashlib, json, sys
 from parrot_scheduler.config import PRESETS
-from parrot_simulator.engines.profiles import PROFILES
+from parrot_simulator.profiles import PROFILES
 from parrot_simulator.options import Network, SimulationOptions
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import build

@@ -23,9 +23,9 @@ from parrot_scheduler.task import EngineId
 
 from parrot_simulator.engines.batch import DecodeBatch, MacroStep, StepBudget
 from parrot_simulator.engines.cache import Cache
-from parrot_simulator.engines.profiles import EngineProfile
 from parrot_simulator.engines.sequences import EngineSequence, KvAllocations
 from parrot_simulator.metrics import EngineUse, Timeline
+from parrot_simulator.profiles import EngineProfile
 
 
 class Listener(Protocol):

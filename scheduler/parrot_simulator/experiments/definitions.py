@@ -22,9 +22,9 @@ from math import exp
 from statistics import NormalDist
 from typing import Any, Literal, TypeAlias
 
-from parrot_simulator.engines.profiles import DEFAULT_PROFILE
 from parrot_simulator.options import Network
 from parrot_simulator.plan import ClientMode
+from parrot_simulator.profiles import DEFAULT_PROFILE
 
 #: `job_s`: seconds from arrival to the last answer at the client; `ms_per_token`: that time over
 #: all output tokens of the application, in ms; `decode_ms_per_token`: between its first and last

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from parrot_simulator.engines.profiles import DEFAULT_PROFILE
 from parrot_simulator.experiments.definitions import (
     GOODPUT,
     MODERN,
@@ -24,6 +23,7 @@ from parrot_simulator.experiments.definitions import (
 from parrot_simulator.experiments.runner import Plain, run_arm
 from parrot_simulator.metrics import Results
 from parrot_simulator.plan import ApplicationPlan, Workload
+from parrot_simulator.profiles import DEFAULT_PROFILE
 from parrot_simulator.workloads import Changed, build
 
 #: Of the applications of each kind, how many have to meet their objective.

@@ -16,7 +16,6 @@ from typing import Any
 
 from parrot_scheduler.config import PRESETS
 
-from parrot_simulator.engines.profiles import PROFILES
 from parrot_simulator.experiments.definitions import (
     ABLATION,
     FLEET,
@@ -30,6 +29,7 @@ from parrot_simulator.experiments.definitions import (
 from parrot_simulator.metrics import Measures, Results, Sketch
 from parrot_simulator.options import Network, SimulationOptions
 from parrot_simulator.plan import ApplicationPlan, Workload
+from parrot_simulator.profiles import PROFILES
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import Changed, build
 

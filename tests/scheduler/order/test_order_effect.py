@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from parrot_scheduler.config import PRESETS
 from parrot_scheduler.task import THROUGHPUT, Objective
-from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.metrics import Results
 from parrot_simulator.options import SimulationOptions
 from parrot_simulator.plan import ApplicationPlan, CallPlan, Segment, Workload
+from parrot_simulator.profiles import PROFILES, EngineProfile
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads.tenants import Backlog
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from parrot_scheduler.task import StepModel
 from parrot_simulator.clock import Clock
 from parrot_simulator.engines.engine import SimulatedEngine
-from parrot_simulator.engines.profiles import EngineProfile
 from parrot_simulator.engines.prompts import PromptMaker
 from parrot_simulator.engines.sequences import EngineSequence
 from parrot_simulator.plan import Segment
+from parrot_simulator.profiles import EngineProfile
 
 BLOCK = 16
 #: Powers of two, so that sums of floats are exact.

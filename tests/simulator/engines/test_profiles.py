@@ -6,8 +6,8 @@ import random
 
 import pytest
 from parrot_scheduler.config import PRESETS
-from parrot_simulator.engines.profiles import PROFILES, EngineProfile
 from parrot_simulator.options import SimulationOptions
+from parrot_simulator.profiles import PROFILES, EngineProfile
 from parrot_simulator.simulation import simulate
 from parrot_simulator.workloads import build
 from simulated import BLOCK, Bench

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parrot_scheduler.config import PRESETS
 from parrot_scheduler.scheduler import policies_of
-from parrot_simulator.engines.profiles import PROFILES
 from parrot_simulator.experiments import runner
 from parrot_simulator.experiments.definitions import (
     ABLATION,
@@ -27,6 +26,7 @@ from parrot_simulator.experiments.definitions import (
     Experiment,
     Point,
 )
+from parrot_simulator.profiles import PROFILES
 from parrot_simulator.reports.plots import draw_experiment
 from parrot_simulator.reports.tables import experiment_table, losses
 from parrot_simulator.workloads import build
