@@ -128,6 +128,15 @@ class Text:
             )
         return self._value
 
+    def __eq__(self, other: object) -> bool:
+        # Identity would say that no text equals what it will be.
+        return str(self) == other if isinstance(other, str) else self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return bool(str(self))
+
     def __repr__(self) -> str:
         if self._value is not None:
             return f"Text({self.name!r}, {self._value!r})"
@@ -253,6 +262,11 @@ class Call:
 
     def __str__(self) -> str:
         return str(self.only)
+
+    def __eq__(self, other: object) -> bool:
+        return self.only == other if isinstance(other, str) else self is other
+
+    __hash__ = object.__hash__
 
     def _refuse(self) -> NoReturn:
         names = ", ".join(f"'{name}'" for name in self._outputs)

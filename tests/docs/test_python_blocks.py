@@ -23,6 +23,10 @@ DEFERS = (
     "from langchain_parrot.composition import _plans\n"
     "assert any(built is not None and built.defers for _, built in _plans.values())"
 )
+SYNTHESIZES = (
+    "from llama_index.llms.parrot._synthesis import _may_defer\n"
+    "assert _may_defer(engine._response_synthesizer)"
+)
 #: Blocks that print nothing.
 SILENT = {("docs/langchain.md", "install()")}
 #: Numbers that make a block take long, and what it runs with.
@@ -33,14 +37,14 @@ CHECKS = {
         "import re; assert re.fullmatch(r'\\[\\[parrot:[a-z0-9]+\\]\\]', hero), hero"
     ),
     ("README.md", "LangChain"): DEFERS,
-    ("README.md", "LlamaIndex"): "assert str(response).startswith('[[parrot:'), response",
+    ("README.md", "LlamaIndex"): SYNTHESIZES,
     ("docs/langchain.md", "LangChain"): DEFERS,
     ("docs/langchain.md", "install()"): (
         "from openai import OpenAI\n"
         "assert OpenAI._prepare_options.__module__ == 'langchain_parrot.install'"
     ),
     ("docs/langchain.md", "Deferred chains"): DEFERS,
-    ("docs/llama-index.md", "LlamaIndex"): "assert str(response).startswith('[[parrot:')",
+    ("docs/llama-index.md", "LlamaIndex"): SYNTHESIZES,
     ("docs/semantic-variables.md", "In short"): (
         "import re; assert re.fullmatch(r'\\[\\[parrot:[a-z0-9]+\\]\\]', hero), hero"
     ),

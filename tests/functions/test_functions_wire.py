@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -121,6 +125,40 @@ def test_a_text_is_read_once(server: Recorded) -> None:
         assert text.get() == "text of verdict-1"
     assert text.get() == "text of verdict-1"
     assert len(server.of("GET", "")) == 1
+
+
+def test_a_text_that_is_not_read_yet_is_no_other_value(server: Recorded) -> None:
+    with server.session():
+        call = review("x")
+        text: Any = call.verdict
+        unready: list[Callable[[], object]] = [
+            lambda: f"{text}",
+            lambda: "%s" % text,  # noqa: UP031
+            lambda: text == "text of verdict-1",
+            lambda: call == "text of verdict-1",
+            lambda: bool(text),
+        ]
+        for look in unready:
+            with pytest.raises(NotReadyError):
+                look()
+        refusing: list[Callable[[], object]] = [
+            lambda: "".join([text]),
+            lambda: json.dumps(text),
+            lambda: re.findall("v", text),
+            lambda: "a" + text,
+            lambda: len(text),
+            lambda: text.upper(),
+            lambda: bytes(text, "utf-8"),
+            lambda: list(map(str.strip, [text])),
+        ]
+        for look in refusing:
+            with pytest.raises((TypeError, AttributeError)):
+                look()
+        assert text.get() == text
+        assert text == "text of verdict-1"
+        assert call == "text of verdict-1"
+        assert text != "another"
+        assert bool(text)
 
 
 def test_outputs_by_order_name_and_key(server: Recorded) -> None:
