@@ -29,8 +29,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class Answer(Protocol):
-    """Writes the answer of one call; a class for each API."""
+class StreamedAnswer(Protocol):
+    """Writes the answer of one call as events; a class for each API."""
 
     def opening(self) -> bytes:
         """The events before the first update; they leave with the first that is sent."""
@@ -47,6 +47,10 @@ class Answer(Protocol):
     def failure(self, error: GatewayError) -> bytes:
         """The events that report a failure in mid-stream, with what ends the stream."""
         ...
+
+
+class Answer(StreamedAnswer, Protocol):
+    """The same, and whole."""
 
     def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> bytes:
         """The JSON of an answer that is not streamed."""
@@ -134,16 +138,21 @@ async def answer_call(
     """
     generation = Generation(placer, request, deadline, observers)
     if stream:
-        await _stream(exchange, generation, answer, keep_alive_s)
+        await stream_call(exchange, generation, answer, keep_alive_s)
         return
     with generation:
         collected = await collect(generation, len(request.prompts), request.best_of)
     await exchange.respond(200, answer.whole(collected, generation.state.usage))
 
 
-async def _stream(
-    exchange: Exchange, generation: Generation, answer: Answer, keep_alive_s: float
+async def stream_call(
+    exchange: Exchange, generation: Generation, answer: StreamedAnswer, keep_alive_s: float
 ) -> None:
+    """Run a generation that was not entered, and answer the exchange with a stream.
+
+    Raises:
+        GatewayError: it failed before anything was sent; later failures go in band.
+    """
     stream = EventStream(exchange, keep_alive_s, answer.opening(), answer.failure)
     try:
         last = b""

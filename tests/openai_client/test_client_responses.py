@@ -112,6 +112,43 @@ async def test_retrieve_delete_and_unknown(api: Driver) -> None:
     assert gone.value.param == "previous_response_id"
 
 
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+async def test_tools(api: Driver) -> None:
+    """A small model cannot choose to call; kept to a call, it makes a valid one."""
+    only_one = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    first = await create(api, input="How is the weather?", **only_one)
+    (call,) = first.output
+    assert (call.type, call.name, first.status) == ("function_call", "weather", "completed")
+    assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    events = await collect(await create(api, input="How is it?", stream=True, **only_one))
+    pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == events[-1].response.output[0].arguments
+    body = {**GREEDY, **only_one, "input": "How is it?"}
+    async with entered(api.client.responses.stream(**body)) as stream:
+        await collect(stream)
+        final = await result(stream.get_final_response())
+    assert json.loads(final.output[0].arguments)["city"] in ("Paris", "Rome")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    second = await create(
+        api, input=[output], previous_response_id=first.id, tools=[WEATHER], max_output_tokens=16
+    )
+    items = await collect(await result(api.client.responses.input_items.list(second.id)))
+    assert [item.type for item in items] == ["function_call_output", "function_call", "message"]
+
+
 async def test_conversation(api: Driver) -> None:
     made = await result(
         api.client.conversations.create(

@@ -1,41 +1,41 @@
-"""Request bodies of the Responses API, for models of our own engines: shapes, checks, items.
+"""Request bodies of the Responses API, for models of our own engines: shapes and checks.
 
-Text only, structured if asked for. What such a model cannot do (tools, images, files, background)
-is refused by name, worded as OpenAI's errors. What a body becomes is decided in `create`.
+Text only, structured if asked for, and calls of tools. What such a model cannot do (hosted tools,
+images, files) is refused by name, worded as OpenAI's errors. Items are read in `input_items`; what
+a body becomes is decided in `create`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
-from parrot_engine.protocol import EngineInfo, Grammar
 
+from parrot_gateway.api.responses.input_items import InputItem
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     UnsupportedError,
-    empty_array,
-    missing_parameter,
     mutually_exclusive,
     unsupported_value,
     wrong_type,
 )
+from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.grammars import (
     check_supported,
     grammar_of_text_format,
     requested_grammar,
 )
+from parrot_gateway.generation.requests.output import OutputOptions, output_options
+from parrot_gateway.generation.requests.response_tools import response_tools
 from parrot_gateway.generation.requests.types import (
     MAX_METADATA,
     AtLeast0,
     AtLeast1,
-    ContentPart,
     SamplingFields,
     TopLogprobs,
 )
 from parrot_gateway.generation.requests.validation import check_choice, refuse
-from parrot_gateway.generation.responses.items import Item, Part, Role, mint_item_id
 
 #: Items of one request; a conversation's requests may hold fewer.
 MAX_ITEMS = 10_000
@@ -53,11 +53,17 @@ _INCLUDES = (
     "reasoning.encrypted_content",
     LOGPROBS,
 )
-_ITEM_ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = ("input_text", "output_text", "text")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 _WHY = "is not supported with this model"
+#: Fields of other routes, and what they are called here.
+_RENAMED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "functions": "tools",
+}
 
 
 #: As much as OpenAI takes.
@@ -65,15 +71,6 @@ Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=MAX_METADATA),
 ]
-
-
-class InputItem(msgspec.Struct):
-    """One item of `input`; of all kinds only messages are read."""
-
-    type: str | None = None
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
-    status: str | None = None
 
 
 #: Of one request.
@@ -97,10 +94,11 @@ class InputFields(msgspec.Struct):
     truncation: str | None = None
     reasoning: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Refused unless harmless.
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
+    # Refused unless harmless.
     prompt: Any = None
     personality: Any = None
 
@@ -120,9 +118,12 @@ class ResponseBody(SamplingFields):
     include: list[str] | None = None
     metadata: Metadata | None = None
     store: bool | None = None
+    text: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Any = None
+    tools: Any = None
     # Accepted whatever they say, and repeated in the answer.
     max_tool_calls: AtLeast0 | None = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -133,9 +134,11 @@ class ResponseBody(SamplingFields):
     moderation: Any = None
     personality: Any = None
     prompt: Any = None
-    text: dict[str, Any] | None = None
-    tool_choice: Any = None
-    tools: Any = None
+    # Of chats, named or written differently here.
+    functions: Any = None
+    max_completion_tokens: Any = None
+    messages: Any = None
+    response_format: Any = None
 
 
 class ConversationBody(msgspec.Struct):
@@ -155,11 +158,13 @@ def check_response(body: ResponseBody) -> None:
     for number, name in enumerate(body.include or ()):
         check_choice(f"include[{number}]", name, _INCLUDES)
     check_choice("service_tier", body.service_tier, _SERVICE_TIERS)
-    if body.max_tokens is not None:
-        raise UnsupportedError(
-            "Unsupported parameter: 'max_tokens' is called 'max_output_tokens' here.",
-            param="max_tokens",
-        )
+    for name, successor in _RENAMED.items():
+        if getattr(body, name) is not None:
+            raise UnsupportedError(
+                f"Unsupported parameter: '{name}' is called '{successor}' here; it is taken by "
+                "/v1/chat/completions.",
+                param=name,
+            )
     if body.n not in (None, 1):
         raise UnsupportedError(
             "Unsupported parameter: 'n' above 1 has no place in a response.", param="n"
@@ -179,7 +184,6 @@ def check_input_fields(body: ResponseBody | InputFields) -> None:
         InvalidRequestError: naming the first field at fault.
     """
     refuse(body, ("prompt", "personality"), _WHY)
-    _check_tools(body)
     _check_text(body.text)
     check_choice("truncation", body.truncation, ("auto", "disabled"))
     effort = (body.reasoning or {}).get("effort")
@@ -196,15 +200,6 @@ def check_input_fields(body: ResponseBody | InputFields) -> None:
         )
 
 
-def _check_tools(body: ResponseBody | InputFields) -> None:
-    if body.tool_choice not in (None, "auto", "none"):
-        raise unsupported_value("tool_choice", f"'tool_choice' other than 'none' {_WHY}.")
-    if body.tools is not None and not isinstance(body.tools, list):
-        raise wrong_type("tools", "an array")
-    if body.tool_choice != "none":
-        refuse(body, ("tools",), _WHY)
-
-
 def _check_text(text: dict[str, Any] | None) -> None:
     if text is None:
         return
@@ -213,65 +208,20 @@ def _check_text(text: dict[str, Any] | None) -> None:
         raise unsupported_value("text.verbosity", f"'text.verbosity' other than 'medium' {_WHY}.")
 
 
-def response_grammar(body: ResponseBody, info: EngineInfo) -> tuple[Grammar | None, str | None]:
-    """The grammar that the output has to follow, and the field that sets it.
+def response_output(body: ResponseBody, served: ServedModel) -> OutputOptions:
+    """What the output has to follow: a grammar, and tools that may be called.
 
     Raises:
-        InvalidRequestError: a field is malformed, or two ask for something.
-        UnsupportedError: this model's engine follows no grammar.
+        InvalidRequestError: a field is malformed, or two set a grammar.
+        UnsupportedError: a tool that is not offered, or this model's engine follows no grammar.
     """
-    other, name = requested_grammar(body, info)
-    grammar = grammar_of_text_format((body.text or {}).get("format"), "text.format")
-    if grammar is None:
-        return other, name or None
-    if other is not None:
-        raise mutually_exclusive("text.format", name)
-    check_supported(info, "text.format")
-    return grammar, "text.format"
-
-
-def items_of(input: str | list[InputItem] | None, param: str = "input") -> list[Item]:
-    """The items that a request brings, each with an id of ours.
-
-    Raises:
-        InvalidRequestError: naming the item and the field at fault.
-        UnsupportedError: an item that is no message, or content that is no text.
-    """
-    if input is None:
-        return []
-    if isinstance(input, str):
-        return [Item(mint_item_id(), "user", (Part(input),))]
-    return [_item(item, f"{param}[{number}]") for number, item in enumerate(input)]
-
-
-def _item(item: InputItem, path: str) -> Item:
-    if item.type not in (None, "message"):
-        raise unsupported_value(
-            f"{path}.type", f"an item of type '{item.type[:64]}' {_WHY}; only messages are."
-        )
-    if item.role is None:
-        raise missing_parameter(f"{path}.role")
-    check_choice(f"{path}.role", item.role, _ITEM_ROLES)
-    return Item(mint_item_id(), cast(Role, item.role), tuple(_parts(item, path)))
-
-
-def _parts(item: InputItem, path: str) -> list[Part]:
-    if item.content is None:
-        raise missing_parameter(f"{path}.content")
-    if isinstance(item.content, str):
-        return [Part(item.content)]
-    if not item.content:
-        raise empty_array(f"{path}.content")
-    return [_part(part, f"{path}.content[{n}]") for n, part in enumerate(item.content)]
-
-
-def _part(part: ContentPart, path: str) -> Part:
-    kind: Literal["text", "refusal"] = "refusal" if part.type == "refusal" else "text"
-    if part.type not in _TEXT_PARTS and kind != "refusal":
-        raise unsupported_value(
-            f"{path}.type", f"content of type '{part.type[:64]}' {_WHY}; only text is."
-        )
-    text = part.refusal if kind == "refusal" else part.text
-    if text is None:
-        raise missing_parameter(f"{path}.{kind}")
-    return Part(text, is_refusal=kind == "refusal")
+    info = served.info
+    grammar, param = requested_grammar(body, info)
+    wanted = grammar_of_text_format((body.text or {}).get("format"), "text.format")
+    if wanted is not None:
+        if grammar is not None:
+            raise mutually_exclusive("text.format", param)
+        check_supported(info, "text.format")
+        grammar, param = wanted, "text.format"
+    tools = response_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    return output_options(grammar, param or None, tools, served)

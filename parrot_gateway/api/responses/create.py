@@ -1,35 +1,43 @@
 """`POST /v1/responses`, and the counting of its input tokens, for models of our own engines.
 
 The earlier turns (`previous_response_id`, `conversation`) and the new input are rendered as one
-chat and tokenized whole; the engine finds what it knows of it in its prefix cache. Only text. What
-is kept afterwards is read by the routes of `stored`.
+chat and tokenized whole; the engine finds what it knows of it in its prefix cache. What is kept
+afterwards is read by the routes of `stored`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.event_stream import answer_call
+from parrot_gateway.api.event_stream import stream_call
 from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.api.responses.answer import ResponseAnswer
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     InputFields,
     ResponseBody,
     check_input_fields,
     check_response,
-    items_of,
-    response_grammar,
+    response_output,
 )
-from parrot_gateway.api.responses.events import ResponseAnswer
+from parrot_gateway.api.responses.events import NO_EVENTS, EventWriter
+from parrot_gateway.api.responses.input_items import check_outputs, items_of
 from parrot_gateway.api.responses.prompt import History, find_history, prompt_of
 from parrot_gateway.exceptions import missing_parameter
 from parrot_gateway.generation.fifo_lock import wait_granted
+from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.generation.requests.response_tools import (
+    custom_names,
+    response_tools,
+    shown_tools,
+)
 from parrot_gateway.generation.requests.validation import (
     check_context,
     check_sampling,
@@ -40,7 +48,6 @@ from parrot_gateway.generation.responses.items import (
     Item,
     Turn,
     history_of,
-    mint_item_id,
     mint_response_id,
 )
 from parrot_gateway.generation.responses.store import Cut, ResponseStore, StoredResponse
@@ -78,10 +85,11 @@ async def handle_responses(
     request = decode(body, _RESPONSE)
     check_response(request)
     check_sampling(request, placer.info)
-    items = items_of(request.input)
+    items = items_of(request.input, find=partial(store.item, tenant))
     history = find_history(request, store, tenant)
     if not items and history.is_empty:
         raise missing_parameter("input")
+    check_outputs(history_of(history.turn), items)
     exchange.cancel_on_disconnect()
     deadline = exchange.started + server.call_timeout_s
     conversation = history.conversation
@@ -113,12 +121,15 @@ async def handle_input_tokens(
     """
     request = decode(body, _INPUT)
     check_input_fields(request)
-    items = items_of(request.input)
+    items = items_of(request.input, find=partial(store.item, tenant))
     history = find_history(request, store, tenant)
     if not items and history.is_empty:
         raise missing_parameter("input")
-    whole = history_of(history.turn) + items
-    prompt = await prompt_of(request, placer, whole, len(body), room=1)
+    earlier = history_of(history.turn)
+    check_outputs(earlier, items)
+    tools = response_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    shown = () if tools is None else tools.tools
+    prompt = await prompt_of(request, placer, earlier + items, shown, len(body), room=1)
     answer = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
     await exchange.respond(200, encode(answer))
 
@@ -145,7 +156,7 @@ class _ResponseCall:
         self._items = items
         self._id = mint_response_id()
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
-        self._grammar, self._grammar_param = response_grammar(request, placer.info)
+        self._output = response_output(request, placer)
 
     async def answer(
         self, exchange: Exchange, num_bytes: int, deadline: float, keep_alive_s: float
@@ -157,36 +168,45 @@ class _ResponseCall:
             self._store.check_fits(conversation, size)
         generation_request = await self._generation_request(turn, num_bytes)
 
-        def keep(answer: dict[str, Any], output: Item, cuts: Sequence[Cut]) -> None:
+        def keep(answer: dict[str, Any], output: Sequence[Item], cuts: Sequence[Cut]) -> None:
             if conversation is not None:
-                added = self._store.extend(self._tenant, conversation, self._items, [output])
+                added = self._store.extend(self._tenant, conversation, self._items, output)
             else:
-                added = Turn(turn, self._items, [output])
+                added = Turn(turn, self._items, output)
             if self._request.store is not False:
                 response = StoredResponse(self._id, encode(answer), added, cuts)
                 self._store.keep(self._tenant, response, time.time())
 
-        await answer_call(
-            exchange,
-            self._placer,
-            generation_request,
-            ResponseAnswer(
-                self._begun(generation_request),
-                mint_item_id(),
-                self._placer.tokenizer,
-                wants_logprobs=self._wants_logprobs,
-                keep=keep,
-            ),
-            stream=bool(self._request.stream),
-            deadline=deadline,
-            keep_alive_s=keep_alive_s,
+        is_streamed = bool(self._request.stream)
+        tools = self._output.tools
+        answer = ResponseAnswer(
+            self._begun(generation_request),
+            self._placer.tokenizer,
+            wants_logprobs=self._wants_logprobs,
+            custom=custom_names(self._request.tools),
+            calls_only=tools is not None and tools.mode == "required",
+            keep=keep,
+            writer=EventWriter() if is_streamed else EventWriter(NO_EVENTS),
         )
+        generation = Generation(self._placer, generation_request, deadline)
+        if is_streamed:
+            await stream_call(exchange, generation, answer, keep_alive_s)
+            return
+        with generation:
+            while not generation.state.done:
+                update = await generation.next()
+                if update is not None:
+                    answer.events(update)
+        whole, _ = answer.finish(generation.state.usage)
+        await exchange.respond(200, encode(whole))
 
     async def _generation_request(self, turn: Turn | None, num_bytes: int) -> GenerationRequest:
-        request, info = self._request, self._placer.info
+        request, info, output = self._request, self._placer.info, self._output
         max_tokens = request.max_output_tokens
         whole = history_of(turn) + self._items
-        prompt = await prompt_of(request, self._placer, whole, num_bytes, room=max_tokens or 1)
+        prompt = await prompt_of(
+            request, self._placer, whole, output.shown_tools, num_bytes, room=max_tokens or 1
+        )
         length = len(prompt.token_ids)
         check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
         if max_tokens is None:
@@ -195,11 +215,13 @@ class _ResponseCall:
         return GenerationRequest(
             [prompt],
             sampling_of(
-                request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=self._grammar
+                request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=output.grammar
             ),
-            skip_special_tokens=request.skip_special_tokens is not False,
+            skip_special_tokens=request.skip_special_tokens is not False
+            and not output.needs_special_tokens(self._placer.tokenizer),
             salt=salt_of(self._tenant),
-            grammar_param=self._grammar_param,
+            grammar_param=output.grammar_param,
+            tools=output.parsing,
         )
 
     def _begun(self, generation_request: GenerationRequest) -> dict[str, Any]:
@@ -233,7 +255,7 @@ class _ResponseCall:
             "temperature": generation_request.sampling.temperature,
             "text": {"format": text_format, "verbosity": "medium"},
             "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
+            "tools": shown_tools(request.tools),
             "top_logprobs": request.top_logprobs or 0,
             "top_p": request.top_p
             if request.top_p is not None

@@ -5,6 +5,7 @@ input, as one chat, tokenized whole.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from parrot_gateway.api.responses.bodies import ConversationRef, InputFields, ResponseBody
@@ -13,12 +14,14 @@ from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.request import TokenizedPrompt
 from parrot_gateway.generation.requests.chat import chat_prompt
 from parrot_gateway.generation.requests.types import ChatBody, Message
-from parrot_gateway.generation.responses.items import Item, Turn
+from parrot_gateway.generation.responses.items import Item, MessageItem, ToolOutputItem, Turn
+from parrot_gateway.generation.responses.messages import messages_of
 from parrot_gateway.generation.responses.store import (
     Conversation,
     ResponseStore,
     StoredResponse,
 )
+from parrot_gateway.generation.tools.definitions import Tool
 
 
 class History(NamedTuple):
@@ -75,16 +78,17 @@ async def prompt_of(
     request: ResponseBody | InputFields,
     placer: Placer,
     items: list[Item],
+    tools: Sequence[Tool],
     num_bytes: int,
     *,
     room: int,
 ) -> TokenizedPrompt:
     """The instructions and items as one prompt, rendered and tokenized whole.
 
-    With `truncation: auto`, items are left out from the beginning until it fits: up to a message of
-    the user's where there is one, and never the last one.
+    With `truncation: auto`, the oldest turns are left out until it fits.
 
     Args:
+        tools: shown to the model.
         room: tokens that are to be generated.
 
     Raises:
@@ -93,16 +97,14 @@ async def prompt_of(
     """
     limit = placer.info.max_context_tokens
     if request.truncation != "auto":
-        return await _prompt(request, placer, items, num_bytes)
-    starts = [0] + [n for n, item in enumerate(items) if n and item.role == "user"]
-    if starts[-1] != len(items) - 1 and len(items) > 1:
-        starts.append(len(items) - 1)
+        return await _prompt(request, placer, items, tools, num_bytes)
+    starts = _starts(items)
     low, high = 0, len(starts) - 1
     # The longest ending that fits: leaving out more never makes a prompt longer.
     while low < high:
         middle = (low + high) // 2
         try:
-            prompt = await _prompt(request, placer, items[starts[middle] :], num_bytes)
+            prompt = await _prompt(request, placer, items[starts[middle] :], tools, num_bytes)
         except ContextLengthError:
             low = middle + 1
             continue
@@ -110,16 +112,36 @@ async def prompt_of(
             low = middle + 1
         else:
             high = middle
-    return await _prompt(request, placer, items[starts[low] :], num_bytes)
+    return await _prompt(request, placer, items[starts[low] :], tools, num_bytes)
+
+
+def _starts(items: list[Item]) -> list[int]:
+    """Where a shorter history may begin, in order: with what a user says and, within the last turn,
+    with what the model does next; never with what a tool returned for a call left out."""
+    starts = [0]
+    last_user = max((n for n, item in enumerate(items) if _is_users(item)), default=-1)
+    for number in range(1, len(items)):
+        item, before = items[number], items[number - 1]
+        begins_step = not isinstance(item, ToolOutputItem) and (
+            isinstance(before, ToolOutputItem) or isinstance(item, MessageItem)
+        )
+        if _is_users(item) or (number > last_user and begins_step):
+            starts.append(number)
+    return starts
+
+
+def _is_users(item: Item) -> bool:
+    return isinstance(item, MessageItem) and item.role == "user"
 
 
 async def _prompt(
     request: ResponseBody | InputFields,
     placer: Placer,
     items: list[Item],
+    tools: Sequence[Tool],
     num_bytes: int,
 ) -> TokenizedPrompt:
-    messages = [Message(item.role, item.text) for item in items]
+    messages = messages_of(items)
     if request.instructions:
         messages.insert(0, Message("system", request.instructions))
     chat = ChatBody(
@@ -129,7 +151,9 @@ async def _prompt(
     )
     size = num_bytes + sum(len(message.content or "") for message in messages)
     try:
-        return await chat_prompt(chat, placer.tokenizer, placer.info, size, noun="input")
+        return await chat_prompt(
+            chat, placer.tokenizer, placer.info, size, tools=tools, noun="input"
+        )
     except InvalidRequestError as error:
         if error.param is None or error.param.startswith("messages"):
             raise type(error)(error.message, param="input", code=error.code) from None

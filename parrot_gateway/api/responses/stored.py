@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from parrot_gateway.api.responses.bodies import (
-    ConversationBody,
-    items_of,
-)
+from parrot_gateway.api.responses.bodies import ConversationBody
 from parrot_gateway.api.responses.events import replay
+from parrot_gateway.api.responses.input_items import items_of
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
@@ -85,7 +84,7 @@ class StoredResponseRoutes:
             GatewayError: the body is not valid.
         """
         given = decode(body, _BODY) if body.strip() else ConversationBody()
-        items = items_of(given.items, "items")
+        items = items_of(given.items, "items", partial(self._store.item, tenant))
         conversation = Conversation(
             mint_conversation_id(), float(int(time.time())), dict(given.metadata or {})
         )
@@ -156,7 +155,7 @@ class StoredResponseRoutes:
                 given = decode(body, _BODY)
                 if given.items is None:
                     raise missing_parameter("items")
-                added = items_of(given.items, "items")
+                added = items_of(given.items, "items", partial(self._store.item, tenant))
                 self._store.extend(tenant, conversation, added)
                 await exchange.respond_json(_list([item.to_dict() for item in added], False))
             case ["GET", "items", item_id]:

@@ -37,7 +37,12 @@ class OutputOptions(NamedTuple):
         if self.tools is None:
             return None
         names = frozenset(tool.name for tool in self.tools.callable)
-        return ToolParsing(self.format, names, calls_only=self.tools.mode == "required")
+        return ToolParsing(
+            self.format,
+            names,
+            calls_only=self.tools.mode == "required",
+            parallel=self.tools.parallel,
+        )
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether calls are announced by a token that texts are usually shown without."""

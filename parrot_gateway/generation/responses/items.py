@@ -1,7 +1,7 @@
-"""Items of the Responses API: messages of text, and the chains of them that calls leave.
+"""Items of the Responses API, and the chains of them that calls leave.
 
-Only messages: an engine of our own neither calls tools nor reads images. The shapes are those of
-the API, because they are also what is kept; bodies and checks are in `api/responses`.
+Messages, calls of tools, what tools returned, and reasoning: all text. The shapes are those of the
+API, because they are also what is kept; bodies and checks are in `api/responses`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def mint_conversation_id() -> str:
     return "conv_" + secrets.token_hex(24)
 
 
-def mint_item_id() -> str:
-    return "msg_" + secrets.token_hex(24)
+def mint_item_id(prefix: str = "msg") -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
 
 
 class Part(NamedTuple):
@@ -35,8 +35,24 @@ class Part(NamedTuple):
     is_refusal: bool = False
 
 
+class _TextItem:
+    """What all items have in common."""
+
+    __slots__ = ()
+
+    @property
+    def text(self) -> str:
+        """All of it as one string."""
+        raise NotImplementedError
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly what it takes to keep it."""
+        return len(self.text.encode("utf-8", "replace")) + ITEM_OVERHEAD_BYTES
+
+
 @dataclass(frozen=True, slots=True)
-class Item:
+class MessageItem(_TextItem):
     """One message."""
 
     id: str
@@ -48,12 +64,6 @@ class Item:
     def text(self) -> str:
         """All of it as one string; parts are joined by line breaks, as in a chat."""
         return "\n".join(part.text for part in self.parts)
-
-    @property
-    def size_bytes(self) -> int:
-        """Roughly what it takes to keep it."""
-        texts = sum(len(part.text.encode("utf-8", "replace")) for part in self.parts)
-        return texts + ITEM_OVERHEAD_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,6 +80,76 @@ class Item:
         if self.role == "assistant":
             return {"type": "output_text", "text": part.text, "annotations": []}
         return {"type": "input_text", "text": part.text}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallItem(_TextItem):
+    """A call of a function, whose `text` is the JSON of its arguments, or of a custom tool, whose
+    `text` is its input."""
+
+    id: str
+    call_id: str
+    name: str
+    text: str
+    is_custom: bool = False
+    status: ItemStatus = "completed"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call" if self.is_custom else "function_call",
+            "status": self.status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "input" if self.is_custom else "arguments": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutputItem(_TextItem):
+    """What a tool returned."""
+
+    id: str
+    call_id: str
+    text: str
+    is_custom: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call_output" if self.is_custom else "function_call_output",
+            "status": "completed",
+            "call_id": self.call_id,
+            "output": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningItem(_TextItem):
+    """What a model thought before it wrote, of which a template shows what it likes."""
+
+    id: str
+    summary: tuple[str, ...]
+    content: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The reasoning itself or, where only that is there, its summary."""
+        return "\n".join(self.content or self.summary)
+
+    def to_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "id": self.id,
+            "type": "reasoning",
+            "status": "completed",
+            "summary": [{"type": "summary_text", "text": text} for text in self.summary],
+        }
+        if self.content:
+            shown["content"] = [{"type": "reasoning_text", "text": text} for text in self.content]
+        return shown
+
+
+Item: TypeAlias = MessageItem | ToolCallItem | ToolOutputItem | ReasoningItem
 
 
 class Turn:

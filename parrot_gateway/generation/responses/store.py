@@ -21,10 +21,12 @@ _CONVERSATION_SHARE = 8
 
 
 class Cut(NamedTuple):
-    """One delta of a stream: so many characters, and so many log-probabilities."""
+    """One delta of a stream: so many characters, and so many log-probabilities, of an item."""
 
     characters: int
     logprobs: int
+    #: Its place in the output.
+    item: int = 0
 
 
 @dataclass(slots=True)
@@ -36,13 +38,13 @@ class StoredResponse:
     answer: bytes
     #: Its input and output, behind the history it was given.
     turn: Turn
-    #: The deltas that its text came in, to replay the stream.
+    #: The deltas that its output came in, to replay the stream.
     cuts: Sequence[Cut] = ()
     last_used: float = 0.0
 
     @property
     def size_bytes(self) -> int:
-        return len(self.answer) + 16 * len(self.cuts)
+        return len(self.answer) + 24 * len(self.cuts)
 
     @property
     def input_items(self) -> list[Item]:
@@ -75,9 +77,11 @@ Entry: TypeAlias = StoredResponse | Conversation
 
 
 class _Tenant:
-    __slots__ = ("entries", "size_bytes")
+    __slots__ = ("entries", "items", "size_bytes")
 
     def __init__(self) -> None:
+        #: Those of all turns that are held, by id, and in how many of them each is.
+        self.items: dict[str, tuple[Item, int]] = {}
         #: Longest unused first.
         self.entries: OrderedDict[str, Entry] = OrderedDict()
         self.size_bytes = 0
@@ -109,6 +113,12 @@ class ResponseStore:
         """The tenant's conversation of that id; used now."""
         found = self._find(tenant, conversation_id, now)
         return found if isinstance(found, Conversation) else None
+
+    def item(self, tenant: str, item_id: str) -> Item | None:
+        """The tenant's item of that id, in whatever response or conversation it is kept."""
+        held = self._tenants.get(tenant)
+        found = None if held is None else held.items.get(item_id)
+        return None if found is None else found[0]
 
     def keep(self, tenant: str, entry: Entry, now: float) -> None:
         """Keep a new response or conversation; the least recently used make room."""
@@ -222,6 +232,9 @@ class ResponseStore:
             if turn.refs > 1:
                 return
             held.size_bytes += turn.size_bytes
+            for item in turn.items:
+                _, count = held.items.get(item.id, (item, 0))
+                held.items[item.id] = (item, count + 1)
             turn = turn.parent
 
     def _release(self, held: _Tenant, turn: Turn | None) -> None:
@@ -230,4 +243,8 @@ class ResponseStore:
             if turn.refs > 0:
                 return
             held.size_bytes -= turn.size_bytes
+            for item in turn.items:
+                _, count = held.items.pop(item.id)
+                if count > 1:
+                    held.items[item.id] = (item, count - 1)
             turn = turn.parent

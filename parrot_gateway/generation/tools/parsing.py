@@ -105,15 +105,18 @@ class ToolParsing:
     names: frozenset[str]
     #: The text holds nothing but calls; what looks like content is one that was cut off.
     calls_only: bool = False
+    #: Several calls may be made; else those after the first are left out.
+    parallel: bool = True
 
 
 class ToolCallText:
     """Splits the text of one candidate into content and calls, each with an unguessable id."""
 
-    __slots__ = ("_calls_only", "_reader", "has_calls")
+    __slots__ = ("_calls_only", "_parallel", "_reader", "has_calls")
 
     def __init__(self, parsing: ToolParsing) -> None:
         self._calls_only = parsing.calls_only
+        self._parallel = parsing.parallel
         self._reader = ToolCallReader(parsing.format, parsing.names)
         #: Whether a call has begun.
         self.has_calls = False
@@ -125,6 +128,8 @@ class ToolCallText:
             found += self._reader.finish()
         pieces: list[ToolPiece] = []
         for piece in found:
+            if not isinstance(piece, ContentPiece) and piece.call and not self._parallel:
+                continue
             if isinstance(piece, CallBegin):
                 self.has_calls = True
                 pieces.append(piece._replace(id="call_" + secrets.token_hex(12)))

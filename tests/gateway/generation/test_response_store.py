@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from parrot_gateway.exceptions import DeadlineError, InvalidRequestError, OverloadedError
 from parrot_gateway.generation.fifo_lock import FifoLock, wait_granted
-from parrot_gateway.generation.responses.items import Item, Part, Turn, chain_of, history_of
+from parrot_gateway.generation.responses.items import MessageItem, Part, Turn, chain_of, history_of
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.settings.model import ResponseSettings
 
 
-def item(text: str) -> Item:
-    return Item(f"msg_{text}", "user", (Part(text),))
+def item(text: str) -> MessageItem:
+    return MessageItem(f"msg_{text}", "user", (Part(text),))
 
 
 def response(name: str, parent: Turn | None = None, text: str = "x") -> StoredResponse:
@@ -232,7 +232,7 @@ async def test_a_line_is_bounded() -> None:
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.booleans())
 def test_items_tell_their_text(parts: list[str], is_refusal: bool) -> None:
-    made = Item("msg_1", "assistant", tuple(Part(text, is_refusal) for text in parts))
+    made = MessageItem("msg_1", "assistant", tuple(Part(text, is_refusal) for text in parts))
     shown = made.to_dict()
     key = "refusal" if is_refusal else "text"
     assert [part[key] for part in shown["content"]] == parts

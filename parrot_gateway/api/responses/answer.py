@@ -1,0 +1,235 @@
+"""The answer of one response: messages and calls of tools, whole or as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+from parrot_engine.text import Tokenizer
+
+from parrot_gateway.api.openai.answers import chat_logprobs
+from parrot_gateway.api.responses.events import EventWriter, output_text
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.request import PromptFilled, TextToken, Update
+from parrot_gateway.generation.responses.items import (
+    Item,
+    ItemStatus,
+    MessageItem,
+    Part,
+    ToolCallItem,
+    mint_item_id,
+)
+from parrot_gateway.generation.responses.store import Cut
+from parrot_gateway.generation.tools.custom_input import CustomInput
+from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
+
+#: Takes the whole answer, its items, and the deltas that its output came in.
+Keep: TypeAlias = Callable[[dict[str, Any], Sequence[Item], Sequence[Cut]], None]
+
+
+def response_usage(usage: Usage) -> dict[str, Any]:
+    """`usage` as the Responses API shows it; see `Usage` for how tokens are counted."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class ResponseAnswer:
+    """Makes the output of one response of the updates of its generation; a `StreamedAnswer`.
+
+    Args:
+        begun: the answer in progress, with nothing in `output`.
+        tokenizer: the model's.
+        wants_logprobs: whether messages have log-probabilities.
+        custom: names of custom tools.
+        calls_only: there is nothing but calls.
+        keep: called once with the whole answer, before the client gets the end of it; a
+            `GatewayError` fails the call.
+        writer: of the events.
+    """
+
+    def __init__(
+        self,
+        begun: dict[str, Any],
+        tokenizer: Tokenizer,
+        *,
+        wants_logprobs: bool,
+        custom: Collection[str],
+        calls_only: bool,
+        keep: Keep,
+        writer: EventWriter,
+    ) -> None:
+        self._begun = begun
+        self._tokenizer = tokenizer
+        self._wants_logprobs = wants_logprobs
+        self._custom = custom
+        self._calls_only = calls_only
+        self._keep = keep
+        self._writer = writer
+        self._has_begun = False
+        self._done: list[_OpenItem] = []
+        self._open: _OpenItem | None = None
+        self._cuts: list[Cut] = []
+        #: Blank text that is a message's only if more follows, and what was held back with it.
+        self._blank = ""
+        self._logprobs: list[dict[str, Any]] = []
+        self._finish_reason = "stop"
+
+    def opening(self) -> bytes:
+        """See `StreamedAnswer`: nothing, since a call that fails before its text has no message."""
+        return b""
+
+    def events(self, update: Update) -> bytes:
+        """Take an update; returns its events."""
+        if isinstance(update, PromptFilled):
+            return b""
+        self._finish_reason = update.finish_reason or self._finish_reason
+        self._logprobs += self._logprobs_of(update.tokens)
+        if update.pieces is not None:
+            return b"".join([self._piece(piece) for piece in update.pieces])
+        if not update.text and not self._logprobs:
+            return b""
+        return self._text(update.text)
+
+    def closing(self, usage: Usage) -> bytes:
+        """See `StreamedAnswer`: the end of the output, once it is kept."""
+        return self.finish(usage)[1]
+
+    def finish(self, usage: Usage) -> tuple[dict[str, Any], bytes]:
+        """The whole answer, which is kept now, and its last events."""
+        events = b""
+        if self._open is None and not self._done and not self._calls_only:
+            events = self._begin() + self._open_item(_OpenItem("message"))
+            if self._blank or self._logprobs:
+                events += self._text("")
+        is_whole = self._finish_reason != "length"
+        status: ItemStatus = "completed" if is_whole else "incomplete"
+        if self._open is not None:
+            events += self._rest(self._open)
+            self._open.status = status
+        items = [*self._done, *([] if self._open is None else [self._open])]
+        answer = {
+            **self._begun,
+            "status": status,
+            "completed_at": float(int(time.time())) if is_whole else None,
+            "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+            "output": [item.to_dict() for item in items],
+            "usage": response_usage(usage),
+        }
+        self._keep(answer, [item.item() for item in items], tuple(self._cuts))
+        return answer, events + self._begin() + self._close_item() + self._writer.end(answer)
+
+    def failure(self, error: GatewayError) -> bytes:
+        """See `StreamedAnswer`."""
+        failed = {
+            **self._begun,
+            "status": "failed",
+            # NOTE: the codes of a response's error are a closed set; the event has our own.
+            "error": {"code": "server_error", "message": error.message},
+        }
+        return self._begin() + self._writer.error(error) + self._writer.end(failed)
+
+    def _begin(self) -> bytes:
+        """The first events, once."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self._writer.begin(self._begun)
+
+    def _piece(self, piece: ToolPiece) -> bytes:
+        if isinstance(piece, ContentPiece):
+            is_blank = self._open is None or self._open.kind != "message"
+            if is_blank and not (self._blank + piece.text).strip():
+                self._blank += piece.text
+                return b""
+            return self._text(piece.text)
+        if isinstance(piece, CallBegin):
+            self._blank, self._logprobs = "", []
+            kind: _Kind = "custom_tool_call" if piece.name in self._custom else "function_call"
+            call = _OpenItem(kind, piece.id, piece.name)
+            return self._begin() + self._close_item() + self._open_item(call)
+        assert self._open is not None
+        text = self._open.read(piece.text)
+        return self._delta(text, []) if text else b""
+
+    def _text(self, text: str) -> bytes:
+        events = self._begin()
+        if self._open is None or self._open.kind != "message":
+            events += self._close_item() + self._open_item(_OpenItem("message"))
+        text, self._blank = self._blank + text, ""
+        logprobs, self._logprobs = self._logprobs, []
+        return events + self._delta(text, logprobs)
+
+    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        assert self._open is not None
+        self._open.texts.append(text)
+        self._open.logprobs += logprobs
+        self._cuts.append(Cut(len(text), len(logprobs), len(self._done)))
+        return self._writer.delta(text, logprobs)
+
+    def _open_item(self, item: _OpenItem) -> bytes:
+        self._open = item
+        return self._writer.open_item(item.to_dict())
+
+    def _close_item(self) -> bytes:
+        """End the item that is open, if one is."""
+        item = self._open
+        if item is None:
+            return b""
+        events = self._rest(item)
+        self._done.append(item)
+        self._open = None
+        return events + self._writer.close_item(item.to_dict())
+
+    def _rest(self, item: _OpenItem) -> bytes:
+        """What an item that ends has held back."""
+        rest = item.read("", ends=True)
+        return self._delta(rest, []) if rest else b""
+
+    def _logprobs_of(self, tokens: Iterable[TextToken]) -> list[dict[str, Any]]:
+        if not self._wants_logprobs:
+            return []
+        return cast(list[dict[str, Any]], chat_logprobs(self._tokenizer, tokens)["content"])
+
+
+_Kind: TypeAlias = Literal["message", "function_call", "custom_tool_call"]
+_PREFIXES: dict[_Kind, str] = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+
+
+class _OpenItem:
+    """An item of the output, as it grows."""
+
+    def __init__(self, kind: _Kind, call_id: str = "", name: str = "") -> None:
+        self.kind = kind
+        self.status: ItemStatus = "completed"
+        self.texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self._id = mint_item_id(_PREFIXES[kind])
+        self._call_id = call_id
+        self._name = name
+        self._input = CustomInput() if kind == "custom_tool_call" else None
+
+    def read(self, text: str, *, ends: bool = False) -> str:
+        """What a piece of a call's arguments adds to the item."""
+        return text if self._input is None else self._input.push(text, ends=ends)
+
+    def item(self) -> Item:
+        """The item, to be kept."""
+        text = "".join(self.texts)
+        if self.kind == "message":
+            return MessageItem(self._id, "assistant", (Part(text),), self.status)
+        is_custom = self.kind == "custom_tool_call"
+        return ToolCallItem(self._id, self._call_id, self._name, text, is_custom, self.status)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The item, as the API shows it."""
+        shown = self.item().to_dict()
+        if self.kind == "message":
+            shown["content"] = [output_text("".join(self.texts), self.logprobs)]
+        return shown
