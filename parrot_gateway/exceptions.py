@@ -6,6 +6,7 @@
     │   ├── TransformSyntaxError       400 transform_syntax
     │   └── UnsupportedError           400 unsupported_parameter
     ├── AuthenticationError            401 invalid_api_key
+    ├── ForbiddenError                 403 forbidden
     ├── NotFoundError                  404
     │   ├── ModelNotFoundError         404 model_not_found
     │   ├── ContextNotFoundError       404 context_not_found
@@ -21,6 +22,7 @@
     ├── RequestTooLargeError           413 request_too_large
     ├── ValueTooLargeError             413 value_too_large
     ├── ContextTooLargeError           413 context_too_large
+    ├── UnsupportedMediaTypeError      415 unsupported_media_type
     ├── TransformError                 422 transform_failed
     ├── DependencyFailedError          424 dependency_failed
     ├── OverloadedError                503 engine_overloaded, with retry-after
@@ -147,6 +149,10 @@ class AuthenticationError(GatewayError, status=401, code="invalid_api_key"):
     """No key, or a wrong one."""
 
 
+class ForbiddenError(GatewayError, status=403, code="forbidden"):
+    """A caller that a gateway without a key does not serve."""
+
+
 class NotFoundError(GatewayError, status=404, code="not_found"):
     """A route or an object that does not exist."""
 
@@ -259,6 +265,10 @@ class VariableStateError(ConflictError, code="variable_already_written"):
 
 class RequestTooLargeError(GatewayError, status=413, code="request_too_large"):
     """The body is over the limit in the settings."""
+
+
+class UnsupportedMediaTypeError(GatewayError, status=415, code="unsupported_media_type"):
+    """A body in a form that is not taken."""
 
 
 class ValueTooLargeError(GatewayError, status=413, code="value_too_large"):

@@ -6,7 +6,7 @@ caller's credentials unless they are to be forwarded. Without the caller's own c
 choice of organization and project is dropped too: those would act on the operator's account.
 
 Towards the client everything passes except: hop-by-hop headers, `Content-Length`, `Date`, `Server`
-(made anew), cookies and what binds a browser to the upstream's host. `x-request-id` is the
+(made anew), cookies, CORS and what binds a browser to the upstream's host. `x-request-id` is the
 gateway's in every answer, so that one id finds a call in its log; the upstream's becomes
 `x-upstream-request-id`, and its `openai-processing-ms` `x-upstream-processing-ms`.
 """
@@ -43,6 +43,8 @@ _RESPONSE_DROPPED = HOP_BY_HOP | {
     b"set-cookie",
     b"strict-transport-security",
 }
+#: CORS: which pages may read answers is this gateway's to say (`server.cors_origins`).
+_CORS_PREFIX = b"access-control-"
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _RENAMED = {
     b"x-request-id": b"x-upstream-request-id",
@@ -107,7 +109,7 @@ def response_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, by
     named: frozenset[bytes] = frozenset()
     for name, value in raw:
         name = name.lower()
-        if name in _RESPONSE_DROPPED:
+        if name in _RESPONSE_DROPPED or name.startswith(_CORS_PREFIX):
             if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
                 named = _tokens(value)
             continue

@@ -22,6 +22,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.placement import DEFAULT_TENANT
 from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Message, Receive, Scope, Send
+from parrot_gateway.http.web_pages import WebPageGuard
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ class Dispatcher:
         management: the FastAPI application with all other routes.
         is_management: whether a path under `/v1/` is one of its routes.
         keys: checks the caller's key.
+        guard: checks callers that need none.
         gate: counts calls.
     """
 
@@ -189,6 +191,7 @@ class Dispatcher:
         management: ASGIApp,
         is_management: Callable[[str], bool],
         keys: KeyCheck,
+        guard: WebPageGuard,
         gate: CallGate,
     ) -> None:
         self._hot = hot
@@ -198,6 +201,7 @@ class Dispatcher:
         self._management = management
         self._is_management = is_management
         self._keys = keys
+        self._guard = guard
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,14 +223,26 @@ class Dispatcher:
             and path.startswith("/v1/")
             and not self._is_management(path)
         ):
-            await self._call(exchange, self._passthrough, post_only=False)
+            await self._call(exchange, self._passthrough, post_only=False, json_only=False)
         else:
             await self._ask_quiet(exchange, scope, receive, send)
 
     async def _call(
-        self, exchange: Exchange, handler: Handler, *, post_only: bool, check_key: bool = True
+        self,
+        exchange: Exchange,
+        handler: Handler,
+        *,
+        post_only: bool,
+        check_key: bool = True,
+        json_only: bool = True,
     ) -> None:
         try:
+            if not self._keys.required:
+                self._guard.check_host(exchange)
+                self._guard.check_page(exchange, json_only=json_only)
+            elif not check_key and exchange.header(b"authorization") is None:
+                # May be served without a key, under whatever name this host has.
+                self._guard.check_page(exchange, json_only=json_only)
             if check_key:
                 exchange.tenant = self._keys.check(exchange.header(b"authorization"))
             if post_only and exchange.method != "POST":
@@ -278,13 +294,17 @@ class Dispatcher:
     async def _ask_quiet(
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if exchange.path not in OPEN_PATHS:
-            try:
+        try:
+            if not self._keys.required:
+                self._guard.check_host(exchange)
+            elif exchange.path not in OPEN_PATHS:
                 self._keys.check(exchange.header(b"authorization"))
-            except AuthenticationError as error:
-                await exchange.respond_error(error)
-                return
-        scope["state"] = {**scope.get("state", {}), "exchange": exchange}
+        except GatewayError as error:
+            await exchange.respond_error(error)
+            return
+        state = {**scope.get("state", {}), "exchange": exchange}
+        # NOTE: a copy, as the server decides by its own whether the answer has a body.
+        scope = {**scope, "method": exchange.method, "state": state}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from parrot_gateway.exceptions import GatewayError, RequestTooLargeError
+from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.placement import DEFAULT_TENANT
+from parrot_gateway.http.content_encoding import body_too_large, decompress, is_gzip
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -56,7 +57,7 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
-        method: `GET`, `POST`, …
+        method: `GET`, `POST`, …; `GET` for `HEAD` too, of whose answer the server sends the head.
         path: decoded, without the query.
         tenant: of the caller, once its key has been checked.
         request_id: ours, in `x-request-id` of every answer, also of errors.
@@ -70,7 +71,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
         self.scope = scope
-        self.method: str = scope["method"]
+        self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         self.path: str = scope["path"]
         self.tenant = DEFAULT_TENANT
         self.request_id = new_request_id()
@@ -99,27 +100,41 @@ class Exchange:
         return self._headers.get(name)
 
     async def body(self, limit: int) -> bytes:
-        """The whole request body.
+        """The whole request body, decompressed; its `Content-Encoding` is then gone.
 
         Raises:
-            RequestTooLargeError: more than `limit` bytes, announced or sent.
+            RequestTooLargeError: more than `limit` bytes, announced, sent or decompressed.
+            UnsupportedMediaTypeError: it is compressed, but not with gzip.
             ClientDisconnected: the client left before it was complete.
         """
+        encoding = self.header(b"content-encoding")
+        if encoding is None:
+            return await self._raw_body(limit)
+        compressed = is_gzip(encoding)
+        body = await self._raw_body(limit)
+        if compressed and body:
+            body = await asyncio.to_thread(decompress, body, limit)
+        self.scope["headers"] = [
+            item for item in self.scope["headers"] if item[0] != b"content-encoding"
+        ]
+        return body
+
+    async def _raw_body(self, limit: int) -> bytes:
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit:
-            raise _too_large(limit)
+            raise body_too_large(limit)
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             if len(chunk) > limit:
-                raise _too_large(limit)
+                raise body_too_large(limit)
             return chunk
         chunks, size = [chunk], len(chunk)
         while message.get("more_body", False):
             if size > limit:
-                raise _too_large(limit)
+                raise body_too_large(limit)
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
@@ -127,7 +142,7 @@ class Exchange:
             chunks.append(chunk)
             size += len(chunk)
         if size > limit:
-            raise _too_large(limit)
+            raise body_too_large(limit)
         return b"".join(chunks)
 
     def cancel_on_disconnect(self) -> None:
@@ -241,10 +256,3 @@ class Exchange:
         elif self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
-
-
-def _too_large(limit: int) -> RequestTooLargeError:
-    return RequestTooLargeError(
-        f"The request body is larger than this server's limit of {limit} bytes "
-        "(setting server.max_body_bytes)."
-    )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, WebSocket
+from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
@@ -13,14 +14,15 @@ from parrot_gateway.api.openapi import describe_routes
 from parrot_gateway.api.parrot_v3.routes import ParrotRoutes
 from parrot_gateway.api.semantic.sessions import SessionRoutes
 from parrot_gateway.api.semantic.variables import VariableRoutes
-from parrot_gateway.http.dispatch import Dispatcher, KeyCheck
+from parrot_gateway.http.dispatch import ASGIApp, Dispatcher, KeyCheck
 from parrot_gateway.http.route_table import RouteTable
+from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.server.management import create_management_app, knows_path
 from parrot_gateway.settings.model import api_key_of
 
 
-def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
+def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     """The ASGI application of `gateway`; its lifespan starts and stops the parts.
 
     Args:
@@ -28,6 +30,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         join_url: where engine processes of our own reach `/v1/engines/join` of this very
             application. None starts no engine processes (engines may still join from outside).
     """
+    server = gateway.settings.server
     keys = KeyCheck(api_key_of(gateway.settings))
     management = create_management_app(gateway, keys)
 
@@ -62,7 +65,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
     )
     routes_by_tag = {"sessions": own.described, "Parrot's own API": ParrotRoutes.DESCRIBED}
     describe_routes(management, routes_by_tag)
-    return Dispatcher(
+    app: ASGIApp = Dispatcher(
         hot={
             "/v1/completions": routes.completions,
             "/v1/chat/completions": routes.chat_completions,
@@ -75,5 +78,16 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> Dispatcher:
         management=management,
         is_management=knows_path,
         keys=keys,
+        guard=WebPageGuard([server.host, *server.allowed_hosts], server.cors_origins),
         gate=gateway.gate,
     )
+    if server.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=server.cors_origins,
+            allow_methods=ALL_METHODS,
+            allow_headers=["*"],
+            expose_headers=["*"],
+            allow_private_network=True,
+        )
+    return app

@@ -37,6 +37,7 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
         redirect_slashes=False,
     )
 
+    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models", tags=["models"], summary="List models")
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": list(_models(gateway).values())}
@@ -117,15 +118,39 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
         for name in upstream.models():
             models.setdefault(name, _model(name, started, upstream.name))
     for alias in gateway.models.aliases():
-        listed = models.setdefault(alias, _model(alias, started, "parrot-gateway"))
-        named = models.get(gateway.settings.aliases[alias], {})
+        target = gateway.settings.aliases[alias]
+        listed = models.setdefault(alias, _model(alias, started, "parrot-gateway", root=target))
+        named = models.get(target, {})
         if "max_model_len" in named:
             listed.setdefault("max_model_len", named["max_model_len"])
     return models
 
 
-def _model(name: str, created: int, owner: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": owner}
+def _model(name: str, created: int, owner: str, root: str | None = None) -> dict[str, Any]:
+    """A model object with the fields of vLLM's; `root` is what an alias stands for."""
+    permission = {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": owner,
+        "root": root or name,
+        "parent": None,
+        "permission": [permission],
+    }
 
 
 def _routing_error(request: Request, error: HTTPException) -> GatewayError:

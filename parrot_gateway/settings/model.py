@@ -33,7 +33,12 @@ class ServerSettings(_Section):
     #: Key that clients must send as `Authorization: Bearer …`. Without one, only loopback
     #: addresses are served. `PARROT_API_KEY` is used when it is set and this is not.
     api_key: SecretReference | None = None
-    #: Largest request body accepted.
+    #: Names by which a gateway without a key may be called, beside loopback's, its own address and
+    #: names that only a private network has; `*`: any.
+    allowed_hosts: list[str] = []
+    #: Web pages that may use the gateway (CORS): `https://app.example.com`, or `*` for any.
+    cors_origins: list[str] = []
+    #: Largest request body accepted, also after decompression.
     max_body_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
     #: Calls in work at once, over all models; further ones get a 503.
     max_running_calls: int = Field(default=8192, gt=0)
@@ -47,6 +52,16 @@ class ServerSettings(_Section):
     #: A comment is sent into a stream that has been silent for this long.
     keep_alive_s: Seconds = 15.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: scheme and host alone, as in https://app.example.com"
+                )
+        return value
 
 
 class ModelSettings(_Section):

@@ -57,7 +57,7 @@ def _check_exposure(settings: Settings) -> None:
 
 def is_loopback(host: str) -> bool:
     """Whether an address can be reached from this machine only."""
-    if host == "localhost":
+    if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
         return ip_address(host).is_loopback

@@ -87,6 +87,18 @@ def test_head_has_no_body(demo: GatewayProcess, path: str) -> None:
         assert connection.ask("GET", "/version").json["version"]
 
 
+def test_every_get_route_takes_head(demo: GatewayProcess) -> None:
+    paths = [path for path, operations in demo.get("/openapi.json")["paths"].items()
+             if "get" in operations]  # fmt: skip
+    assert len(paths) > 10
+    with connect(demo) as connection:
+        for path in (*paths, "/openapi.json", "/docs", "/v1/models/", f"/v1/models/{DEMO_MODEL}"):
+            got, head = (connection.ask(method, path) for method in ("GET", "HEAD"))
+            assert (head.status, head.body) == (got.status, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+            assert set(head.headers) == set(got.headers)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/v1/nothing", "/nothing"])
 def test_without_a_key_nothing_is_told(demo: GatewayProcess, path: str) -> None:
     with RawConnection(demo.port) as connection:

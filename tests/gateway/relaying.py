@@ -21,6 +21,7 @@ from parrot_gateway.generation.requests.call import CallHead, CallRequest
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import CallGate, Dispatcher, KeyCheck
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.web_pages import WebPageGuard
 from parrot_gateway.settings.model import UpstreamSettings
 
 DEADLINE_S = 10.0
@@ -179,6 +180,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         management=quiet,
         is_management=lambda path: False,
         keys=KeyCheck(None),
+        guard=WebPageGuard(),
         gate=CallGate(1000),
     )
     config = uvicorn.Config(

@@ -143,14 +143,20 @@ async def serving(
     *engines: ScriptedRemoteEngine,
     call_timeout_s: float = 30.0,
     keep_alive_s: float = 15.0,
+    server: dict[str, Any] | None = None,
     scheduler: SchedulerSettings | None = None,
     sessions: SessionSettings | None = None,
 ) -> AsyncIterator[Service]:
-    """The whole gateway with joined engines, until the end of the block. Any model name does."""
+    """The whole gateway with joined engines, until the end of the block. Any model name does.
+
+    `server` are further settings of the section `server`.
+    """
     settings = Settings(
         scheduler=scheduler or SchedulerSettings(),
         sessions=sessions or SessionSettings(),
-        server=ServerSettings(call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s),
+        server=ServerSettings(
+            call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s, **(server or {})
+        ),
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)
@@ -167,15 +173,15 @@ async def serving(
     )
     # Its main loop, which waits for signals, is not needed: starting and stopping takes no time.
     config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
+    http = uvicorn.Server(config)
+    http.lifespan = config.lifespan_class(config)
     async with AsyncExitStack() as links:
         remotes = [await links.enter_async_context(linked(engine, gateway)) for engine in engines]
-        await server.startup(sockets=[listener])
+        await http.startup(sockets=[listener])
         try:
             yield Service(listener.getsockname()[1], gateway, remotes)
         finally:
-            await server.shutdown(sockets=[listener])
+            await http.shutdown(sockets=[listener])
             for engine, remote in zip(engines, remotes, strict=True):
                 await engine.settle()
                 assert remote._channels == {}, "channels were left open"

@@ -271,7 +271,7 @@ class _Relay:
         scope = exchange.scope
         try:
             response = await upstream.request(
-                exchange.method,
+                scope["method"],
                 scope.get("raw_path") or exchange.path,
                 scope.get("query_string", b""),
                 scope["headers"],
@@ -314,7 +314,7 @@ class _Relay:
                 upstream.usage.add(events.usage())
             return
         self._follow(response.first)
-        if response.at_eof and exchange.method != "HEAD":
+        if response.at_eof and exchange.scope["method"] != "HEAD":
             usage = None
             if succeeded and self._accounted:
                 usage = None if response.encoded else usage_of_body(response.first)

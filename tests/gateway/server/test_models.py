@@ -26,12 +26,19 @@ def test_configured_models_are_listed_while_their_engines_are_away() -> None:
     assert listed() == ["mine"]
     found = client.get("/v1/models/mine")
     assert found.status_code == 200
-    assert found.json() == {
+    model = found.json()
+    (permission,) = model.pop("permission")
+    assert model == {
         "id": "mine",
         "object": "model",
         "created": int(gateway.started_at),
         "owned_by": "parrot-gateway",
+        "root": "mine",
+        "parent": None,
     }
+    assert permission["object"] == "model_permission"
+    assert permission["allow_sampling"] is True
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json()
     assert client.get("/health/readiness").status_code == 503
     body = {"model": "mine", "prompt": "x"}
     answer = client.post("/v1/completions", json=body)
@@ -55,3 +62,10 @@ def test_configured_models_are_listed_while_their_engines_are_away() -> None:
     assert listed() == ["mine"]
     assert client.get("/v1/models/other").status_code == 404
     assert client.get("/health/readiness").status_code == 503
+
+
+def test_the_root_of_an_alias_is_its_model() -> None:
+    settings = Settings(models=[ModelSettings(model="some/model")], aliases={"gpt": "some/model"})
+    client = TestClient(create_app(Gateway(settings)))
+    assert client.get("/v1/models/gpt").json()["root"] == "some/model"
+    assert client.get("/v1/models/some/model").json()["root"] == "some/model"
