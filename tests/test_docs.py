@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from parrot_gateway.cli.main import app
 from parrot_gateway.settings.model import (
+    BatchSettings,
     EngineLinkSettings,
     ModelSettings,
     ParrotV3Settings,
@@ -41,6 +42,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "sessions": SessionSettings,
     "parrot_v3": ParrotV3Settings,
     "responses": ResponseSettings,
+    "batches": BatchSettings,
 }
 #: Defaults that are found out at run time, or depend on the request; described in words.
 IN_WORDS = {
@@ -54,6 +56,7 @@ IN_WORDS = {
     "upstreams": {"models": "asks it", "forward_authorization": "see below"},
     "scheduler": dict.fromkeys(("admission", "order", "place", "keep"), "the set-up's"),
     "parrot_v3": {"keyless": "only without a key"},
+    "batches": {"folder": "`~/.local/share/parrot-gateway`"},
 }  # fmt: skip
 UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 

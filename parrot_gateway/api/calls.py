@@ -80,14 +80,19 @@ class CallRoutes:
         body = await exchange.body(self._server.max_body_bytes)
         await handle_detokenize(exchange, self._own_engine(body), body)
 
-    async def passthrough(self, exchange: Exchange) -> None:
+    async def passthrough(self, exchange: Exchange, body: bytes | None = None) -> None:
         """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
-        first upstream when it names none. Texts that hold references get the values."""
+        first upstream when it names none. Texts that hold references get the values.
+
+        Args:
+            body: where it has been read.
+        """
         upstreams = self._models.upstreams
         is_stateful = exchange.path.startswith(("/v1/responses", "/v1/conversations"))
         if not upstreams and not is_stateful:
             raise _unknown_route(exchange)
-        body = await exchange.body(self._server.max_body_bytes)
+        if body is None:
+            body = await exchange.body(self._server.max_body_bytes)
         if is_stateful and await self._responses.answer(exchange, body):
             return
         body = await self._with_values(exchange, body)

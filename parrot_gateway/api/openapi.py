@@ -65,6 +65,30 @@ _FIELD_SCHEMAS: dict[str, dict[str, Any]] = {
 #: Routes of FastAPI that answer with 503 and a state while the gateway is not ready.
 _READY_PATHS = frozenset({"/health", "/health/readiness"})
 
+_JSON_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+#: Bodies and answers of our own routes, where they are not just any JSON object.
+_OWN_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/files": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "purpose"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "purpose": {"type": "string", "enum": ["batch"]},
+                    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                    "expires_after[seconds]": {"type": "integer"},
+                },
+            }
+        }
+    },
+}
+_OWN_ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/files/{file_id}/content": {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+    },
+}
+
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 
 _ERROR = {
@@ -196,14 +220,14 @@ def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, A
         "responses": {
             "2XX": {
                 "description": "The answer",
-                "content": {"application/json": {"schema": {"type": "object"}}},
+                "content": _OWN_ANSWERS.get(pattern, _JSON_OBJECT),
             },
             "4XX": _error("The request cannot be honoured"),
             "5XX": _error("The gateway or an engine failed"),
         },
     }
     if method in ("POST", "PUT"):
-        content = {"application/json": {"schema": {"type": "object"}}}
+        content = _OWN_BODIES.get(pattern, _JSON_OBJECT)
         route["requestBody"] = {"required": True, "content": content}
     return route
 

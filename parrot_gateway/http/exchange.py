@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -144,6 +144,20 @@ class Exchange:
         if size > limit:
             raise body_too_large(limit)
         return b"".join(chunks)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The request body as it comes, of any length.
+
+        Raises:
+            ClientDisconnected: the client left before it was complete.
+        """
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            yield message.get("body", b"")
+            if not message.get("more_body", False):
+                return
 
     def cancel_on_disconnect(self) -> None:
         """Cancel the current task the moment the client goes away. Call after the body has been

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, WebSocket
 from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
+from parrot_gateway.api.batches.files import FileRoutes
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.api.openapi import describe_routes
@@ -56,6 +57,10 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     own = RouteTable()
     VariableRoutes(semantic, settings.server).register(own)
     SessionRoutes(semantic).register(own)
+    kept = RouteTable()
+    FileRoutes(
+        gateway.batches, models, routes.passthrough, settings.server.max_body_bytes
+    ).register(kept)
     parrot = ParrotRoutes(
         models,
         semantic,
@@ -63,7 +68,11 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         max_body_bytes=settings.server.max_body_bytes,
         keys=keys,
     )
-    routes_by_tag = {"sessions": own.described, "Parrot's own API": ParrotRoutes.DESCRIBED}
+    routes_by_tag = {
+        "sessions": own.described,
+        "batches": kept.described,
+        "Parrot's own API": ParrotRoutes.DESCRIBED,
+    }
     describe_routes(management, routes_by_tag)
     app: ASGIApp = Dispatcher(
         hot={
@@ -73,7 +82,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
             "/detokenize": routes.detokenize,
         },
         parrot=parrot.find,
-        own=own.find,
+        own=lambda exchange: own.find(exchange) or kept.find(exchange),
         passthrough=routes.passthrough,
         management=management,
         is_management=knows_path,

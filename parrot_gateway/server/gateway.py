@@ -15,6 +15,7 @@ from typing import Any
 from parrot_scheduler.events import ApplicationFinished
 from parrot_scheduler.scheduler import Scheduler
 
+from parrot_gateway.batches.service import BatchService
 from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
@@ -63,6 +64,7 @@ class Gateway:
         }
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
+        self.batches = BatchService(settings.batches, time.time)
         self.scheduling = _scheduling(settings.scheduler, self.registry)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling, self._metadata_now)
@@ -102,6 +104,7 @@ class Gateway:
                 may be started (no address of our own).
         """
         self.semantic.start()
+        await self.batches.start()
         for upstream in self.upstreams.values():
             await upstream.start()
         if join_url is not None:
@@ -144,6 +147,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End deferred calls, stop engine processes and close connections."""
+        await self.batches.close()
         await self.semantic.close()
         self.scheduling.close()
         await self.stop_engines()

@@ -297,6 +297,39 @@ class ResponseSettings(_Section):
     max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
 
 
+class BatchSettings(_Section):
+    """Files and batches of clients, kept on disk."""
+
+    #: The folder that they are kept in, of one gateway at a time; by default `parrot-gateway` in
+    #: `$XDG_DATA_HOME`, or else in `~/.local/share`.
+    folder: Path | None = None
+    #: Batches whose first line is for a model of an upstream: pass file and batch on to its own
+    #: routes, or run the lines here as calls to it.
+    upstream_batches: Literal["pass", "run"] = "pass"
+    #: A file is deleted after so long, unless its upload says otherwise.
+    file_ttl_s: Seconds = 2_592_000.0
+    #: Files kept, one's size, and what all come to.
+    max_files: int = Field(default=10_000, gt=0)
+    max_file_bytes: int = Field(default=200 * 1024 * 1024, gt=0)
+    max_total_bytes: int = Field(default=10 * 1024 * 1024 * 1024, gt=0)
+    #: Batches that have not ended.
+    max_batches: int = Field(default=1_000, gt=0)
+    #: Lines of one batch, and bytes of one line.
+    max_lines: int = Field(default=50_000, gt=0)
+    max_line_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    #: Lines in work at once for one model; never more than half of what its engines or its
+    #: upstream take at once.
+    max_running_lines: int = Field(default=32, gt=0)
+
+    @property
+    def data_folder(self) -> Path:
+        """The folder, absolute."""
+        if self.folder is not None:
+            return self.folder.expanduser().absolute()
+        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        return Path(data).expanduser().absolute() / "parrot-gateway"
+
+
 class ParrotV3Settings(_Section):
     """Parrot's own API, whose original client sends no key and waits without a time-out."""
 
@@ -331,6 +364,7 @@ class Settings(BaseSettings):
     sessions: SessionSettings = SessionSettings()
     parrot_v3: ParrotV3Settings = ParrotV3Settings()
     responses: ResponseSettings = ResponseSettings()
+    batches: BatchSettings = BatchSettings()
 
     @field_validator("models", mode="before")
     @classmethod

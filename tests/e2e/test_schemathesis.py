@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess
@@ -43,11 +44,12 @@ _OWN_ERRORS = {502, 503, 504}
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[GatewayProcess]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway of these tests' own, which waits for nothing for long."""
     config = {
         "models": [{"model": DEMO_MODEL, "max_batch_size": 8, "num_blocks": 512}],
         "server": {"call_timeout_s": CALL_TIMEOUT_S, "max_body_bytes": 1024 * 1024},
+        "batches": {"folder": str(tmp_path_factory.mktemp("batches"))},
     }
     with GatewayProcess(config=config, api_key=API_KEY) as process:
         yield process
@@ -64,6 +66,8 @@ class Known:
         """Values of the parameters in a path, of things that are there."""
         if "{model}" in path:
             return {"model": DEMO_MODEL}
+        if "/files/" in path:
+            return {"file_id": self._file()}
         if "/responses/" in path:
             body = {"model": DEMO_MODEL, "input": "Once", "max_output_tokens": 1}
             return {"response_id": str(self._post("/v1/responses", body)["id"])}
@@ -87,6 +91,12 @@ class Known:
         assert status == 200
         kind = path.split("/")[2].removesuffix("s")
         return {"id": headers[f"x-parrot-{kind}"], "name": "c"}
+
+    def _file(self) -> str:
+        form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        answer = httpx.post(f"{self.gateway.base_url}/files", headers=headers, **form)  # type: ignore[arg-type]
+        return str(answer.json()["id"])
 
     def _post(self, path: str, body: Any) -> Any:
         status, _, answer = self.gateway.post(path, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -27,10 +27,12 @@ from parrot_gateway.http.connection import HttpProtocol
 from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import (
+    BatchSettings,
     SchedulerSettings,
     ServerSettings,
     SessionSettings,
     Settings,
+    UpstreamSettings,
 )
 
 
@@ -146,6 +148,8 @@ async def serving(
     server: dict[str, Any] | None = None,
     scheduler: SchedulerSettings | None = None,
     sessions: SessionSettings | None = None,
+    batches: BatchSettings | None = None,
+    upstreams: Sequence[UpstreamSettings] = (),
 ) -> AsyncIterator[Service]:
     """The whole gateway with joined engines, until the end of the block. Any model name does.
 
@@ -157,6 +161,8 @@ async def serving(
         server=ServerSettings(
             call_timeout_s=call_timeout_s, keep_alive_s=keep_alive_s, **(server or {})
         ),
+        batches=batches or BatchSettings(),
+        upstreams=list(upstreams),
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)
@@ -176,6 +182,11 @@ async def serving(
     http = uvicorn.Server(config)
     http.lifespan = config.lifespan_class(config)
     async with AsyncExitStack() as links:
+        for upstream in gateway.upstreams.values():
+            await upstream.start()
+            links.push_async_callback(upstream.close)
+        await gateway.batches.start()
+        links.push_async_callback(gateway.batches.close)
         remotes = [await links.enter_async_context(linked(engine, gateway)) for engine in engines]
         await http.startup(sockets=[listener])
         try:

@@ -1,0 +1,259 @@
+"""`/v1/files`: files of batches, kept by this gateway; all others are the upstream's.
+
+A file of ours has an id of ours. Whose an upload becomes is decided by its purpose and, where
+upstreams run batches themselves, by the model of its first line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.api.batches.pages import page_of
+from parrot_gateway.batches.files import FILE_MARK, FileStore, StoredFile
+from parrot_gateway.batches.service import BatchService
+from parrot_gateway.exceptions import (
+    GatewayError,
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedError,
+    invalid_value,
+    missing_parameter,
+)
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
+
+#: Bytes that are read of a content and sent at a time.
+_CHUNK_BYTES = 256 * 1024
+#: Bounds of `expires_after.seconds`, as OpenAI has them.
+_LIFETIME_S = (3_600, 2_592_000)
+_CONTENT_TYPE = (b"content-type", b"application/octet-stream")
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+
+
+class _Line(msgspec.Struct):
+    body: _Body | None = None
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+class FileRoutes:
+    """The routes under `/v1/files`.
+
+    Args:
+        service: what is kept.
+        models: who serves which.
+        passthrough: answers what is an upstream's; takes the body if that has been read.
+        max_body_bytes: of a request that may have to be passed on, which is read whole.
+    """
+
+    def __init__(
+        self,
+        service: BatchService,
+        models: ModelDirectory,
+        passthrough: Callable[[Exchange, bytes | None], Awaitable[None]],
+        max_body_bytes: int,
+    ) -> None:
+        self._service = service
+        self._models = models
+        self._passthrough = passthrough
+        self._max_body_bytes = max_body_bytes
+
+    def register(self, table: RouteTable) -> None:
+        """Add the routes to a table."""
+        table.add("POST", "/v1/files", self.create)
+        table.add("GET", "/v1/files", self.list)
+        table.add("GET", "/v1/files/{file_id}", self.retrieve)
+        table.add("DELETE", "/v1/files/{file_id}", self.delete)
+        table.add("GET", "/v1/files/{file_id}/content", self.content)
+
+    async def create(self, exchange: Exchange) -> None:
+        """`POST /v1/files`: upload the lines of a batch"""
+        # Imported here because a gateway without batches does without the parser.
+        from parrot_gateway.api.batches.upload import UploadForm, read_upload
+
+        content_type = exchange.header(b"content-type") or b""
+        body: bytes | None = None
+        if self._models.upstreams and not self._is_too_long(exchange):
+            body = await exchange.body(self._max_body_bytes)
+            if not await asyncio.to_thread(self._is_ours, content_type, body):
+                await self._passthrough(exchange, body)
+                return
+        form = UploadForm(content_type)
+        files = await self._service.open()
+        upload = await files.begin_upload()
+        try:
+            chunks = exchange.chunks() if body is None else _single(body)
+            await read_upload(form, chunks, upload, _check_purpose)
+            if "purpose" not in form.fields:
+                raise missing_parameter("purpose")
+            lifetime_s = lifetime_of(form.fields)
+            file = await files.keep(
+                upload,
+                exchange.tenant,
+                form.filename or "file",
+                "batch",
+                lifetime_s=lifetime_s,
+            )
+        finally:
+            await asyncio.to_thread(upload.discard)
+        await exchange.respond_json(shape_of(file))
+
+    async def list(self, exchange: Exchange) -> None:
+        """`GET /v1/files`: list files, newest first"""
+        query = Query(exchange, "purpose", "limit", "order", "after")
+        after, files = query.text("after"), self._service.files
+        found = [] if files is None else files.newest_first(exchange.tenant)
+        if self._models.upstreams and (not found or (after and not after.startswith(FILE_MARK))):
+            await self._passthrough(exchange, None)
+            return
+        purpose = query.text("purpose")
+        if purpose is not None:
+            found = [file for file in found if file.purpose == purpose]
+        await exchange.respond_json(
+            page_of(
+                found,
+                query,
+                id_of=lambda file: file.id,
+                shape=shape_of,
+                default_limit=10_000,
+                max_limit=10_000,
+            )
+        )
+
+    async def retrieve(self, exchange: Exchange, file_id: str) -> None:
+        """`GET /v1/files/{file_id}`: describe a file"""
+        if self._is_foreign(file_id):
+            await self._passthrough(exchange, None)
+            return
+        file = self._files(file_id).find(exchange.tenant, file_id)
+        await exchange.respond_json(shape_of(file))
+
+    async def delete(self, exchange: Exchange, file_id: str) -> None:
+        """`DELETE /v1/files/{file_id}`: delete a file"""
+        if self._is_foreign(file_id):
+            await self._passthrough(exchange, None)
+            return
+        files = self._files(file_id)
+        await files.delete(files.find(exchange.tenant, file_id))
+        await exchange.respond_json({"id": file_id, "object": "file", "deleted": True})
+
+    async def content(self, exchange: Exchange, file_id: str) -> None:
+        """`GET /v1/files/{file_id}/content`: the content of a file"""
+        if self._is_foreign(file_id):
+            await self._passthrough(exchange, None)
+            return
+        files = self._files(file_id)
+        file = files.find(exchange.tenant, file_id)
+        try:
+            content = await asyncio.to_thread(files.path(file).open, "rb")
+        except FileNotFoundError:
+            raise NotFoundError(f"No such File object: {file_id[:80]}", param="id") from None
+        try:
+            chunk = await asyncio.to_thread(content.read, _CHUNK_BYTES)
+            headers = [_CONTENT_TYPE, (b"content-length", b"%d" % file.num_bytes)]
+            await exchange.start_stream(200, headers, chunk)
+            while chunk:
+                chunk = await asyncio.to_thread(content.read, _CHUNK_BYTES)
+                await exchange.write(chunk)
+            await exchange.end_stream()
+        finally:
+            content.close()
+
+    def _is_foreign(self, file_id: str) -> bool:
+        return bool(self._models.upstreams) and not file_id.startswith(FILE_MARK)
+
+    def _files(self, file_id: str) -> FileStore:
+        if self._service.files is None:
+            raise NotFoundError(f"No such File object: {file_id[:80]}", param="id")
+        return self._service.files
+
+    def _is_too_long(self, exchange: Exchange) -> bool:
+        """Whether an upload cannot be passed on, and is one of ours if it is any."""
+        announced = exchange.header(b"content-length") or b""
+        runs = self._service.settings.upstream_batches == "run"
+        return runs and announced.isdigit() and int(announced) > self._max_body_bytes
+
+    def _is_ours(self, content_type: bytes, body: bytes) -> bool:
+        from parrot_gateway.api.batches.upload import UploadForm
+
+        try:
+            form = UploadForm(content_type)
+            form.feed(body)
+        except InvalidRequestError:
+            return False
+        if form.fields.get("purpose") != "batch":
+            return False
+        if self._service.settings.upstream_batches == "run":
+            return True
+        first = form.take().lstrip().partition(b"\n")[0]
+        try:
+            line = _line_decoder.decode(first)
+            model = None if line.body is None else line.body.model
+            return model is not None and isinstance(self._models.resolve(model), EngineTarget)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, GatewayError):
+            return False
+
+
+def shape_of(file: StoredFile) -> dict[str, Any]:
+    """A file as clients see it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def lifetime_of(fields: dict[str, str]) -> int | None:
+    """Seconds that `expires_after` grants a file; None without it.
+
+    Raises:
+        InvalidRequestError: it is wrong.
+    """
+    given = {
+        name.partition("[")[2].removesuffix("]"): text
+        for name, text in fields.items()
+        if name.startswith("expires_after[")
+    }
+    if not given:
+        return None
+    if given.get("anchor") != "created_at":
+        raise invalid_value("expires_after.anchor", "expected 'created_at'.")
+    seconds = given.get("seconds", "")
+    shortest, longest = _LIFETIME_S
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10) or not (
+        shortest <= int(seconds) <= longest
+    ):
+        raise invalid_value(
+            "expires_after.seconds", f"expected an integer from {shortest} to {longest}."
+        )
+    return int(seconds)
+
+
+def _check_purpose(fields: dict[str, str]) -> None:
+    purpose = fields.get("purpose", "batch")
+    if purpose != "batch":
+        raise UnsupportedError(
+            f"Files of the purpose '{purpose[:80]}' are not kept by this gateway, only those of "
+            "'batch'. Others go to an upstream, if it has one.",
+            param="purpose",
+            code="unsupported_value",
+        )
+
+
+async def _single(body: bytes) -> AsyncIterator[bytes]:
+    yield body

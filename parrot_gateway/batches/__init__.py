@@ -1,0 +1,1 @@
+"""Files and batches of clients: kept on disk, run as throughput work beside all other calls."""
