@@ -22,6 +22,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
 from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
+from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import Handler
@@ -45,6 +46,7 @@ class CallRoutes:
         models: who serves which.
         service: the sessions.
         store: what is kept of responses.
+        background: responses that are made while no client waits.
         server: bounds and deadlines.
     """
 
@@ -53,6 +55,7 @@ class CallRoutes:
         models: ModelDirectory,
         service: SemanticService,
         store: ResponseStore,
+        background: BackgroundTasks,
         server: ServerSettings,
     ) -> None:
         self._models = models
@@ -61,7 +64,7 @@ class CallRoutes:
         self._semantic = SemanticCalls(
             service, models, keep_alive_s=server.keep_alive_s, answer=self._answer
         )
-        self._responses = ResponseRoutes(models, store, server)
+        self._responses = ResponseRoutes(models, store, background, server)
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
         self.completions: Handler = partial(self._call, "completions")
         self.chat_completions: Handler = partial(self._call, "chat")

@@ -53,7 +53,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         await endpoint(websocket)
 
     settings, models, semantic = gateway.settings, gateway.models, gateway.semantic
-    routes = CallRoutes(models, semantic, gateway.responses, settings.server)
+    routes = CallRoutes(models, semantic, gateway.responses, gateway.background, settings.server)
     own = RouteTable()
     VariableRoutes(semantic, settings.server).register(own)
     SessionRoutes(semantic).register(own)

@@ -20,6 +20,7 @@ from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
@@ -64,6 +65,7 @@ class Gateway:
         }
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
+        self.background = BackgroundTasks(settings.responses.max_background)
         self.batches = BatchService(settings.batches, time.time)
         self.scheduling = _scheduling(settings.scheduler, self.registry)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
@@ -146,7 +148,8 @@ class Gateway:
         await self.supervisor.close()
 
     async def close(self) -> None:
-        """End deferred calls, stop engine processes and close connections."""
+        """End background and deferred calls, stop engine processes and close connections."""
+        await self.background.close()
         await self.batches.close()
         await self.semantic.close()
         self.scheduling.close()

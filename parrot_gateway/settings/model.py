@@ -295,6 +295,8 @@ class ResponseSettings(_Section):
     #: Kept at once, and what they may come to; those unused for longest make room.
     max_stored: int = Field(default=10_000, gt=0)
     max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    #: Background responses that wait or run at once.
+    max_background: int = Field(default=256, gt=0)
 
 
 class BatchSettings(_Section):

@@ -149,6 +149,26 @@ async def test_tools(api: Driver) -> None:
     assert [item.type for item in items] == ["function_call_output", "function_call", "message"]
 
 
+async def test_background(api: Driver) -> None:
+    queued = await create(api, input="Hello!", background=True, max_output_tokens=16)
+    assert queued.status == "queued"
+    stream = await result(api.client.responses.retrieve(queued.id, stream=True))
+    events = await collect(stream)
+    assert [event.type for event in events[:3]] == [
+        "response.created", "response.queued", "response.in_progress",
+    ]  # fmt: skip
+    done = await result(api.client.responses.retrieve(queued.id))
+    assert done.status in ("completed", "incomplete")
+    assert done.output_text == events[-1].response.output_text
+    rest = await result(
+        api.client.responses.retrieve(queued.id, stream=True, starting_after=len(events) - 2)
+    )
+    assert [event.type for event in await collect(rest)] == [events[-1].type]
+    endless = await create(api, input="Hello!", background=True, **ENDLESS)
+    cancelled = await result(api.client.responses.cancel(endless.id))
+    assert cancelled.status == "cancelled"
+
+
 async def test_conversation(api: Driver) -> None:
     made = await result(
         api.client.conversations.create(
@@ -173,7 +193,7 @@ async def test_input_tokens(api: Driver) -> None:
 
 
 async def test_refusals_name_the_field(api: Driver) -> None:
-    for body in ({"background": True}, {"tools": [{"type": "web_search"}]}):
+    for body in ({"prompt": {"id": "pmpt_1"}}, {"tools": [{"type": "web_search"}]}):
         with pytest.raises(openai.BadRequestError) as caught:
             await create(api, input="x", **body)  # type: ignore[arg-type]
         assert caught.value.param == next(iter(body))

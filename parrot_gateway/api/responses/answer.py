@@ -105,7 +105,7 @@ class ResponseAnswer:
         """The whole answer, which is kept now, and its last events."""
         events = b""
         if self._open is None and not self._done and not self._calls_only:
-            events = self._begin() + self._open_item(_OpenItem("message"))
+            events = self.begin() + self._open_item(_OpenItem("message"))
             if self._blank or self._logprobs:
                 events += self._text("")
         is_whole = self._finish_reason != "length"
@@ -123,19 +123,33 @@ class ResponseAnswer:
             "usage": response_usage(usage),
         }
         self._keep(answer, [item.item() for item in items], tuple(self._cuts))
-        return answer, events + self._begin() + self._close_item() + self._writer.end(answer)
+        return answer, events + self.begin() + self._close_item() + self._writer.end(answer)
 
     def failure(self, error: GatewayError) -> bytes:
         """See `StreamedAnswer`."""
+        return self.fail(error)[1]
+
+    def fail(self, error: GatewayError) -> tuple[dict[str, Any], bytes]:
+        """The answer of a call that failed, which is not kept here, and its last events."""
         failed = {
             **self._begun,
             "status": "failed",
             # NOTE: the codes of a response's error are a closed set; the event has our own.
             "error": {"code": "server_error", "message": error.message},
         }
-        return self._begin() + self._writer.error(error) + self._writer.end(failed)
+        return failed, self.begin() + self._writer.error(error) + self._writer.end(failed)
 
-    def _begin(self) -> bytes:
+    def cancel(self) -> tuple[dict[str, Any], bytes]:
+        """The answer of a call that was cancelled, which is not kept here, and its last events."""
+        events = self.begin()
+        if self._open is not None:
+            self._open.status = "incomplete"
+            events += self._close_item()
+        output = [item.to_dict() for item in self._done]
+        cancelled = {**self._begun, "status": "cancelled", "output": output}
+        return cancelled, events + self._writer.end(cancelled)
+
+    def begin(self) -> bytes:
         """The first events, once."""
         if self._has_begun:
             return b""
@@ -153,13 +167,13 @@ class ResponseAnswer:
             self._blank, self._logprobs = "", []
             kind: _Kind = "custom_tool_call" if piece.name in self._custom else "function_call"
             call = _OpenItem(kind, piece.id, piece.name)
-            return self._begin() + self._close_item() + self._open_item(call)
+            return self.begin() + self._close_item() + self._open_item(call)
         assert self._open is not None
         text = self._open.read(piece.text)
         return self._delta(text, []) if text else b""
 
     def _text(self, text: str) -> bytes:
-        events = self._begin()
+        events = self.begin()
         if self._open is None or self._open.kind != "message":
             events += self._close_item() + self._open_item(_OpenItem("message"))
         text, self._blank = self._blank + text, ""

@@ -127,9 +127,9 @@ class ResponseBody(SamplingFields):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
+    background: bool | None = None
     # Refused unless harmless.
     access_programs: Any = None
-    background: Any = None
     context_management: Any = None
     moderation: Any = None
     personality: Any = None
@@ -173,7 +173,14 @@ def check_response(body: ResponseBody) -> None:
         raise UnsupportedError(
             f"Unsupported parameter: 'return_token_ids' {_WHY}.", param="return_token_ids"
         )
-    refuse(body, ("background", "access_programs", "context_management", "moderation"), _WHY)
+    if body.background and body.store is False:
+        raise InvalidRequestError(
+            "Invalid value for 'store': a response with 'background' has to be stored, to be read "
+            "later.",
+            param="store",
+            code="invalid_value",
+        )
+    refuse(body, ("access_programs", "context_management", "moderation"), _WHY)
     check_input_fields(body)
 
 

@@ -7,8 +7,10 @@ afterwards is read by the routes of `stored`.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,8 @@ import msgspec
 
 from parrot_gateway.api.event_stream import stream_call
 from parrot_gateway.api.openai.answers import encode
-from parrot_gateway.api.responses.answer import ResponseAnswer
+from parrot_gateway.api.responses.answer import Keep, ResponseAnswer
+from parrot_gateway.api.responses.background import StartObserver, follow, make
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
     InputFields,
@@ -44,6 +47,7 @@ from parrot_gateway.generation.requests.validation import (
     decode,
     sampling_of,
 )
+from parrot_gateway.generation.responses.background import BackgroundTasks, EventLog
 from parrot_gateway.generation.responses.items import (
     Item,
     Turn,
@@ -66,10 +70,11 @@ async def handle_responses(
     server: ServerSettings,
     *,
     store: ResponseStore,
+    background: BackgroundTasks,
     tenant: str,
 ) -> None:
-    """Answer one call. A call that fails or is cancelled leaves no response behind, and its
-    conversation as it was.
+    """Answer one call. A call that fails or is cancelled leaves its conversation as it was and,
+    unless it was made in the background, no response behind.
 
     Args:
         exchange: its body has been read, and is `body`.
@@ -77,6 +82,7 @@ async def handle_responses(
         requested_model: as the request names it.
         server: bounds and deadlines.
         store: what earlier calls left, and where this one's response goes.
+        background: takes calls that need no client.
         tenant: whose call it is.
 
     Raises:
@@ -92,18 +98,17 @@ async def handle_responses(
     check_outputs(history_of(history.turn), items)
     exchange.cancel_on_disconnect()
     deadline = exchange.started + server.call_timeout_s
-    conversation = history.conversation
-    call = _ResponseCall(placer, requested_model, request, store, tenant, history, items)
-    if conversation is None:
-        await call.answer(exchange, len(body), deadline, server.keep_alive_s)
+    call = _ResponseCall(placer, requested_model, request, store, tenant, history, items, len(body))
+    if request.background:
+        background.check_room()
+        log, answer = await call.begin(background, deadline)
+        if request.stream:
+            await follow(exchange, log, -1, server.keep_alive_s)
+        else:
+            await exchange.respond(200, answer)
         return
-    who = f"conversation '{conversation.id}'"
-    lock_request = conversation.lock.request(who)
-    try:
-        await wait_granted(lock_request, deadline - time.perf_counter(), who)
-        await call.answer(exchange, len(body), deadline, server.keep_alive_s)
-    finally:
-        conversation.lock.release(lock_request)
+    async with call.turn(deadline):
+        await call.answer(exchange, deadline, server.keep_alive_s)
 
 
 async def handle_input_tokens(
@@ -146,6 +151,7 @@ class _ResponseCall:
         tenant: str,
         history: History,
         items: list[Item],
+        num_bytes: int,
     ) -> None:
         self._placer = placer
         self._model = model
@@ -154,58 +160,119 @@ class _ResponseCall:
         self._tenant = tenant
         self._history = history
         self._items = items
+        self._num_bytes = num_bytes
         self._id = mint_response_id()
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
         self._output = response_output(request, placer)
 
-    async def answer(
-        self, exchange: Exchange, num_bytes: int, deadline: float, keep_alive_s: float
-    ) -> None:
-        """Generate and answer, once no other call is on its conversation."""
-        turn, conversation = self._history.turn, self._history.conversation
-        if conversation is not None:
-            size = sum(item.size_bytes for item in self._items)
-            self._store.check_fits(conversation, size)
-        generation_request = await self._generation_request(turn, num_bytes)
+    @asynccontextmanager
+    async def turn(self, deadline: float) -> AsyncIterator[None]:
+        """While no other call is on its conversation, if it has one."""
+        conversation = self._history.conversation
+        if conversation is None:
+            yield
+            return
+        who = f"conversation '{conversation.id}'"
+        lock_request = conversation.lock.request(who)
+        try:
+            await wait_granted(lock_request, deadline - time.perf_counter(), who)
+            yield
+        finally:
+            conversation.lock.release(lock_request)
+
+    async def answer(self, exchange: Exchange, deadline: float, keep_alive_s: float) -> None:
+        """Generate and answer, in its turn."""
+        generation_request = await self._generation_request()
+        turn, is_streamed = self._history.turn, bool(self._request.stream)
 
         def keep(answer: dict[str, Any], output: Sequence[Item], cuts: Sequence[Cut]) -> None:
-            if conversation is not None:
-                added = self._store.extend(self._tenant, conversation, self._items, output)
-            else:
-                added = Turn(turn, self._items, output)
+            added = self._added(turn, output)
             if self._request.store is not False:
                 response = StoredResponse(self._id, encode(answer), added, cuts)
                 self._store.keep(self._tenant, response, time.time())
 
-        is_streamed = bool(self._request.stream)
+        writer = EventWriter() if is_streamed else EventWriter(NO_EVENTS)
+        answer = self._answer(generation_request, keep, writer)
+        generation = Generation(self._placer, generation_request, deadline)
+        if is_streamed:
+            await stream_call(exchange, generation, answer, keep_alive_s)
+            return
+        await exchange.respond(200, encode(await _finished(generation, answer)))
+
+    async def begin(self, tasks: BackgroundTasks, deadline: float) -> tuple[EventLog, bytes]:
+        """Begin to make it in the background; returns its events, and the answer as it is now."""
+        generation_request = await self._generation_request()
+        log, turn, tenant = EventLog(), self._history.turn, self._tenant
+        writer = EventWriter(log=log)
+        begun = self._begun(generation_request)
+        queued = {**begun, "status": "queued"}
+        stored = StoredResponse(self._id, encode(queued), Turn(turn, self._items), log=log)
+        added: Turn | None = None
+
+        def keep(whole: dict[str, Any], output: Sequence[Item], cuts: Sequence[Cut]) -> None:
+            nonlocal added
+            added = self._added(self._history.turn, output)
+
+        def start() -> None:
+            answer.begin()
+            self._store.update(tenant, stored, encode(begun))
+
+        def end(whole: dict[str, Any]) -> None:
+            stored.cancel = None
+            log.close()
+            self._store.update(tenant, stored, encode(whole), added)
+
+        async def generate() -> dict[str, Any]:
+            async with self.turn(deadline):
+                current = generation_request
+                if self._history.turn is not turn:
+                    # Other calls have added to the conversation.
+                    current = await self._generation_request()
+                observers = [StartObserver(start)]
+                return await _finished(
+                    Generation(self._placer, current, deadline, observers), answer
+                )
+
+        answer = self._answer(generation_request, keep, writer)
+        writer.queue(queued)
+        self._store.keep(tenant, stored, time.time())
+        stored.cancel = tasks.start(make(self._id, answer, generate, end), self._id).cancel
+        # NOTE: a task that is cancelled before its first step never runs, and would not end this.
+        await asyncio.sleep(0)
+        return log, encode(queued)
+
+    def _added(self, turn: Turn | None, output: Sequence[Item]) -> Turn:
+        """The turn that this call adds to its history."""
+        conversation = self._history.conversation
+        if conversation is None:
+            return Turn(turn, self._items, output)
+        return self._store.extend(self._tenant, conversation, self._items, output)
+
+    def _answer(
+        self, generation_request: GenerationRequest, keep: Keep, writer: EventWriter
+    ) -> ResponseAnswer:
         tools = self._output.tools
-        answer = ResponseAnswer(
+        return ResponseAnswer(
             self._begun(generation_request),
             self._placer.tokenizer,
             wants_logprobs=self._wants_logprobs,
             custom=custom_names(self._request.tools),
             calls_only=tools is not None and tools.mode == "required",
             keep=keep,
-            writer=EventWriter() if is_streamed else EventWriter(NO_EVENTS),
+            writer=writer,
         )
-        generation = Generation(self._placer, generation_request, deadline)
-        if is_streamed:
-            await stream_call(exchange, generation, answer, keep_alive_s)
-            return
-        with generation:
-            while not generation.state.done:
-                update = await generation.next()
-                if update is not None:
-                    answer.events(update)
-        whole, _ = answer.finish(generation.state.usage)
-        await exchange.respond(200, encode(whole))
 
-    async def _generation_request(self, turn: Turn | None, num_bytes: int) -> GenerationRequest:
+    async def _generation_request(self) -> GenerationRequest:
+        """The request for an engine, with the history as it is now."""
         request, info, output = self._request, self._placer.info, self._output
+        turn, conversation = self._history.turn, self._history.conversation
+        if conversation is not None:
+            size = sum(item.size_bytes for item in self._items)
+            self._store.check_fits(conversation, size)
         max_tokens = request.max_output_tokens
         whole = history_of(turn) + self._items
         prompt = await prompt_of(
-            request, self._placer, whole, output.shown_tools, num_bytes, room=max_tokens or 1
+            request, self._placer, whole, output.shown_tools, self._num_bytes, room=max_tokens or 1
         )
         length = len(prompt.token_ids)
         check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
@@ -234,7 +301,7 @@ class _ResponseCall:
             "object": "response",
             "created_at": float(int(time.time())),
             "status": "in_progress",
-            "background": False,
+            "background": bool(request.background),
             "completed_at": None,
             "conversation": None if conversation is None else {"id": conversation.id},
             "error": None,
@@ -264,3 +331,13 @@ class _ResponseCall:
             "usage": None,
             "user": request.user,
         }
+
+
+async def _finished(generation: Generation, answer: ResponseAnswer) -> dict[str, Any]:
+    """Run a generation to its end; returns the whole answer."""
+    with generation:
+        while not generation.state.done:
+            update = await generation.next()
+            if update is not None:
+                answer.events(update)
+    return answer.finish(generation.state.usage)[0]

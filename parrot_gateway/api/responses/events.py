@@ -14,6 +14,7 @@ import msgspec
 
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.responses.background import EventLog
 from parrot_gateway.generation.responses.store import Cut
 
 #: The event at the end of a response, by its status.
@@ -43,12 +44,14 @@ class EventWriter:
 
     Args:
         starting_after: events up to and with this number are left out.
+        log: gets each event too.
     """
 
-    __slots__ = ("_index", "_item", "_number", "_starting_after")
+    __slots__ = ("_index", "_item", "_log", "_number", "_starting_after")
 
-    def __init__(self, starting_after: int = -1) -> None:
+    def __init__(self, starting_after: int = -1, log: EventLog | None = None) -> None:
         self._starting_after = starting_after
+        self._log = log
         self._number = 0
         #: The item that is open, as it was opened, and its place in the output.
         self._item: dict[str, Any] = {}
@@ -60,9 +63,17 @@ class EventWriter:
         Args:
             answer: in progress, with nothing in `output`.
         """
-        return self._event("response.created", response=answer) + self._event(
-            "response.in_progress", response=answer
-        )
+        created = b"" if self._number else self._event("response.created", response=answer)
+        return created + self._event("response.in_progress", response=answer)
+
+    def queue(self, answer: dict[str, Any]) -> bytes:
+        """The events before those of `begin`, of a response that waits.
+
+        Args:
+            answer: queued, with nothing in `output`.
+        """
+        created = self._event("response.created", response=answer)
+        return created + self._event("response.queued", response=answer)
 
     def open_item(self, item: dict[str, Any]) -> bytes:
         """The next item of the output begins.
@@ -133,7 +144,10 @@ class EventWriter:
         if number <= self._starting_after:
             return b""
         data = encode({"type": type, "sequence_number": number, **fields})
-        return b"event: %s\ndata: %s\n\n" % (type.encode(), data)
+        event = b"event: %s\ndata: %s\n\n" % (type.encode(), data)
+        if self._log is not None:
+            self._log.append(event)
+        return event
 
 
 def replay(answer: bytes, cuts: Sequence[Cut], starting_after: int = -1) -> bytes:

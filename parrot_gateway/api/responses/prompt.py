@@ -54,6 +54,13 @@ def find_history(request: ResponseBody | InputFields, store: ResponseStore, tena
         previous = store.response(tenant, request.previous_response_id, now)
         if previous is None:
             raise _not_found("Previous response", request.previous_response_id)
+        if previous.cancel is not None:
+            raise InvalidRequestError(
+                f"Response '{previous.id}' is still being made; wait until its status says that "
+                "it has ended.",
+                param="previous_response_id",
+                code="response_in_progress",
+            )
         return History(previous, None)
     if request.conversation is not None:
         named = request.conversation

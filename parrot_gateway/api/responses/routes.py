@@ -14,6 +14,7 @@ from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_p
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
@@ -39,14 +40,20 @@ class ResponseRoutes:
     Args:
         models: who serves which.
         store: what is kept.
+        background: responses that are made while no client waits.
         server: bounds and deadlines.
     """
 
     def __init__(
-        self, models: ModelDirectory, store: ResponseStore, server: ServerSettings
+        self,
+        models: ModelDirectory,
+        store: ResponseStore,
+        background: BackgroundTasks,
+        server: ServerSettings,
     ) -> None:
         self._models = models
         self._store = store
+        self._background = background
         self._server = server
 
     async def answer(self, exchange: Exchange, body: bytes) -> bool:
@@ -66,7 +73,7 @@ class ResponseRoutes:
         from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 
         path, method = exchange.path, exchange.method
-        stored = StoredResponseRoutes(self._store)
+        stored = StoredResponseRoutes(self._store, self._server.keep_alive_s)
         tenant = exchange.tenant
         if path == CONVERSATIONS and method == "POST" and self._is_ours(exchange, body):
             await stored.create_conversation(exchange, tenant, body)
@@ -135,6 +142,7 @@ class ResponseRoutes:
             body,
             self._server,
             store=store,
+            background=self._background,
             tenant=tenant,
         )
         return True

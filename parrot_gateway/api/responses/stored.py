@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from parrot_gateway.api.responses.background import follow
 from parrot_gateway.api.responses.bodies import ConversationBody
 from parrot_gateway.api.responses.events import replay
 from parrot_gateway.api.responses.input_items import items_of
@@ -42,10 +43,12 @@ class StoredResponseRoutes:
 
     Args:
         store: what is kept.
+        keep_alive_s: silence in a stream after which a comment is sent.
     """
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, keep_alive_s: float) -> None:
         self._store = store
+        self._keep_alive_s = keep_alive_s
 
     async def answer(self, exchange: Exchange, tenant: str, body: bytes) -> bool:
         """Answer a request for a response or a conversation of ours.
@@ -110,11 +113,16 @@ class StoredResponseRoutes:
                 items = [item.to_dict() for item in response.input_items]
                 await exchange.respond_json(_page(exchange, items))
             case ["POST", "cancel"]:
-                raise InvalidRequestError(
-                    "Only background responses can be cancelled, which models of this gateway's "
-                    "own engines do not offer. To cancel a call that runs, close its connection.",
-                    code="invalid_value",
-                )
+                if response.log is None:
+                    raise InvalidRequestError(
+                        "Only responses with 'background' can be cancelled. To cancel another call "
+                        "that runs, close its connection.",
+                        code="invalid_value",
+                    )
+                if response.cancel is not None:
+                    response.cancel()
+                await response.log.wait_closed()
+                await exchange.respond(200, response.answer)
             case _:
                 raise _unknown(exchange, rest, {(), ("input_items",), ("cancel",)})
 
@@ -123,7 +131,11 @@ class StoredResponseRoutes:
         if query.get("stream", "false").lower() not in ("true", "1"):
             await exchange.respond(200, response.answer)
             return
-        after = _integer(query, "starting_after", -1)
+        after = max(_integer(query, "starting_after", -1), -1)
+        if response.log is not None:
+            exchange.cancel_on_disconnect()
+            await follow(exchange, response.log, after, self._keep_alive_s)
+            return
         events = replay(response.answer, response.cuts, after)
         await exchange.respond(200, events, EVENT_STREAM)
 

@@ -7,12 +7,13 @@ it: they keep what they need of it. Another tenant's entries look like ones that
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.fifo_lock import FifoLock
+from parrot_gateway.generation.responses.background import EventLog
 from parrot_gateway.generation.responses.items import Item, Turn, history_of
 from parrot_gateway.settings.model import ResponseSettings
 
@@ -31,7 +32,7 @@ class Cut(NamedTuple):
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response that has ended."""
+    """A response that has ended, or one that is made in the background."""
 
     id: str
     #: The JSON answer.
@@ -41,10 +42,16 @@ class StoredResponse:
     #: The deltas that its output came in, to replay the stream.
     cuts: Sequence[Cut] = ()
     last_used: float = 0.0
+    #: The events themselves, of one that was made in the background.
+    log: EventLog | None = None
+    #: Cancels the making of it, as long as that goes on.
+    cancel: Callable[[], object] | None = None
+    #: Of the log, when the response was last updated.
+    log_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
-        return len(self.answer) + 24 * len(self.cuts)
+        return len(self.answer) + 24 * len(self.cuts) + self.log_bytes
 
     @property
     def input_items(self) -> list[Item]:
@@ -129,6 +136,26 @@ class ResponseStore:
         held.size_bytes += entry.size_bytes
         self._count += 1
         self._hold(held, entry.turn)
+        self._make_room()
+
+    def update(
+        self, tenant: str, response: StoredResponse, answer: bytes, turn: Turn | None = None
+    ) -> None:
+        """A response that is made in the background has come further.
+
+        Args:
+            turn: with its output, once that is whole.
+        """
+        held = self._tenants.get(tenant)
+        before, old = response.size_bytes, response.turn
+        response.answer, response.turn = answer, turn or old
+        if response.log is not None:
+            response.log_bytes = response.log.size_bytes
+        if held is None or held.entries.get(response.id) is not response:
+            return
+        held.size_bytes += response.size_bytes - before
+        self._hold(held, response.turn)
+        self._release(held, old)
         self._make_room()
 
     def extend(
@@ -221,6 +248,8 @@ class ResponseStore:
         entry = held.entries.pop(entry_id)
         held.size_bytes -= entry.size_bytes
         self._count -= 1
+        if isinstance(entry, StoredResponse) and entry.cancel is not None:
+            entry.cancel()
         self._release(held, entry.turn)
         if not held.entries:
             del self._tenants[tenant]

@@ -37,7 +37,7 @@ from serving import Service
             "input[0].call_id",
             "invalid_value",
         ),
-        ({"background": True}, "background", "unsupported_parameter"),
+        ({"background": True, "store": False}, "store", "invalid_value"),
         ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
         ({"tools": 5}, "tools", "invalid_type"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),

@@ -1,0 +1,76 @@
+"""Responses made in the background: the making, and the streams of those who follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from parrot_gateway.api.event_stream import EventStream
+from parrot_gateway.api.responses.answer import ResponseAnswer
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.observer import GenerationObserver
+from parrot_gateway.generation.responses.background import EventLog
+from parrot_gateway.http.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+
+class StartObserver(GenerationObserver):
+    """Calls a function once an engine takes the call."""
+
+    reads_text = False
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def started(self, engine: str, queued_s: float, reason: str) -> None:
+        self._call()
+
+
+async def make(
+    response_id: str,
+    answer: ResponseAnswer,
+    generate: Callable[[], Awaitable[dict[str, Any]]],
+    end: Callable[[dict[str, Any]], None],
+) -> None:
+    """Make a response, which ends whatever happens.
+
+    Args:
+        generate: runs the call; returns the whole answer.
+        end: takes the answer, also of a call that failed or was cancelled.
+    """
+    try:
+        whole = await generate()
+    except asyncio.CancelledError:
+        whole, _ = answer.cancel()
+    except GatewayError as error:
+        logger.warning("%s: failed in the background: %s", response_id, error.message)
+        whole, _ = answer.fail(error)
+    except Exception:
+        logger.exception("%s: failed in the background", response_id)
+        told = (
+            "The gateway failed to finish this response. The operator's log has the details under "
+            f"{response_id}."
+        )
+        whole, _ = answer.fail(GatewayError(told))
+    end(whole)
+
+
+async def follow(exchange: Exchange, log: EventLog, after: int, keep_alive_s: float) -> None:
+    """Answer with the events behind number `after`, up to the last one."""
+    stream = EventStream(exchange, keep_alive_s)
+    position = after + 1
+    while not log.is_closed:
+        try:
+            async with asyncio.timeout(keep_alive_s):
+                await log.wait(position)
+        except TimeoutError:
+            await stream.keep_alive()
+            continue
+        events = log.events[position:]
+        if events and not log.is_closed:
+            position += len(events)
+            await stream.send(b"".join(events))
+    await stream.finish(b"".join(log.events[position:]))
