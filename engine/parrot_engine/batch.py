@@ -11,7 +11,7 @@ can then use a token that only the device has, see `BatchRow.pending`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
@@ -185,12 +185,6 @@ class SamplingRow:
     def index(self) -> int:
         """The number of tokens generated before the one to draw."""
         return len(self.generated_token_ids) + self.num_pending
-
-    def ahead(self, count: int) -> SamplingRow:
-        """The same for the token behind `count` more; may share everything with this one."""
-        if count == 0 or self.is_plain:
-            return self
-        return replace(self, num_pending=self.num_pending + count)
 
 
 class SampledToken(NamedTuple):

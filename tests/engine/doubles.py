@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -87,6 +88,11 @@ def reference_kv(tokens: tuple[int, ...]) -> tuple[bytes, ...]:
 def reference_logits(tokens: Sequence[int]) -> Tensor:
     """Logits behind the last of these tokens, `[1, VOCAB_SIZE]`."""
     return torch.tensor([fake_logits(reference_kv(tuple(tokens))[-1])])
+
+
+def _ahead(sampling: SamplingRow, count: int) -> SamplingRow:
+    """The same for the token behind `count` more."""
+    return replace(sampling, num_pending=sampling.num_pending + count)
 
 
 class ScriptedRunner:
@@ -211,7 +217,7 @@ class ScriptedRunner:
             if sampling is not None:
                 count = row.num_drafts + 1
                 assert count == 1 or count == len(part) == len(row.token_ids)
-                tokens = sample(part[-count:], [sampling.ahead(n) for n in range(count)])
+                tokens = sample(part[-count:], [_ahead(sampling, n) for n in range(count)])
             scores: list[TokenLogprobs] = []
             if scoring is not None:
                 targets = scoring.target_token_ids

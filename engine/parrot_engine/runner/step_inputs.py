@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,19 +213,28 @@ def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.flo
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def prepare(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> SamplingInputs:
+def prepare(
+    rows: Sequence[SamplingRow],
+    vocab_size: int,
+    upload: Upload,
+    ahead: Sequence[int] | None = None,
+) -> SamplingInputs:
     """Gather what `sampler.choose` needs for these rows; `upload` is sent by the caller.
 
-    Token ids outside the vocabulary in bias, stop ids or history are ignored.
+    `ahead` has by row the number of draft tokens in front of the token to draw. Token ids outside
+    the vocabulary in bias, stop ids or history are ignored.
     """
     if all(row.is_plain for row in rows):
         return SamplingInputs(rows)
-    edits = _gather_edits(rows, vocab_size, upload)
+    indices = [len(row.generated_token_ids) + row.num_pending for row in rows]
+    if ahead is not None:
+        indices = list(map(add, indices, ahead))
+    edits = _gather_edits(rows, indices, vocab_size, upload)
     with_logprobs = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
     return SamplingInputs(
         rows,
         *edits,
-        draws=_gather_draws(rows, vocab_size, upload),
+        draws=_gather_draws(rows, indices, vocab_size, upload),
         with_logprobs=with_logprobs,
         logprobs_at=upload.integers(with_logprobs) if 0 < len(with_logprobs) < len(rows) else None,
         num_top=max((rows[index].params.logprobs or 0 for index in with_logprobs), default=0),
@@ -257,10 +267,10 @@ class _Entries:
 
 
 def _gather_edits(
-    rows: Sequence[SamplingRow], vocab_size: int, upload: Upload
+    rows: Sequence[SamplingRow], indices: Sequence[int], vocab_size: int, upload: Upload
 ) -> tuple[Edit | None, Edit | None, Edit | None, Part | None]:
     seen, generated, biased, banned = (_Entries(vocab_size) for _ in range(4))
-    for index, row in enumerate(rows):
+    for index, (row, token_index) in enumerate(zip(rows, indices, strict=True)):
         if not row.edits_logits:
             continue
         params = row.params
@@ -277,12 +287,14 @@ def _gather_edits(
         for token, bias in (params.logit_bias or {}).items():
             biased.add(index, (token,), bias)
         # A grammar's mask knows about `min_tokens`: where it may only end, it ends.
-        if row.index < params.min_tokens and row.matcher is None:
+        if token_index < params.min_tokens and row.matcher is None:
             banned.add(index, row.end_token_ids)
     return seen.edit(upload), generated.edit(upload), biased.edit(upload), banned.positions(upload)
 
 
-def _gather_draws(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) -> Draws | None:
+def _gather_draws(
+    rows: Sequence[SamplingRow], indices: Sequence[int], vocab_size: int, upload: Upload
+) -> Draws | None:
     at = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if not at:
         return None
@@ -294,7 +306,7 @@ def _gather_draws(rows: Sequence[SamplingRow], vocab_size: int, upload: Upload) 
         floors = upload.reals([math.log(min(p, 1.0)) if p > 0.0 else -math.inf for p in min_p])
     points = uniforms(
         [row.seed for row in drawn],
-        [len(row.generated_token_ids) + row.num_pending for row in drawn],
+        list(indices) if len(at) == len(rows) else [indices[index] for index in at],
     )
     return Draws(
         upload.integers(at) if len(at) < len(rows) else None,
@@ -397,7 +409,7 @@ class StepInputs:
         num_logits = 0
         sampling = batch.sampling or [None] * self.num_rows
         scoring = batch.scoring or [None] * self.num_rows
-        rows = []
+        rows, places = list[SamplingRow](), list[int]()
         for index, (row, draw, scores) in enumerate(
             zip(batch.rows, sampling, scoring, strict=True)
         ):
@@ -410,8 +422,9 @@ class StepInputs:
                 for ahead in range(row.num_drafts + 1):
                     self.sampled.append(index)
                     at.append(num_logits - 1 - row.num_drafts + ahead)
-                    rows.append(draw.ahead(ahead))
-        self.sampling = prepare(rows, vocab_size, upload)
+                    rows.append(draw)
+                    places.append(ahead)
+        self.sampling = prepare(rows, vocab_size, upload, places)
         if len(at) < num_logits:
             self.at = upload.integers(at)
         if self.sampled != list(range(self.num_rows)):
