@@ -90,6 +90,8 @@ def written(value: object) -> set[str]:
             if value % size == 0 and 0 < value // size < 1024:
                 forms.add(f"{int(value // size)} {unit}")
         return forms
+    if isinstance(value, tuple):
+        return {", ".join(f"`{item}`" for item in value)}
     return {str(value)}
 
 

@@ -12,7 +12,9 @@ from functools import partial
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import may_be_semantic
-from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
+from parrot_gateway.api.semantic.identity import SessionIdentity
+from parrot_gateway.api.semantic.recording import RECORDED_ROUTES, Recording, Recordings
+from parrot_gateway.api.upstream.passthrough import envelope_of, forward, forward_any
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import (
     InvalidRequestError,
@@ -61,8 +63,10 @@ class CallRoutes:
         self._models = models
         self._service = service
         self._server = server
+        identity = SessionIdentity(service.limits.identity)
+        self._recordings = Recordings(identity, service)
         self._semantic = SemanticCalls(
-            service, models, keep_alive_s=server.keep_alive_s, answer=self._answer
+            service, models, identity, keep_alive_s=server.keep_alive_s, answer=self._answer
         )
         self._responses = ResponseRoutes(models, store, background, server)
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
@@ -99,7 +103,10 @@ class CallRoutes:
         if is_stateful and await self._responses.answer(exchange, body):
             return
         body = await self._with_values(exchange, body)
-        name = await read_aside(lambda: model_of(exchange, body), len(body), MAX_INLINE_BYTES)
+        envelope = await read_aside(
+            lambda: envelope_of(exchange, body), len(body), MAX_INLINE_BYTES
+        )
+        name = envelope.model
         if name is None:
             if not upstreams:
                 raise _unknown_route(exchange)
@@ -107,7 +114,13 @@ class CallRoutes:
             timeout_s = self._server.call_timeout_s
             await forward_any(exchange, first, body=body, timeout_s=timeout_s)
             return
-        await self._pass_any(exchange, name, name, body, frozenset())
+        kind = RECORDED_ROUTES.get(exchange.path) if exchange.method == "POST" else None
+        recording = kind and self._recordings.begin(exchange, kind, name, envelope)
+        if recording:
+            with recording:
+                await self._pass_any(exchange, name, name, body, frozenset(), recording)
+        else:
+            await self._pass_any(exchange, name, name, body, frozenset())
 
     async def _with_values(self, exchange: Exchange, body: bytes) -> bytes:
         """The body with values in place of the references in its texts, once all are there.
@@ -126,7 +139,13 @@ class CallRoutes:
         return await service.resolve(exchange.tenant, template, service.call_timeout_s)
 
     async def _pass_any(
-        self, exchange: Exchange, requested: str, model: str, body: bytes, tried: frozenset[str]
+        self,
+        exchange: Exchange,
+        requested: str,
+        model: str,
+        body: bytes,
+        tried: frozenset[str],
+        recording: Recording | None = None,
     ) -> None:
         """Pass a call of `model` on; `tried` as in `_answer`."""
         target = self._models.resolve(model)
@@ -141,7 +160,8 @@ class CallRoutes:
             )
 
         async def fall_back(other: str) -> None:
-            await self._pass_any(exchange, requested, other, body, tried | {target.upstream})
+            tried_now = tried | {target.upstream}
+            await self._pass_any(exchange, requested, other, body, tried_now, recording)
 
         await forward_any(
             exchange,
@@ -151,6 +171,8 @@ class CallRoutes:
             requested_model=requested,
             timeout_s=self._server.call_timeout_s,
             fallback=None if target.upstream in tried else fall_back,
+            observers=() if recording is None else (recording.call,),
+            on_first=None if recording is None else recording.read_first,
         )
 
     async def _call(self, kind: CallKind, exchange: Exchange) -> None:
@@ -162,7 +184,13 @@ class CallRoutes:
             is_semantic = await asyncio.to_thread(_read_large, headers, request)
         if is_semantic and await self._semantic.answer(exchange, request):
             return
-        await self._answer(exchange, request, _ORDINARY)
+        recording = self._recordings.begin(exchange, kind, request.model, request.head)
+        if recording is None:
+            await self._answer(exchange, request, _ORDINARY)
+            return
+        with recording:
+            context = CallContext(recording.call.metadata, (recording.call,))
+            await self._answer(exchange, request, context)
 
     async def _answer(
         self,

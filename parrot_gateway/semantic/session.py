@@ -5,6 +5,7 @@ Owns and bounds them, and frees everything when it is closed. `sessions` keeps t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 
 from parrot_gateway.exceptions import (
@@ -76,6 +77,8 @@ class Session:
         self.last_used = now
         self.limits = limits
         self.is_closed = False
+        #: Further names, see `SessionStore.add_alias`.
+        self.aliases: deque[str] = deque()
         #: Bytes of all values and named contexts.
         self.value_bytes = 0
         #: Named contexts; bounded by `keep_context`.

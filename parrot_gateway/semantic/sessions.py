@@ -40,7 +40,10 @@ class SessionStatistics(NamedTuple):
 class _Tenant:
     #: By id, longest unused first.
     sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    #: By name and by alias.
     by_name: dict[str, Session] = field(default_factory=dict)
+    #: Those that only recorded calls have used, by id, longest unused first.
+    recorded: OrderedDict[str, Session] = field(default_factory=OrderedDict)
     variables: dict[str, Variable] = field(default_factory=dict)
 
 
@@ -89,8 +92,44 @@ class SessionStore:
             found = self._find(tenant, name)
             if found is not None:
                 self.touch(found, now)
+                self._tenants[tenant].recorded.pop(found.id, None)
                 return found
         self._make_room(tenant)
+        return self._create(tenant, name, now)
+
+    def get_or_record(self, tenant: str, name: str, now: float) -> Session | None:
+        """The session of that name for a call that is only recorded, made if there is none.
+
+        Only sessions that were made by this as well, and that nothing else has used since, make
+        room for a new one; None where there are none such.
+
+        Args:
+            name: such as `check_name` takes.
+        """
+        found = self._find(tenant, name)
+        if found is not None:
+            self.touch(found, now)
+            return found
+        held = self._tenants.get(tenant, _Tenant())
+        is_full = len(held.sessions) >= self._limits.max_sessions_per_tenant
+        if (is_full or len(self) >= self._limits.max_sessions) and not self._evict_recorded(held):
+            return None
+        session = self._create(tenant, name, now)
+        self._tenants[tenant].recorded[session.id] = session
+        return session
+
+    def add_alias(self, session: Session, alias: str) -> None:
+        """Let a session be found by one more name, unless that is another's; as many as its graph
+        keeps finished calls, oldest dropped first."""
+        held = self._tenants.get(session.tenant)
+        if held is None or session.is_closed or alias in held.by_name:
+            return
+        held.by_name[alias] = session
+        session.aliases.append(alias)
+        while len(session.aliases) > max(1, self._limits.max_finished_calls):
+            held.by_name.pop(session.aliases.popleft(), None)
+
+    def _create(self, tenant: str, name: str | None, now: float) -> Session:
         session_id = self._mint_session_id()
         held = self._tenants.setdefault(tenant, _Tenant())
         session = Session(
@@ -164,6 +203,8 @@ class SessionStore:
         held = self._tenants.get(session.tenant)
         if held is not None and session.id in held.sessions:
             held.sessions.move_to_end(session.id)
+            if session.id in held.recorded:
+                held.recorded.move_to_end(session.id)
 
     def close(self, session: Session) -> None:
         """Close and forget a session, whose calls were cancelled before. Safe to call twice."""
@@ -231,13 +272,20 @@ class SessionStore:
         return any(self._evict_from(held) for held in (own, *by_size))
 
     def _evict_from(self, held: _Tenant) -> bool:
-        """Close the idle session that is longest unused; whether there was one."""
-        for session in held.sessions.values():
-            if session.is_idle:
-                self._remove(session)
-                self._evicted += 1
-                return True
-        return False
+        """Close the idle session that is longest unused, of those with recorded calls only if there
+        is one; whether there was any."""
+        return self._evict_recorded(held) or self._evict_first(held.sessions.values())
+
+    def _evict_recorded(self, held: _Tenant) -> bool:
+        return self._evict_first(held.recorded.values())
+
+    def _evict_first(self, sessions: Iterable[Session]) -> bool:
+        idle = next((session for session in sessions if session.is_idle), None)
+        if idle is None:
+            return False
+        self._remove(idle)
+        self._evicted += 1
+        return True
 
     def _account(self, writer: Session, delta: int) -> None:
         while delta > 0 and self._bytes + delta > self._limits.max_total_bytes:
@@ -273,7 +321,9 @@ class SessionStore:
         held = self._tenants.get(session.tenant)
         if held is None or held.sessions.pop(session.id, None) is None:
             return False
-        held.by_name.pop(session.name, None)
+        held.recorded.pop(session.id, None)
+        for name in (session.name, *session.aliases):
+            held.by_name.pop(name, None)
         if not held.sessions:
             del self._tenants[session.tenant]
         del self._owners[session.id]

@@ -253,9 +253,29 @@ class SchedulerSettings(_Section):
         return replace(preset, **self.model_dump(exclude=excluded, exclude_none=True))
 
 
+#: Where a call's session may be named, strongest first, besides `X-Parrot-Session`.
+SESSION_SOURCES = (
+    "previous_response_id",
+    "conversation",
+    "x-session-id",
+    "x-session-affinity",
+    "x-aibrix-session-key",
+    "agents",
+    "x-*-session-id",
+    "baggage",
+    "traceparent",
+    "prompt_cache_key",
+    "metadata.session_id",
+)
+_OWN_SOURCE = re.compile(r"header:[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
 class SessionSettings(_Section):
     """Sessions, their variables and graphs: how much is kept, and for how long."""
 
+    #: What names the session of a call that does not name one itself, strongest first; also
+    #: `header:NAME`, for any header. Empty: nothing does.
+    identity: tuple[str, ...] = SESSION_SOURCES
     #: A session unused for so long is forgotten, unless calls of it are still in work.
     ttl_s: Seconds = 3600.0
     #: Sessions kept, of all tenants and of one; idle ones make room, longest unused first.
@@ -285,6 +305,19 @@ class SessionSettings(_Section):
     #: While a call waits for inputs, the constant prefix of its prompt is filled
     #: ahead if it has so many tokens, on builtin engines with nothing better to do; 0: never.
     fill_ahead_tokens: int = Field(default=64, ge=0)
+
+    @field_validator("identity")
+    @classmethod
+    def _check_identity(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for source in value:
+            if source not in SESSION_SOURCES and not _OWN_SOURCE.fullmatch(source):
+                raise ValueError(
+                    f"{source!r} is no source of sessions; there are "
+                    f"{', '.join(SESSION_SOURCES)}, and header:NAME"
+                )
+        if len(set(value)) < len(value):
+            raise ValueError("a source is named twice")
+        return value
 
 
 class ResponseSettings(_Section):

@@ -270,3 +270,13 @@ def test_running_deferred_calls_may_finish_when_the_gateway_stops(
     # What depended on it and could run, ran too.
     (received,) = upstream.calls(second)
     assert content_of(received) == "x"
+
+
+def test_deferred_calls_with_tools_never_reach_the_upstream(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document("never")))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    response = ask(relay, "POST", CHAT, chat(model, "x", tools=[tool], parrot={"defer": True}))
+    assert (response.status, response.json["error"]["param"]) == (400, "parrot.defer")
+    assert upstream.calls(model) == []

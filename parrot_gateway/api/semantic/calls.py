@@ -17,7 +17,7 @@ import msgspec
 
 from parrot_gateway.api.event_stream import DONE, EventStream
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
-from parrot_gateway.api.semantic.identity import identify
+from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
@@ -35,6 +35,7 @@ from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
 from parrot_gateway.semantic.execution.call_runner import JobObserver
 from parrot_gateway.semantic.execution.job import Job, template_of
+from parrot_gateway.semantic.recorded_calls import MAX_MODEL_CHARACTERS
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
@@ -43,11 +44,9 @@ from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import token_cutter
 from parrot_gateway.semantic.variable import Failure, Variable
 
-#: A model's name is kept with its calls, which upstreams that take any name do not bound.
-MAX_MODEL_CHARACTERS = 1024
-
 _PROMPTS = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = msgspec.Raw(b"null")
+_NO_TOOLS = (b"null", b"[]")
 #: What a list of token ids is written with.
 _OF_TOKEN_IDS = b"-+.0123456789eE, \t\r\n"
 
@@ -71,6 +70,7 @@ class SemanticCalls:
     Args:
         service: the sessions.
         models: who serves which.
+        identity: finds the session of a call that does not name one.
         keep_alive_s: silence after which the stream of a waiting call gets a comment.
         answer: answers a call whose inputs are there.
     """
@@ -79,11 +79,13 @@ class SemanticCalls:
         self,
         service: SemanticService,
         models: ModelDirectory,
+        identity: SessionIdentity,
         *,
         keep_alive_s: float,
         answer: Answerer,
     ) -> None:
         self._service = service
+        self._identity = identity
         self._models = models
         self._keep_alive_s = keep_alive_s
         self._answer_call = answer
@@ -174,6 +176,8 @@ class SemanticCalls:
             )
         if fields.defer or fields.output is not None:
             _check_one_text(head.n, request)
+        if fields.defer:
+            _check_no_tools(request)
         if not fields.defer or not isinstance(target, EngineTarget):
             return None
         await read_aside(lambda: request.typed, request.size, MAX_INLINE_BYTES)
@@ -262,7 +266,7 @@ class SemanticCalls:
         tenant = exchange.tenant
         name = fields.session
         if name is None:
-            identity = identify(exchange.scope["headers"], request.fields)
+            identity = self._identity.find(exchange.scope["headers"], request.semantic_head)
             name = None if identity is None else identity.name
         if name is None and fields.context is not None:
             raise InvalidRequestError(
@@ -408,6 +412,20 @@ def _headers(job: Job) -> Headers:
     if job.output is not None:
         headers.append((b"x-parrot-variable", job.output.id.encode()))
     return headers
+
+
+def _check_no_tools(request: CallRequest) -> None:
+    """Refuse tools that a deferred call may use: its answer is a reference to text alone."""
+    fields = request.fields
+    for tools, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        given = bytes(fields.get(tools, _NULL))
+        if b"".join(given.split()) in _NO_TOOLS or bytes(fields.get(choice, _NULL)) == b'"none"':
+            continue
+        raise UnsupportedError(
+            f"A deferred call answers with a reference to its text, and cannot call '{tools}': "
+            f"send it without 'defer', without '{tools}', or with '{choice}' \"none\".",
+            param="parrot.defer",
+        )
 
 
 def _check_one_text(n: int | None, request: CallRequest) -> None:

@@ -31,6 +31,7 @@ from parrot_gateway.exceptions import (
     UpstreamError,
 )
 from parrot_gateway.generation.observer import GenerationObserver, Observers
+from parrot_gateway.generation.requests.call import IdentityFields
 from parrot_gateway.generation.upstream_call import (
     MAX_HELD_BYTES,
     UpstreamAnswerReader,
@@ -61,11 +62,13 @@ _BOUNDARY = re.compile(rb';[ \t]*boundary=(?:"([^"\r\n]{1,200})"|([^;"\s]{1,200}
 _NAME = re.compile(rb';[ \t]*name=(?:"([^"\r\n]*)"|([^;"\s]*))', re.IGNORECASE)
 
 
-class _Envelope(msgspec.Struct):
+class Envelope(IdentityFields):
+    """What is read of a request for one of the other routes."""
+
     model: str | None = None
 
 
-_envelope_decoder = msgspec.json.Decoder(_Envelope)
+_envelope_decoder = msgspec.json.Decoder(Envelope)
 
 
 def forward(
@@ -112,10 +115,16 @@ async def forward_any(
     requested_model: str | None = None,
     timeout_s: float | None = None,
     fallback: Fallback | None = None,
+    observers: Sequence[GenerationObserver] = (),
+    on_first: Callable[[bytes], None] | None = None,
 ) -> None:
     """`forward` for any other route, method and content type under `/v1/`.
 
-    Only a JSON body is rewritten; see `model_of` for what routes a body.
+    Only a JSON body is rewritten; see `envelope_of` for what routes a body.
+
+    Args:
+        observers: such as read no text.
+        on_first: called with the first bytes of a successful answer.
 
     Raises:
         InvalidRequestError: the model's name would have to be changed in a body that is not JSON.
@@ -130,14 +139,18 @@ async def forward_any(
             f"JSON body: name '{model}' itself.",
             param="model",
         )
-    relay = _Relay(exchange, upstream, exchange.path, _NO_OBSERVERS)
+    notified = Observers(observers) if observers else _NO_OBSERVERS
+    relay = _Relay(exchange, upstream, exchange.path, notified, on_first)
     await relay.run(body, timeout_s, fallback)
 
 
 def model_of(exchange: Exchange, body: bytes) -> str | None:
-    """The model that a request for one of the other routes names, if any.
+    """The model that a request for one of the other routes names; as `envelope_of`."""
+    return envelope_of(exchange, body).model
 
-    A JSON body's `model`, or the form field `model` of a multipart body.
+
+def envelope_of(exchange: Exchange, body: bytes) -> Envelope:
+    """What is read of a JSON body, or of the form field `model` of a multipart body.
 
     Raises:
         InvalidRequestError: the body is declared as JSON and is not, or `model` is no string.
@@ -146,16 +159,16 @@ def model_of(exchange: Exchange, body: bytes) -> str | None:
     lowered = content_type.lower()
     if lowered.startswith(b"application/json") and body:
         try:
-            return _envelope_decoder.decode(body).model
+            return _envelope_decoder.decode(body)
         except msgspec.ValidationError:
             if not body.lstrip().startswith(b"{"):
-                return None
+                return Envelope()
             raise InvalidRequestError("'model' must be a string.", param="model") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"The body is not valid JSON: {error}") from None
     if lowered.startswith(b"multipart/form-data"):
-        return form_field(content_type, body, b"model")
-    return None
+        return Envelope(model=form_field(content_type, body, b"model"))
+    return Envelope()
 
 
 def form_field(content_type: bytes, body: bytes, name: bytes) -> str | None:
@@ -205,8 +218,8 @@ class _Relay:
     """One call that passes through."""
 
     __slots__ = (
-        "_accounted", "_events", "_exchange", "_is_late", "_observers", "_path", "_reader",
-        "_upstream"
+        "_accounted", "_events", "_exchange", "_is_late", "_observers", "_on_first", "_path",
+        "_reader", "_status", "_upstream"
     )  # fmt: skip
 
     def __init__(
@@ -215,12 +228,16 @@ class _Relay:
         upstream: Upstream,
         path: str,
         observers: Observers,
+        on_first: Callable[[bytes], None] | None = None,
     ) -> None:
+        self._on_first = on_first
         self._exchange = exchange
         self._upstream = upstream
         self._path = path
         self._accounted = path.endswith(_ACCOUNTED)
         self._events: EventTail | None = None
+        #: Of the upstream's answer, once it is there.
+        self._status = 0
         #: The call's time is up.
         self._is_late = False
         self._observers = observers
@@ -293,7 +310,10 @@ class _Relay:
 
     async def _pass_on(self, response: UpstreamResponse) -> None:
         upstream, exchange = self._upstream, self._exchange
+        self._status = response.status
         self._observers.started(upstream.name, 0.0, "")
+        if self._on_first is not None and response.status < 400:
+            self._on_first(response.first)
         if self._observers.reads_text:
             self._reader = UpstreamAnswerReader(self._observers)
             self._reader.start(response.status, response.content_type.encode())
@@ -406,8 +426,13 @@ class _Relay:
 
     def _end_following(self, usage: Usage | None) -> None:
         if self._reader is None:
-            if not self._observers.reads_text:
+            if not self._observers.reads_text and self._status < 400:
                 self._observers.ended(usage)
+            elif not self._observers.reads_text:
+                status = self._status
+                self._observers.failed(
+                    AnswerError(f"the model's server answered with status {status}")
+                )
             return
         try:
             self._reader.end()

@@ -21,8 +21,20 @@ CallKind: TypeAlias = Literal["chat", "completions"]
 CallBody: TypeAlias = ChatBody | CompletionBody
 
 
-class CallHead(msgspec.Struct):
-    """The fields that a call is routed by."""
+_ABSENT = msgspec.Raw()
+
+
+class IdentityFields(msgspec.Struct, kw_only=True):
+    """The fields of a body that may name a session, undecoded; empty where they are left out."""
+
+    previous_response_id: msgspec.Raw = _ABSENT
+    conversation: msgspec.Raw = _ABSENT
+    prompt_cache_key: msgspec.Raw = _ABSENT
+    metadata: msgspec.Raw = _ABSENT
+
+
+class CallHead(IdentityFields):
+    """The fields that a call is routed by, and those that may name its session."""
 
     model: str | None = None
     stream: bool | None = None

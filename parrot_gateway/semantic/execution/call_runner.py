@@ -60,6 +60,8 @@ class JobObserver(TextObserver):
     def finish(self) -> None:
         if self.reads_text:
             super().finish()
+        else:
+            self.check()
 
 
 class CallRunner(Protocol):

@@ -245,7 +245,8 @@ class Job:
         return Failure(error.code or "failed", error.message, self.output_name, self.id)
 
 
-def _mint_call_id() -> str:
+def mint_call_id() -> str:
+    """A fresh id of a call or a transform."""
     return "call_" + secrets.token_hex(12)
 
 
@@ -292,7 +293,7 @@ def job_of_call(
     }
     output = None if spec.output is None else session.lookup(spec.output, "output")
     node = CallNode(
-        id=_mint_call_id(),
+        id=mint_call_id(),
         session_id=session.id,
         inputs=tuple(v for v in inputs if v not in foreign),
         foreign=tuple(
@@ -334,7 +335,7 @@ def job_of_transform(
 ) -> Job:
     """The job that fills `output` with the transformed value of `source`."""
     node = TransformNode(
-        id=_mint_call_id(),
+        id=mint_call_id(),
         session_id=session.id,
         inputs=(source.id,),
         output=output.id,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from scripted_remote import ScriptedRemoteEngine
-from semantic_tools import COMPLETIONS, PATHS, Http, answer_to, body_of, text_of
+from semantic_tools import CHAT, COMPLETIONS, PATHS, Http, answer_to, body_of, text_of
 
 from parrot_gateway.semantic.templates.reference import reference_of
 
@@ -92,3 +92,35 @@ async def test_braces_and_brackets_of_users_stay(http: Http, path: str, text: st
     response = await http.call(path, text)
     assert text_of(path, response.json()) == answer_to(path, text)
     assert not [name for name in response.headers if name.startswith("x-parrot")]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"functions": [TOOL["function"]]},
+    ],
+)
+async def test_tools_that_may_be_called_are_refused_at_once(
+    http: Http, fields: dict[str, Any]
+) -> None:
+    response = await http.call(CHAT, "x", parrot={"defer": True, "session": "s"}, **fields)
+    assert response.status_code == 400
+    problem = response.json()["error"]
+    assert problem["param"] == "parrot.defer"
+    assert next(iter(fields)) in problem["message"]
+    assert (await http.get("/v1/sessions")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {"tools": None}, {"functions": []}],
+)
+async def test_tools_that_may_not_are_taken(http: Http, fields: dict[str, Any]) -> None:
+    response = await http.call(CHAT, "x", parrot={"defer": True}, **fields)
+    assert response.status_code == 200, response.text

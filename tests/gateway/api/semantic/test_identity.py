@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from parrot_gateway.api.semantic.identity import Identity, identify
+from parrot_gateway.api.semantic.identity import Identity, SessionIdentity
 from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.settings.model import SESSION_SOURCES, SessionSettings
 
 #: Strongest first; each names a session by itself.
 SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
+    ({}, {"previous_response_id": "resp_1"}, "previous_response_id:resp_1"),
     ({}, {"conversation": "c-1"}, "conversation:c-1"),
     ({"x-session-id": "abc"}, {}, "x-session-id:abc"),
     ({"x-session-affinity": "abc"}, {}, "x-session-affinity:abc"),
@@ -42,9 +44,12 @@ SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
 ]
 
 
-def find(headers: dict[str, str], body: Any) -> Identity | None:
+def find(
+    headers: dict[str, str], body: Any, sources: tuple[str, ...] = SESSION_SOURCES
+) -> Identity | None:
     raw = [(name.encode(), text.encode()) for name, text in headers.items()]
-    return identify(raw, CallRequest("chat", json.dumps(body).encode()).known_fields)
+    head = CallRequest("chat", json.dumps(body).encode()).head
+    return SessionIdentity(sources).find(raw, head)
 
 
 @pytest.mark.parametrize(("headers", "body", "name"), SOURCES)
@@ -85,8 +90,9 @@ def test_the_order_is_kept() -> None:
         ({"traceparent": f"00-{'0' * 32}-{'cd' * 8}-01"}, {}),
         ({}, {"metadata": "x"}),
         ({}, {"metadata": {"session_id": 5}}),
-        ({}, {"previous_response_id": "resp_1"}),
-        ({}, [1]),
+        ({}, {"previous_response_id": None}),
+        ({}, {"conversation": [1]}),
+        ({}, {"prompt_cache_key": {"a": "b"}}),
     ],
 )
 def test_others_name_none(headers: dict[str, str], body: Any) -> None:
@@ -98,5 +104,32 @@ def test_a_conversation_may_be_an_object() -> None:
     assert found == Identity("conversation:conv_1", "conversation")
 
 
-def test_bodies_that_are_no_json_name_none() -> None:
-    assert identify([], CallRequest("chat", b"\xff{").known_fields) is None
+@pytest.mark.parametrize("flags", ["00", "01"])
+def test_of_a_trace_only_its_id_counts(flags: str) -> None:
+    """Whatever the span, whether sampled, and with what later versions may append."""
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    for ending in ("", "-what-a-later-version-adds"):
+        found = find({"traceparent": f"00-{trace}-{'0' * 15}{flags[1]}-{flags}{ending}"}, {})
+        assert found == Identity(f"traceparent:{trace}", "traceparent")
+
+
+def test_the_order_is_a_setting() -> None:
+    headers = {"x-session-id": "abc", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    body = {"prompt_cache_key": "pck", "metadata": {"session_id": "m"}}
+    order = ("metadata.session_id", "header:X-Mine", "traceparent", "x-session-id")
+    assert find(headers, body, order) == Identity("metadata:m", "metadata")
+    assert find(headers, {}, order) == Identity(f"traceparent:{'ab' * 16}", "traceparent")
+    assert find({**headers, "x-mine": "1"}, {}, order) == Identity("x-mine:1", "x-mine")
+    assert find({"x-claude-code-session-id": "cc"}, {"prompt_cache_key": "p"}, order) is None
+    assert find({"x-acme-session-id": "12345678"}, {}, order) is None
+
+
+def test_an_empty_order_finds_nothing() -> None:
+    for headers, body, _ in SOURCES:
+        assert find(headers, body, ()) is None
+
+
+@pytest.mark.parametrize("order", [("x-sesion-id",), ("header:",), ("baggage", "baggage")])
+def test_unknown_sources_are_no_setting(order: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="source"):
+        SessionSettings(identity=order)

@@ -1,0 +1,104 @@
+"""Records ordinary calls in the sessions that they name by headers or fields of other systems.
+
+Only looks: the request is not changed, and nothing of it is decoded that routing did not decode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from types import TracebackType
+
+from parrot_gateway.api.semantic.identity import SessionIdentity
+from parrot_gateway.generation.requests.call import IdentityFields
+from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Headers
+from parrot_gateway.semantic.recorded_calls import RecordedCall
+from parrot_gateway.semantic.service import SemanticService
+
+#: The routes besides chat and completions whose calls are recorded, and what they are called.
+RECORDED_ROUTES: Mapping[str, str] = {"/v1/responses": "responses", "/v1/messages": "messages"}
+
+#: Longest beginning of an answer that is searched for its id.
+_MAX_SEARCHED = 4096
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+
+
+class Recording:
+    """One recorded call on its client's exchange; entered while it is answered.
+
+    Args:
+        exchange: not answered yet; its answer gets headers for session and call.
+        call: what observes the answer.
+        service: the sessions.
+    """
+
+    __slots__ = ("_service", "call")
+
+    def __init__(self, exchange: Exchange, call: RecordedCall, service: SemanticService) -> None:
+        self.call = call
+        self._service = service
+        exchange.on_headers(self._add_headers)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.call.finish()
+        elif isinstance(error, ClientDisconnected):
+            self.call.failed(asyncio.CancelledError())
+        else:
+            self.call.failed(error)
+
+    def read_first(self, data: bytes) -> None:
+        """Read the id of a response from the beginning of an upstream's answer: a later call that
+        names it as `previous_response_id` belongs to the same session."""
+        found = _RESPONSE_ID.search(data, 0, _MAX_SEARCHED)
+        if found is not None:
+            self.answered_as(found[1].decode())
+
+    def answered_as(self, response_id: str) -> None:
+        """The answer is a response of that id."""
+        alias = f"previous_response_id:{response_id}"
+        self._service.sessions.add_alias(self.call.session, alias)
+
+    def _add_headers(self, headers: Headers) -> None:
+        headers.append((b"x-parrot-session", self.call.session.id.encode()))
+        headers.append((b"x-parrot-call", self.call.node.id.encode()))
+
+
+class Recordings:
+    """Begins recordings.
+
+    Args:
+        identity: finds the session of a call.
+        service: the sessions.
+    """
+
+    def __init__(self, identity: SessionIdentity, service: SemanticService) -> None:
+        self._identity = identity
+        self._service = service
+
+    def begin(
+        self, exchange: Exchange, name: str, model: str, body: IdentityFields
+    ) -> Recording | None:
+        """Record a call; None where it names no session, or there is no room for one.
+
+        Args:
+            name: of the call, in pictures.
+            model: as the request names it.
+            body: of the request.
+        """
+        if not self._identity:
+            return None
+        found = self._identity.find(exchange.scope["headers"], body)
+        if found is None:
+            return None
+        call = self._service.recorder.record(exchange.tenant, found.name, name, model)
+        return None if call is None else Recording(exchange, call, self._service)

@@ -1,0 +1,133 @@
+"""Ordinary calls that name a session: written down in its graph as they run, and nothing else.
+
+Such a call has no variables and no inputs, never waits in the gateway, and its request and answer
+are what they would be without a session. What cannot be recorded (too many sessions or calls) is
+counted, and runs all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from parrot_scheduler.task import LATENCY
+
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.exceptions import GatewayError, SessionFullError
+from parrot_gateway.generation.observer import GenerationObserver
+from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.request import ChoiceDelta
+from parrot_gateway.semantic.execution.job import mint_call_id
+from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.session import Session
+from parrot_gateway.semantic.sessions import SessionStore
+from parrot_gateway.semantic.variable import Failure
+
+#: A model's name is kept with its calls, which upstreams that take any name do not bound.
+MAX_MODEL_CHARACTERS = 1024
+
+
+class RecordedStatistics(NamedTuple):
+    """Counters since the start."""
+
+    recorded: int
+    #: No room in the session, or for a session.
+    skipped: int
+
+
+class RecordedCall(GenerationObserver):
+    """One call in the graph of its session, from its start to its end."""
+
+    reads_text = False
+
+    def __init__(self, session: Session, node: CallNode, clock: Callable[[], float]) -> None:
+        self.session = session
+        self.node = node
+        self.metadata = CallMetadata(tenant=session.tenant, application=session.id)
+        self._clock = clock
+
+    def started(self, engine: str, queued_s: float, reason: str) -> None:
+        self.node.engine, self.node.placement = engine, reason
+        if self.node.state == "waiting" and self._is_kept:
+            self.session.graph.start(self.node.id, self._clock())
+
+    def delta(self, delta: ChoiceDelta) -> None:
+        if self.node.first_token is None:
+            self.node.first_token = self._clock()
+
+    def ended(self, usage: Usage | None) -> None:
+        if usage is not None:
+            self.node.tokens = usage.completion_tokens
+        self.finish()
+
+    def failed(self, error: BaseException) -> None:
+        node = self.node
+        if node.is_finished or not self._is_kept:
+            return
+        now, graph = self._clock(), self.session.graph
+        if isinstance(error, GatewayError):
+            failure = Failure(error.code or "error", error.message, call_id=node.id)
+            graph.finish(node.id, "failed", now, failure)
+        elif isinstance(error, asyncio.CancelledError):
+            failure = Failure("cancelled", "its client went away", call_id=node.id)
+            graph.finish(node.id, "cancelled", now, failure)
+        else:
+            failure = Failure("server_error", "the gateway failed to run it", call_id=node.id)
+            graph.finish(node.id, "failed", now, failure)
+
+    def finish(self) -> None:
+        """The call has ended; without effect where it has failed, or its session was closed."""
+        if not self.node.is_finished and self._is_kept:
+            self.session.graph.finish(self.node.id, "done", self._clock())
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.node.id in self.session.graph
+
+
+class CallRecorder:
+    """Records calls.
+
+    Args:
+        sessions: where to.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, sessions: SessionStore, clock: Callable[[], float]) -> None:
+        self._sessions = sessions
+        self._clock = clock
+        self._recorded = 0
+        self._skipped = 0
+
+    def record(self, tenant: str, session_name: str, name: str, model: str) -> RecordedCall | None:
+        """A call that runs from now on; None where there is no room to record it.
+
+        Args:
+            session_name: made on first use.
+            name: of the call, in pictures.
+        """
+        now = self._clock()
+        session = self._sessions.get_or_record(tenant, session_name, now)
+        if session is not None:
+            node = CallNode(
+                id=mint_call_id(),
+                session_id=session.id,
+                name=name,
+                submitted=now,
+                model=model[:MAX_MODEL_CHARACTERS],
+                client_objective=LATENCY,
+                objective=LATENCY,
+            )
+            try:
+                session.graph.add(node)
+            except SessionFullError:
+                session = None
+        if session is None:
+            self._skipped += 1
+            return None
+        self._recorded += 1
+        return RecordedCall(session, node, self._clock)
+
+    def statistics(self) -> RecordedStatistics:
+        return RecordedStatistics(self._recorded, self._skipped)
