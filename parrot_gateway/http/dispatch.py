@@ -173,6 +173,7 @@ class Dispatcher:
         hot: handlers by exact path, all of them POST.
         parrot: who answers a path of Parrot's own API, if it is one; checks keys itself.
         own: who answers a path of the gateway's own under `/v1/`, if it is one.
+        forms: the same, of paths that take multipart forms.
         passthrough: takes paths under `/v1/` that nothing else knows.
         management: the FastAPI application with all other routes.
         is_management: whether a path under `/v1/` is one of its routes.
@@ -187,6 +188,7 @@ class Dispatcher:
         hot: dict[str, Handler],
         parrot: Callable[[Exchange], Handler | None],
         own: Callable[[Exchange], Handler | None],
+        forms: Callable[[Exchange], Handler | None],
         passthrough: Handler,
         management: ASGIApp,
         is_management: Callable[[str], bool],
@@ -197,6 +199,7 @@ class Dispatcher:
         self._hot = hot
         self._parrot = parrot
         self._own = own
+        self._forms = forms
         self._passthrough = passthrough
         self._management = management
         self._is_management = is_management
@@ -218,6 +221,8 @@ class Dispatcher:
             await self._call(exchange, handler, post_only=False, check_key=False)
         elif (handler := self._own(exchange)) is not None:
             await self._call(exchange, handler, post_only=False)
+        elif (handler := self._forms(exchange)) is not None:
+            await self._call(exchange, handler, post_only=False, json_only=False)
         elif (
             self._passthrough is not None
             and path.startswith("/v1/")

@@ -57,10 +57,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     own = RouteTable()
     VariableRoutes(semantic, settings.server).register(own)
     SessionRoutes(semantic).register(own)
-    kept = RouteTable()
-    FileRoutes(
-        gateway.batches, models, routes.passthrough, settings.server.max_body_bytes
-    ).register(kept)
+    files = RouteTable()
+    FileRoutes(gateway.batches, models, routes.passthrough, server.max_body_bytes).register(files)
     parrot = ParrotRoutes(
         models,
         semantic,
@@ -70,7 +68,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     )
     routes_by_tag = {
         "sessions": own.described,
-        "batches": kept.described,
+        "batches": files.described,
         "Parrot's own API": ParrotRoutes.DESCRIBED,
     }
     describe_routes(management, routes_by_tag)
@@ -82,7 +80,8 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
             "/detokenize": routes.detokenize,
         },
         parrot=parrot.find,
-        own=lambda exchange: own.find(exchange) or kept.find(exchange),
+        own=own.find,
+        forms=files.find,
         passthrough=routes.passthrough,
         management=management,
         is_management=knows_path,

@@ -82,9 +82,10 @@ class FileRoutes:
 
         content_type = exchange.header(b"content-type") or b""
         body: bytes | None = None
-        if self._models.upstreams and not self._is_too_long(exchange):
+        may_pass = bool(self._models.upstreams) and not self._is_too_long(exchange)
+        if may_pass or exchange.header(b"content-encoding") is not None:
             body = await exchange.body(self._max_body_bytes)
-            if not await asyncio.to_thread(self._is_ours, content_type, body):
+            if may_pass and not await asyncio.to_thread(self._is_ours, content_type, body):
                 await self._passthrough(exchange, body)
                 return
         form = UploadForm(content_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -202,3 +203,20 @@ async def test_whose_a_file_is_beside_an_upstream(
         seen = [(call.method, call.target) for call in upstream.received]
         posts = [("POST", "/v1/files")] * (2 if mode == "pass" else 1)
         assert seen == [*posts, ("DELETE", "/v1/files/file-of-them")]
+
+
+async def test_compressed_forms_and_web_pages(kept: Service) -> None:
+    form = gzip.compress(PURPOSE + FILE + END)
+    common = (
+        "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    )
+    for header, body, status in (
+        ("Content-Encoding: gzip", form, 200),
+        ("Content-Encoding: br", form, 415),
+        ("Origin: https://example.org", PURPOSE + FILE + END, 403),
+    ):
+        reader, writer = await kept.connect()
+        writer.write(f"{common}{header}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        async with asyncio.timeout(10):
+            assert int((await reader.readline()).split()[1]) == status
+        writer.close()
