@@ -175,6 +175,7 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
     dispatcher = Dispatcher(
         hot={"/v1/chat/completions": call, "/v1/completions": call},
         own=lambda exchange: None,
+        forms=lambda exchange: None,
         parrot=lambda exchange: None,
         passthrough=any_route,
         management=quiet,
