@@ -101,7 +101,7 @@ def _custom_tool(value: Mapping[str, Any], path: str) -> tuple[Tool, int]:
     kind = "text" if format is None else format.get("type")
     if kind not in ("text", "grammar"):
         raise invalid_value(f"{path}.format.type", "expected 'text' or 'grammar'.")
-    size = 0
+    size, grammar = 0, None
     if format is not None and kind == "grammar":
         definition = format.get("definition")
         if not isinstance(definition, str) or not definition:
@@ -114,13 +114,22 @@ def _custom_tool(value: Mapping[str, Any], path: str) -> tuple[Tool, int]:
         description += f"\nIts input has to follow this {noun}:\n{definition}"
         if syntax == "regex":
             schema["pattern"] = f"^(?:{definition})$"
+        else:
+            grammar = definition
     parameters = {
         "type": "object",
         "properties": {"input": schema},
         "required": ["input"],
         "additionalProperties": False,
     }
-    return Tool(name, description.strip() or None, parameters, strict=kind == "grammar"), size
+    tool = Tool(
+        name,
+        description.strip() or None,
+        parameters,
+        strict=kind == "grammar",
+        input_grammar=grammar,
+    )
+    return tool, size
 
 
 _FIELDS = ToolFields(_tool, "", ("function", "custom"))

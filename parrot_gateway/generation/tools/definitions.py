@@ -37,6 +37,8 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     #: Its arguments have to be valid whenever it is called.
     strict: bool = False
+    #: In Lark's notation: what its only argument, `input`, has to follow. It is written raw then.
+    input_grammar: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the API writes it, for templates."""

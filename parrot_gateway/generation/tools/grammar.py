@@ -14,7 +14,12 @@ from parrot_engine.protocol import Grammar
 from parrot_engine.text import Tokenizer
 
 from parrot_gateway.generation.tools.definitions import Tool
-from parrot_gateway.generation.tools.parsing import WRITINGS, ToolFormat
+from parrot_gateway.generation.tools.parsing import (
+    RAW_CLOSING,
+    RAW_OPENING,
+    WRITINGS,
+    ToolFormat,
+)
 
 #: Calls in one answer where a model is kept to them.
 MAX_CALLS = 16
@@ -88,6 +93,11 @@ def _body_rules(tools: Sequence[Tool], arguments: str, *, every: bool) -> list[s
     """Rules of one call and of each tool's arguments; `every`: as if all were strict."""
     bodies, rules = [], []
     for number, tool in enumerate(tools):
+        if tool.input_grammar is not None:
+            begin = f'{{"name": {json.dumps(tool.name)}, "input": {RAW_OPENING}'
+            bodies.append(f"{_text(begin)} args_{number} {_text(RAW_CLOSING)}")
+            rules.append(f"args_{number}: %lark {{\n{tool.input_grammar}\n}}")
+            continue
         begin = f'{{"name": {json.dumps(tool.name)}, "{arguments}": '
         bodies.append(f'{_text(begin)} args_{number} "}}"')
         schema = (tool.parameters or _ANY_OBJECT) if every or tool.strict else _ANY_OBJECT

@@ -8,6 +8,9 @@ Three ways of writing:
   are separated by semicolons.
 - `mistral`: `[TOOL_CALLS]` and an array of objects with `name` and `arguments`.
 
+A tool whose input follows a grammar of its own gets it raw: `{"name": …, "input": <<<`, a line
+break, the text, a line break, `>>>}`. It comes out as JSON like any other.
+
 `ToolCallReader` is a pure state machine: text in, content and pieces of calls out. What looks like
 a call and is none (not JSON, an unknown name) is content, unless some of it was given
 out as a call before that showed.
@@ -77,6 +80,10 @@ WRITINGS: dict[ToolFormat, Writing] = {
     "mistral": Writing("[TOOL_CALLS]", "[", ", ", "]", "arguments"),
 }
 
+#: What stands before and behind a raw input, up to the end of the call's object.
+RAW_OPENING = "<<<\n"
+RAW_CLOSING = "\n>>>}"
+
 _PYTHON_TAG = "<|python_tag|>"
 #: What may stand between the objects of calls.
 _GLUE = " \t\r\n,;[]"
@@ -87,6 +94,8 @@ _HEAD = re.compile(
     r'(?:"(?!arguments"|parameters")\w+"\s*:\s*"[^"\\]*"\s*,\s*)*"(?:arguments|parameters)"\s*:'
     r"\s*(?=\{)"
 )
+#: The same of a call whose input is raw.
+_RAW_HEAD = re.compile(r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*"input"\s*:\s*' + RAW_OPENING)
 #: Characters in which a head is looked for, so that its search costs the same for each push.
 _HEAD_CHARACTERS = 4096
 #: How an object begins, as far as it is there.
@@ -296,8 +305,8 @@ class _CallText:
     read when it is whole.
     """
 
-    __slots__ = ("_arguments_end", "_begin", "_depth", "_in_string", "_index", "_names", "_pending",
-                 "_scanned", "_shown", "is_broken", "is_complete", "is_shown",
+    __slots__ = ("_arguments_end", "_begin", "_depth", "_in_string", "_index", "_is_raw", "_names",
+                 "_pending", "_scanned", "_shown", "is_broken", "is_complete", "is_shown",
                  "text")  # fmt: skip
 
     def __init__(self, names: Collection[str], index: int) -> None:
@@ -306,7 +315,7 @@ class _CallText:
         #: All of it so far, and how much of that was scanned for the end.
         self.text = ""
         self._scanned = self._depth = 0
-        self._in_string = False
+        self._in_string = self._is_raw = False
         #: Where the arguments begin and end in `text`, and how much of them was given out.
         self._begin = self._arguments_end = self._shown = -1
         self._pending: list[ToolPiece] = []
@@ -318,6 +327,9 @@ class _CallText:
         self.text += text
         if self._begin < 0:
             self._read_head()
+        if self._is_raw:
+            self._show_raw()
+            return len(self.text) - start
         end = self._scan()
         if end >= 0:
             self.text = self.text[:end]
@@ -338,10 +350,15 @@ class _CallText:
     def _read_head(self) -> None:
         head = _HEAD.match(self.text, 0, _HEAD_CHARACTERS)
         if head is None:
+            head = _RAW_HEAD.match(self.text, 0, _HEAD_CHARACTERS)
+            self._is_raw = head is not None and head["name"] in self._names
+        if head is None:
             return
         if head["name"] in self._names:
             self._begin = self._shown = head.end()
             self._announce(head["name"])
+            if self._is_raw:
+                self._pending.append(ArgumentsPiece(self._index, '{"input": "'))
         else:
             self.is_broken = True
 
@@ -392,6 +409,18 @@ class _CallText:
         if end > self._shown:
             self._pending.append(ArgumentsPiece(self._index, self.text[self._shown : end]))
             self._shown = end
+
+    def _show_raw(self) -> None:
+        """Give out what is known of a raw input, as part of a string of JSON."""
+        end = self.text.find(RAW_CLOSING, max(self._begin, self._shown - len(RAW_CLOSING)))
+        known = len(self.text) - _overlap(self.text, RAW_CLOSING) if end < 0 else end
+        more = json.dumps(self.text[self._shown : known], ensure_ascii=False)[1:-1]
+        if end >= 0:
+            self.text = self.text[: end + len(RAW_CLOSING)]
+            self.is_complete, more = True, more + '"}'
+        if more:
+            self._pending.append(ArgumentsPiece(self._index, more))
+        self._shown = max(self._shown, known)
 
 
 def _opened(raw: str) -> str | None:
