@@ -362,7 +362,17 @@ class UpstreamTimeoutError(UpstreamError, status=504, code="upstream_timeout"):
 
 
 class AnswerError(UpstreamError, code="answer_unusable"):
-    """A model's answer reports an error, or no text can be read out of it."""
+    """A model's answer reports an error, or no text can be read out of it.
+
+    Args:
+        upstream_status: of an answer that is an error by its status.
+    """
+
+    def __init__(
+        self, message: str, *, code: str | None = None, upstream_status: int | None = None
+    ) -> None:
+        super().__init__(message, code=code)
+        self.upstream_status = upstream_status
 
 
 def missing_parameter(name: str) -> InvalidRequestError:

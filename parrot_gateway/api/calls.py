@@ -9,12 +9,14 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 
+from parrot_gateway.api.anthropic.chat_request import count_tokens_request, messages_request
+from parrot_gateway.api.anthropic.shape import ANTHROPIC
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
-from parrot_gateway.api.semantic.fields import may_be_semantic
+from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.api.semantic.recording import RECORDED_ROUTES, Recording, Recordings
-from parrot_gateway.api.upstream.passthrough import envelope_of, forward, forward_any
+from parrot_gateway.api.upstream.passthrough import envelope_of, forward_any
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import (
     InvalidRequestError,
@@ -29,7 +31,7 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory, Target
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
 from parrot_gateway.semantic.templates.reference import has_reference
@@ -78,14 +80,16 @@ class CallRoutes:
         from parrot_gateway.api.openai.tokenize import handle_tokenize
 
         body = await exchange.body(self._server.max_body_bytes)
-        await handle_tokenize(exchange, self._own_engine(body), body)
+        engine = self._own_engine(CallRequest("completions", body).head.model)
+        await handle_tokenize(exchange, engine, body)
 
     async def detokenize(self, exchange: Exchange) -> None:
         """`POST /detokenize`: models of our own engines only."""
         from parrot_gateway.api.openai.tokenize import handle_detokenize
 
         body = await exchange.body(self._server.max_body_bytes)
-        await handle_detokenize(exchange, self._own_engine(body), body)
+        engine = self._own_engine(CallRequest("completions", body).head.model)
+        await handle_detokenize(exchange, engine, body)
 
     async def passthrough(self, exchange: Exchange, body: bytes | None = None) -> None:
         """Any other route under `/v1/`: goes to the upstream of the model that it names, or to the
@@ -175,6 +179,87 @@ class CallRoutes:
             on_first=None if recording is None else recording.read_first,
         )
 
+    async def messages(self, exchange: Exchange) -> None:
+        """`POST /v1/messages`: Anthropic's API, on any model."""
+        request = CallRequest("chat", await exchange.body(self._server.max_body_bytes))
+        if request.size > MAX_INLINE_BYTES:
+            await asyncio.to_thread(lambda: request.semantic_head)
+        model, context = request.model, CallContext(shape=ANTHROPIC)
+        if may_be_semantic(exchange.scope["headers"], request.body):
+            target = self._models.resolve(model)
+            if not self._is_passed(target):
+                chat = await _chat_of(request, target)
+                if await self._semantic.answer(exchange, chat, context.shape):
+                    return
+            elif not read_fields(exchange.scope["headers"], request.known_fields).is_empty:
+                raise UnsupportedError(
+                    f"Semantic variables are not offered for the model '{model}', whose upstream "
+                    "gets its requests unchanged (setting upstreams.api).",
+                    param="parrot",
+                )
+        recording = self._recordings.begin(exchange, "messages", model, request.semantic_head)
+        if recording is None:
+            await self._message(exchange, request, context, model, frozenset())
+            return
+        with recording:
+            context = CallContext(recording.call.metadata, (recording.call,), shape=context.shape)
+            await self._message(exchange, request, context, model, frozenset())
+
+    def _is_passed(self, target: Target) -> bool:
+        """Whether a request of Anthropic's API goes there unchanged."""
+        if isinstance(target, EngineTarget):
+            return False
+        return self._models.upstreams[target.upstream].settings.api == "anthropic"
+
+    async def _message(
+        self,
+        exchange: Exchange,
+        request: CallRequest,
+        context: CallContext,
+        model: str,
+        tried: frozenset[str],
+    ) -> None:
+        """Answer a request as received with a message of `model`; `tried` as in `_answer`."""
+        target = self._models.resolve(model)
+        if isinstance(target, EngineTarget) or not self._is_passed(target):
+            chat = await _chat_of(request, target)
+            await self._answer(exchange, chat, context, model, tried)
+            return
+
+        async def fall_back(other: str) -> None:
+            await self._message(exchange, request, context, other, tried | {target.upstream})
+
+        await forward_any(
+            exchange,
+            self._models.upstreams[target.upstream],
+            body=request.body,
+            model=target.model,
+            requested_model=request.model,
+            timeout_s=self._server.call_timeout_s,
+            fallback=None if target.upstream in tried else fall_back,
+            observers=context.observers,
+        )
+
+    async def count_tokens(self, exchange: Exchange) -> None:
+        """`POST /v1/messages/count_tokens`: models of our own engines, and of upstreams that speak
+        Anthropic's API."""
+        request = CallRequest("chat", await exchange.body(self._server.max_body_bytes))
+        if request.size > MAX_INLINE_BYTES:
+            await asyncio.to_thread(lambda: request.semantic_head)
+        if self._is_passed(self._models.resolve(request.model)):
+            await self._message(exchange, request, _ORDINARY, request.model, frozenset())
+            return
+        # Imported here as in `_generate`.
+        from parrot_gateway.generation.requests.chat import ChatCall
+
+        engine = self._own_engine(request.model)
+        chat = await read_aside(
+            lambda: count_tokens_request(request), request.size, MAX_INLINE_BYTES
+        )
+        call = prepare(chat, engine)
+        assert isinstance(call, ChatCall)
+        await exchange.respond_json({"input_tokens": await call.count_tokens()})
+
     async def _call(self, kind: CallKind, exchange: Exchange) -> None:
         request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
         headers = exchange.scope["headers"]
@@ -221,10 +306,10 @@ class CallRoutes:
             body = await asyncio.to_thread(
                 upstream_body, request, upstream, target.model, context.metadata
             )
-        await forward(
+        await context.shape.forward(
             exchange,
             upstream,
-            path=exchange.path,
+            request,
             body=body,
             timeout_s=self._server.call_timeout_s,
             fallback=None if target.upstream in tried else fall_back,
@@ -245,8 +330,6 @@ class CallRoutes:
         # Imported here because they load the tokenizer's library, which a gateway that only passes
         # calls on does not need.
         from parrot_gateway.api.event_stream import answer_call
-        from parrot_gateway.api.openai.chat import ChatAnswer
-        from parrot_gateway.api.openai.completions import CompletionAnswer
 
         placer = self._models.placer(model, context.metadata)
         exchange.cancel_on_disconnect()
@@ -254,21 +337,19 @@ class CallRoutes:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)
         generation_request = await call.generation_request(context.metadata.salt)
-        shape = ChatAnswer if request.kind == "chat" else CompletionAnswer
         await answer_call(
             exchange,
             placer,
             generation_request,
-            shape(call.request, placer, request.model, generation_request),
+            context.shape.answer(request, placer, generation_request),
             stream=bool(call.request.stream),
             deadline=exchange.started + self._server.call_timeout_s,
             keep_alive_s=self._server.keep_alive_s,
             observers=context.observers,
         )
 
-    def _own_engine(self, body: bytes) -> RemoteEngine:
-        """The engine of the model that `body` names, or of the only model there is."""
-        name = CallRequest("completions", body).head.model
+    def _own_engine(self, name: str | None) -> RemoteEngine:
+        """The engine of a model; of the only one there is where none is named."""
         if name is None:
             models = self._models.engine_models()
             if len(models) != 1:
@@ -282,6 +363,14 @@ class CallRoutes:
                 param="model",
             )
         return self._models.engine_of(target.model)
+
+
+async def _chat_of(request: CallRequest, target: Target) -> CallRequest:
+    """A request of Anthropic's API as the chat for whoever answers it."""
+    takes_images = not isinstance(target, EngineTarget)
+    return await read_aside(
+        lambda: messages_request(request, takes_images=takes_images), request.size, MAX_INLINE_BYTES
+    )
 
 
 def _read_large(headers: Headers, request: CallRequest) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from parrot_gateway.api.anthropic.bodies import CountTokensBody, MessagesBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
 from parrot_gateway.generation.requests.types import (
@@ -25,6 +26,8 @@ from parrot_gateway.generation.requests.types import (
 _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
     ("/v1/completions", "Create a completion", CompletionBody, True),
     ("/v1/chat/completions", "Create a chat completion", ChatBody, True),
+    ("/v1/messages", "Create a message", MessagesBody, True),
+    ("/v1/messages/count_tokens", "Count the tokens of a message", CountTokensBody, False),
     ("/v1/responses", "Create a response", ResponseBody, True),
     ("/v1/responses/input_tokens", "Count the input tokens of a response", InputFields, False),
     ("/v1/conversations", "Create a conversation", ConversationBody, False),
@@ -47,7 +50,7 @@ _KEPT: tuple[tuple[str, str, str], ...] = (
 )
 
 #: The routes whose calls may have semantic fields.
-_SEMANTIC = frozenset({"/v1/completions", "/v1/chat/completions"})
+_SEMANTIC = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages"})
 _ID = {"type": ["string", "null"], "maxLength": MAX_ID_CHARACTERS}
 _FLAG = {"type": ["boolean", "null"]}
 _PRIORITY = {"type": ["integer", "null"], "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY}
@@ -108,6 +111,20 @@ _ERROR = {
     },
 }
 
+_MESSAGES_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+
 
 def describe_routes(app: FastAPI, routes: Mapping[str, Iterable[tuple[str, str, str]]]) -> None:
     """Make `app.openapi()` describe the routes that do not go through FastAPI.
@@ -136,13 +153,15 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas |= components | {"Error": _ERROR, "SemanticFields": _semantic_fields()}
-    for body in (CompletionBody, ChatBody):
+    schemas["MessagesError"] = _MESSAGES_ERROR
+    for body in (CompletionBody, ChatBody, MessagesBody):
         properties = schemas[body.__name__]["properties"]
         properties["parrot"] = {"$ref": "#/components/schemas/SemanticFields"}
     for (path, summary, _, streams), reference in zip(_ROUTES, references, strict=True):
         answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
         if streams:
             answers["text/event-stream"] = {"schema": {"type": "string"}}
+        error = "MessagesError" if path.startswith("/v1/messages") else "Error"
         document["paths"][path] = {
             "post": {
                 "tags": ["calls"],
@@ -153,8 +172,8 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
                 },
                 "responses": {
                     "200": {"description": "The answer", "content": answers},
-                    "4XX": _error("The request cannot be honoured"),
-                    "5XX": _error("The gateway or an engine failed"),
+                    "4XX": _error("The request cannot be honoured", error),
+                    "5XX": _error("The gateway or an engine failed", error),
                 },
             }
         }
@@ -232,6 +251,6 @@ def _own_route(method: str, pattern: str, summary: str, tag: str) -> dict[str, A
     return route
 
 
-def _error(description: str) -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Error"}
+def _error(description: str, name: str = "Error") -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{name}"}
     return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from multidict import CIMultiDict
+
+#: Of Anthropic's API; the only one since 2023.
+ANTHROPIC_VERSION = "2023-06-01"
 
 HOP_BY_HOP = frozenset(
     {
@@ -56,14 +60,26 @@ class RequestHeaders:
     """Makes the headers of requests to one upstream.
 
     Args:
-        secret: the upstream's key, sent as `Authorization: Bearer …`; None sends none.
+        secret: the upstream's key, sent as `Authorization: Bearer …`, or as `x-api-key` where
+            `api` is Anthropic's; None sends none.
         forward_credentials: the caller's own credentials pass instead.
+        api: the one that the upstream speaks.
     """
 
-    __slots__ = ("_authorization", "_dropped")
+    __slots__ = ("_api", "_dropped", "_key")
 
-    def __init__(self, secret: str | None, *, forward_credentials: bool) -> None:
-        self._authorization = None if secret is None else f"Bearer {secret}"
+    def __init__(
+        self,
+        secret: str | None,
+        *,
+        forward_credentials: bool,
+        api: Literal["openai", "anthropic"] = "openai",
+    ) -> None:
+        self._api = api
+        self._key: tuple[str, str] | None = None
+        if secret is not None:
+            anthropic = ("x-api-key", secret)
+            self._key = anthropic if api == "anthropic" else ("authorization", f"Bearer {secret}")
         self._dropped = _REQUEST_DROPPED
         if not forward_credentials:
             self._dropped = _REQUEST_DROPPED | _CREDENTIALS | _ACCOUNT
@@ -89,8 +105,12 @@ class RequestHeaders:
                 result.popall(token.decode("latin-1"), None)
         if readable:
             result["accept-encoding"] = "identity"
-        if self._authorization is not None:
-            result["authorization"] = self._authorization
+        if self._key is not None:
+            header, secret = self._key
+            result[header] = secret
+        if self._api == "anthropic":
+            # Required; calls that were made here, such as those for the list of models, lack it.
+            result.setdefault("anthropic-version", ANTHROPIC_VERSION)
         return result
 
 

@@ -1,4 +1,4 @@
-"""An upstream: an OpenAI-compatible server that calls are passed on to.
+"""An upstream: a server that calls are passed on to, OpenAI-compatible or Anthropic's.
 
 Owns the connection pool, the bound on calls in flight, retries, the circuit breaker and the list
 of models. Passes bytes; knows neither JSON bodies nor event streams. Redirects are not followed
@@ -89,7 +89,7 @@ class Upstream:
         self.retries = 0
         self.failures = 0
         self._base = URL(settings.url)
-        self._headers = RequestHeaders(secret, forward_credentials=forward)
+        self._headers = RequestHeaders(secret, forward_credentials=forward, api=settings.api)
         self._policy = RetryPolicy(settings.max_retries, settings.backoff_s, settings.max_backoff_s)
         self._breaker = CircuitBreaker(
             failures=settings.breaker_failures,

@@ -233,6 +233,8 @@ class Candidate:
     token_ids: list[int] = field(default_factory=list)
     #: A call that generates nothing ends by its length.
     finish_reason: AnswerFinishReason = "length"
+    #: See `ChoiceDelta`.
+    stop_string: str | None = None
 
     @property
     def text(self) -> str:
@@ -256,6 +258,7 @@ class Candidate:
         self.token_ids += delta.token_ids
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
+            self.stop_string = delta.stop_string
 
     def as_delta(self, prompt: int, choice: int) -> ChoiceDelta:
         """All of it at once, under another number."""

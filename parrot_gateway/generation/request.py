@@ -83,6 +83,8 @@ class ChoiceDelta(NamedTuple):
     finish_reason: AnswerFinishReason | None
     #: The text as content and pieces of tool calls, where tools may be called.
     pieces: list[ToolPiece] | None = None
+    #: The one that ended the candidate, if a stop string did and that is known.
+    stop_string: str | None = None
 
     @property
     def content(self) -> str:

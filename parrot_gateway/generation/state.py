@@ -57,6 +57,8 @@ class TextDelta(NamedTuple):
     #: How many of the pushed ids belong to the candidate; fewer than pushed after a stop string.
     num_tokens: int
     finish_reason: FinishReason | None
+    #: The one that ended the candidate, if a stop string did.
+    stop_string: str | None = None
 
 
 class ChoiceText:
@@ -102,7 +104,9 @@ class ChoiceText:
         """
         if logprobs is None:
             delta = self._output.push(token_ids, finish_reason)
-            return TextDelta(delta.text, [], delta.num_tokens, delta.finish_reason)
+            return TextDelta(
+                delta.text, [], delta.num_tokens, delta.finish_reason, delta.stop_string
+            )
         offsets: list[int] = []
         delta = self._output.push(token_ids, finish_reason, offsets=offsets)
         visible = len(token_ids) - (finish_reason == "stop")
@@ -118,7 +122,9 @@ class ChoiceText:
                 shown += 1
             tokens = tokens[:shown]
         self._pending = self._pending[len(tokens) :]
-        return TextDelta(delta.text, tokens, delta.num_tokens, delta.finish_reason)
+        return TextDelta(
+            delta.text, tokens, delta.num_tokens, delta.finish_reason, delta.stop_string
+        )
 
 
 class _Place(NamedTuple):
@@ -337,7 +343,13 @@ class GenerationState:
                 free = [self._free(event.context_id)]
         token_ids = event.token_ids[: delta.num_tokens]
         update = ChoiceDelta(
-            place.prompt, place.choice, delta.text, delta.tokens, token_ids, delta.finish_reason
+            place.prompt,
+            place.choice,
+            delta.text,
+            delta.tokens,
+            token_ids,
+            delta.finish_reason,
+            stop_string=delta.stop_string,
         )
         return Progress(update, free)
 

@@ -7,7 +7,7 @@ pass on to the client if there is one. Who the client is, is not known here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -62,6 +62,9 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     message: _Delta | None = None
     finish_reason: str | None = None
+    #: The stop string that matched, as vLLM and SGLang report it; ids of stop tokens otherwise.
+    stop_reason: Any = None
+    matched_stop: Any = None
 
 
 class _Answer(msgspec.Struct):
@@ -165,8 +168,10 @@ class UpstreamAnswerReader:
         if part is not None and (part.tool_calls or part.function_call):
             pieces = [ContentPiece(text)] if text else []
             pieces += _calls_of(part)
+        matched = choice.stop_reason or choice.matched_stop
+        stop_string = matched if isinstance(matched, str) else None
         self._observers.delta(
-            ChoiceDelta(0, choice.index, text, [], [], choice.finish_reason, pieces)  # type: ignore[arg-type]
+            ChoiceDelta(0, choice.index, text, [], [], choice.finish_reason, pieces, stop_string)  # type: ignore[arg-type]
         )
 
     def _decode(self, data: bytes) -> _Answer:
@@ -180,7 +185,9 @@ class UpstreamAnswerReader:
             error = _answer_decoder.decode(bytes(self._held)).error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             error = None
-        return _error_of(error, self.status)
+        refusal = _error_of(error, self.status)
+        refusal.upstream_status = self.status
+        return refusal
 
 
 def _calls_of(part: _Delta) -> Iterable[ToolPiece]:
@@ -284,6 +291,7 @@ async def run_on_upstream(
     observer: GenerationObserver,
     *,
     may_fall_back: bool,
+    between_reads: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
     """Let an upstream answer a call for observers alone.
 
@@ -293,6 +301,8 @@ async def run_on_upstream(
         body: see `upstream_body`; with `stream` set where observers read the text as it is written.
         observer: is notified of the answer.
         may_fall_back: another model can answer instead.
+        between_reads: awaited before more of the answer is read, so that a client to whom the
+            observer writes can hold it back.
 
     Returns:
         False when nothing was reported because another model should answer.
@@ -320,6 +330,8 @@ async def run_on_upstream(
                 observer.check()
             if response.at_eof:
                 break
+            if between_reads is not None:
+                await between_reads()
             data = await response.read()
         if response.status < 400 and not reader.is_finished and reader.is_stream:
             raise incomplete(upstream)

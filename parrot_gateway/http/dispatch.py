@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from parrot_gateway.exceptions import (
@@ -39,7 +39,7 @@ OPEN_PATHS = frozenset(
 
 
 class KeyCheck:
-    """Checks `Authorization: Bearer …` against one key, or lets everybody in.
+    """Checks `Authorization: Bearer …` or `x-api-key` against one key, or lets everybody in.
 
     Args:
         key: the secret; None when the gateway serves its own host only.
@@ -55,24 +55,32 @@ class KeyCheck:
         """Whether callers need a key."""
         return self._digest is not None
 
-    def check(self, authorization: bytes | None) -> str:
-        """The tenant of a caller.
+    def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
+        """The tenant of a caller; either header is enough.
+
+        Args:
+            authorization, api_key: the headers `Authorization` and `x-api-key`, as Anthropic's
+                clients send it.
 
         Raises:
             AuthenticationError: no key, or the wrong one.
         """
         if self._digest is None:
             return DEFAULT_TENANT
-        if authorization is None:
+        if api_key is not None and self._is_key(api_key):
+            return DEFAULT_TENANT
+        if authorization is None and api_key is None:
             raise AuthenticationError(
                 "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
             )
-        scheme, _, credentials = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(
-            _digest(credentials.strip()), self._digest
-        ):
+        scheme, _, credentials = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not self._is_key(credentials):
             raise AuthenticationError("Incorrect API key provided.")
         return DEFAULT_TENANT
+
+    def _is_key(self, credentials: bytes) -> bool:
+        assert self._digest is not None
+        return hmac.compare_digest(_digest(credentials.strip()), self._digest)
 
 
 def _digest(key: bytes) -> bytes:
@@ -180,6 +188,8 @@ class Dispatcher:
         keys: checks the caller's key.
         guard: checks callers that need none.
         gate: counts calls.
+        shapes: by a hot path, gives an exchange the errors and headers of an API other than
+            OpenAI's, before anything is checked.
     """
 
     def __init__(
@@ -195,8 +205,10 @@ class Dispatcher:
         keys: KeyCheck,
         guard: WebPageGuard,
         gate: CallGate,
+        shapes: Mapping[str, Callable[[Exchange], None]] | None = None,
     ) -> None:
         self._hot = hot
+        self._shapes = shapes or {}
         self._parrot = parrot
         self._own = own
         self._forms = forms
@@ -216,6 +228,9 @@ class Dispatcher:
         path = exchange.path
         handler = self._hot.get(path)
         if handler is not None:
+            shape = self._shapes.get(path)
+            if shape is not None:
+                shape(exchange)
             await self._call(exchange, handler, post_only=True)
         elif (handler := self._parrot(exchange)) is not None:
             await self._call(exchange, handler, post_only=False, check_key=False)
@@ -249,7 +264,7 @@ class Dispatcher:
                 # May be served without a key, under whatever name this host has.
                 self._guard.check_page(exchange, json_only=json_only)
             if check_key:
-                exchange.tenant = self._keys.check(exchange.header(b"authorization"))
+                exchange.tenant = self._tenant_of(exchange)
             if post_only and exchange.method != "POST":
                 raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
             task = asyncio.current_task()
@@ -278,6 +293,9 @@ class Dispatcher:
             exchange.finish()
             self._gate.leave(task)
 
+    def _tenant_of(self, exchange: Exchange) -> str:
+        return self._keys.check(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+
     async def _cut_off(self, exchange: Exchange, error: GatewayError) -> None:
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
@@ -303,7 +321,7 @@ class Dispatcher:
             if not self._keys.required:
                 self._guard.check_host(exchange)
             elif exchange.path not in OPEN_PATHS:
-                self._keys.check(exchange.header(b"authorization"))
+                self._tenant_of(exchange)
         except GatewayError as error:
             await exchange.respond_error(error)
             return

@@ -185,7 +185,14 @@ class Exchange:
 
     def on_headers(self, add: Callable[[Headers], None]) -> None:
         """Let `add` extend the headers of the answer, errors included, just before it begins."""
-        self._add_headers = add
+        earlier = self._add_headers
+
+        def add_all(headers: Headers) -> None:
+            if earlier is not None:
+                earlier(headers)
+            add(headers)
+
+        self._add_headers = add_all
 
     def on_error(self, write: Callable[[GatewayError], bytes]) -> None:
         """Let `write` make the body of an error, for a route with a form of its own."""

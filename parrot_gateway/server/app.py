@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, WebSocket
 from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
+from parrot_gateway.api.anthropic.errors import use_anthropic_shape
 from parrot_gateway.api.batches.files import FileRoutes
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
@@ -76,9 +77,12 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         hot={
             "/v1/completions": routes.completions,
             "/v1/chat/completions": routes.chat_completions,
+            "/v1/messages": routes.messages,
+            "/v1/messages/count_tokens": routes.count_tokens,
             "/tokenize": routes.tokenize,
             "/detokenize": routes.detokenize,
         },
+        shapes=dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), use_anthropic_shape),
         parrot=parrot.find,
         own=own.find,
         forms=files.find,

@@ -134,11 +134,14 @@ class ModelSettings(_Section):
 
 
 class UpstreamSettings(_Section):
-    """An OpenAI-compatible server that calls are passed on to."""
+    """A server that calls are passed on to: OpenAI-compatible, or Anthropic's."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     #: Base URL, usually ending in `/v1`.
     url: str
+    #: The API that it speaks. Calls of `/v1/messages` pass unchanged to `anthropic`, whose key is
+    #: sent as `x-api-key`; for `openai` they are translated into chats.
+    api: Literal["openai", "anthropic"] = "openai"
     #: By default the variable `<NAME>_API_KEY` (upper case, other characters as `_`) if it is set.
     api_key: SecretReference | None = None
     #: Models it serves; None reads `GET /models`, `*` passes any name on.

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from parrot_gateway.api.event_stream import DONE, EventStream
+from parrot_gateway.api.call_shape import CallShape
+from parrot_gateway.api.event_stream import EventStream
+from parrot_gateway.api.openai.shape import OPENAI
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.exceptions import (
@@ -58,6 +60,8 @@ class CallContext(NamedTuple):
     observers: tuple[GenerationObserver, ...] = ()
     #: The request, checked against a model of own engines before values were bound.
     checked: PreparedCall[Any] | None = None
+    #: How its answer is written.
+    shape: CallShape = OPENAI
 
 
 #: Answers a call: exchange, request, context.
@@ -90,12 +94,15 @@ class SemanticCalls:
         self._keep_alive_s = keep_alive_s
         self._answer_call = answer
 
-    async def answer(self, exchange: Exchange, request: CallRequest) -> bool:
+    async def answer(
+        self, exchange: Exchange, request: CallRequest, shape: CallShape = OPENAI
+    ) -> bool:
         """Answer a call of which `may_be_semantic` is true.
 
         Args:
             exchange: its body has been read.
             request: that body.
+            shape: how its answer is written.
 
         Returns:
             False when there is nothing semantic in it, and nothing was done.
@@ -126,9 +133,9 @@ class SemanticCalls:
             raise
         try:
             if fields.defer:
-                await self._answer_deferred(exchange, request, job)
+                await self._answer_deferred(exchange, request, job, shape)
             else:
-                await self._attend(exchange, job)
+                await self._attend(exchange, job, shape)
         finally:
             session.unpin()
         return True
@@ -284,22 +291,17 @@ class SemanticCalls:
 
     # -- deferred ---------------------------------------------------------------------------
 
-    async def _answer_deferred(self, exchange: Exchange, request: CallRequest, job: Job) -> None:
+    async def _answer_deferred(
+        self, exchange: Exchange, request: CallRequest, job: Job, shape: CallShape
+    ) -> None:
         assert job.output is not None
-        head, text = request.semantic_head, reference_of(job.output.id)
-        headers = _headers(job)
-        if head.stream:
-            options = head.stream_options
-            usage = options is not None and bool(options.include_usage)
-            events = deferred_stream(request, job.id, text, include_usage=usage)
-            await exchange.respond(200, events, [*EVENT_STREAM, *headers])
-            return
-        answer = deferred_answer(request, job.id, text)
-        await exchange.respond(200, msgspec.json.encode(answer), headers)
+        answer = shape.deferred(request, job.id, reference_of(job.output.id))
+        content_type = EVENT_STREAM if request.semantic_head.stream else ()
+        await exchange.respond(200, answer, [*content_type, *_headers(job)])
 
     # -- attended ---------------------------------------------------------------------------
 
-    async def _attend(self, exchange: Exchange, job: Job) -> None:
+    async def _attend(self, exchange: Exchange, job: Job, shape: CallShape) -> None:
         executor = self._service.executor
         task = asyncio.current_task()
         assert task is not None
@@ -307,13 +309,13 @@ class SemanticCalls:
         exchange.on_headers(observer.add_headers)
         exchange.cancel_on_disconnect()
         try:
-            await self._wait_for_inputs(exchange, job)
+            await self._wait_for_inputs(exchange, job, shape)
             if job.node.is_finished:
                 raise job.client_error()
             executor.begin(job)
             observer.begin()
             metadata = self._service.metadata_of(job)
-            context = CallContext(metadata, (observer,), job.spec.checked)
+            context = CallContext(metadata, (observer,), job.spec.checked, shape)
             await self._answer_call(exchange, job.bound_request(), context)
             # The answer is out: a client that leaves now leaves in good order.
             exchange.finish()
@@ -338,14 +340,14 @@ class SemanticCalls:
             executor.fail(job, Failure("server_error", "the gateway failed to run it"))
             raise
 
-    async def _wait_for_inputs(self, exchange: Exchange, job: Job) -> None:
+    async def _wait_for_inputs(self, exchange: Exchange, job: Job, shape: CallShape) -> None:
         """Wait; from the first comment on, failures are reported in the stream."""
         changed = job.changed()
         assert job.spec.request is not None
         if changed.done() or not job.spec.request.head.stream:
             await changed
             return
-        stream = EventStream(exchange, self._keep_alive_s)
+        stream = EventStream(exchange, self._keep_alive_s, failure=shape.failure)
         while not changed.done():
             await asyncio.wait({changed}, timeout=self._keep_alive_s)
             if not changed.done():
@@ -436,60 +438,3 @@ def _check_one_text(n: int | None, request: CallRequest) -> None:
         items = _PROMPTS.decode(prompt)
         if len(items) > 1:
             raise invalid_value("prompt", "a call that fills a variable has one prompt.")
-
-
-# -- the answer of a deferred call: the ordinary shape, with a reference as its text --------
-
-
-def deferred_answer(request: CallRequest, call_id: str, text: str) -> dict[str, Any]:
-    """The whole answer."""
-    if request.kind == "chat":
-        object_ = "chat.completion"
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-        }
-    else:
-        object_, choice = "text_completion", {"index": 0, "text": text}
-    choice |= {"logprobs": None, "finish_reason": "stop"}
-    return {**_envelope(request, object_, call_id), "choices": [choice], "usage": _no_usage()}
-
-
-def deferred_stream(request: CallRequest, call_id: str, text: str, *, include_usage: bool) -> bytes:
-    """The same as a short stream."""
-    if request.kind == "chat":
-        envelope = _envelope(request, "chat.completion.chunk", call_id)
-        choices: list[dict[str, Any]] = [
-            {"delta": {"role": "assistant", "content": "", "refusal": None}},
-            {"delta": {"content": text}},
-            {"delta": {}, "finish_reason": "stop"},
-        ]
-    else:
-        envelope = _envelope(request, "text_completion", call_id)
-        choices = [{"text": text, "finish_reason": "stop"}]
-    usage = {"usage": None} if include_usage else {}
-    chunks: list[dict[str, Any]] = [
-        {
-            **envelope,
-            "choices": [{"index": 0, "logprobs": None, "finish_reason": None, **choice}],
-            **usage,
-        }
-        for choice in choices
-    ]
-    if include_usage:
-        chunks.append({**envelope, "choices": [], "usage": _no_usage()})
-    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + DONE
-
-
-def _envelope(request: CallRequest, object_: str, call_id: str) -> dict[str, Any]:
-    prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
-    return {
-        "id": f"{prefix}-{call_id.removeprefix('call_')}",
-        "object": object_,
-        "created": int(time.time()),
-        "model": request.model,
-    }
-
-
-def _no_usage() -> dict[str, int]:
-    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}

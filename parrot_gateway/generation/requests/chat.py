@@ -27,7 +27,7 @@ from parrot_gateway.exceptions import (
     wrong_type,
 )
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.prompts import prompts_of_texts
+from parrot_gateway.generation.prompts import prompts_of_texts, tokenize
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.output import OutputOptions, output_options
@@ -111,6 +111,17 @@ class ChatCall(PreparedCall[ChatBody]):
 
     def forget_prompt(self) -> None:
         self._prompt = None
+
+    async def count_tokens(self) -> int:
+        """The length of the prompt in tokens, also of one that does not fit the model's context.
+
+        Raises:
+            InvalidRequestError: it cannot be a prompt.
+        """
+        request, tokenizer = self.request, self.served.tokenizer
+        text = await render_chat(tokenizer, request, self.size, self._options.shown_tools)
+        special = bool(request.add_special_tokens)
+        return len((await tokenize(tokenizer, [text], add_special_tokens=special))[0])
 
     async def generation_request(self, salt: str) -> GenerationRequest:
         request, served, options = self.request, self.served, self._options

@@ -107,6 +107,13 @@ def test_anything_else_is_a_401(sent: bytes | None) -> None:
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.parametrize("authorization", [None, b"Bearer other", b"Bearer secret"])
+def test_the_key_of_anthropics_clients(authorization: bytes | None) -> None:
+    KeyCheck("secret").check(authorization, b"secret")
+    with pytest.raises(AuthenticationError, match="Incorrect"):
+        KeyCheck("other secret").check(authorization, b"secret")
+
+
 def test_the_key_is_not_kept() -> None:
     check = KeyCheck("very-secret")
     assert b"very-secret" not in check._digest  # type: ignore[operator]

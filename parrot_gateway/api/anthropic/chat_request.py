@@ -1,0 +1,296 @@
+"""Requests of the Messages API as requests for a chat, which every model can answer.
+
+Adjacent messages of one role are one turn. Tool results become messages of their own; blocks of
+earlier thinking are left out. What a chat has no place for is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.api.anthropic.bodies import (
+    Block,
+    CountTokensBody,
+    MessagesBody,
+    ToolChoice,
+)
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    empty_array,
+    missing_parameter,
+    unsupported_value,
+)
+from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.types import ChatBody
+from parrot_gateway.generation.requests.validation import check_choice, decode, read_object, refuse
+
+ROLES = ("user", "assistant", "system")
+_THINKING = ("thinking", "redacted_thinking")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+#: How a client of Anthropic's marks a block that is no part of the prompt, and differs each time.
+_BILLING = "x-anthropic-billing-header:"
+#: Longest `user` that OpenAI takes; it means nothing to a model.
+_MAX_USER = 64
+_WHY = "is not supported by this gateway"
+
+_MESSAGES = msgspec.json.Decoder(MessagesBody)
+_COUNT = msgspec.json.Decoder(CountTokensBody)
+
+
+def messages_request(received: CallRequest, *, takes_images: bool) -> CallRequest:
+    """The call of `POST /v1/messages`. Call it in a thread for a large body.
+
+    Args:
+        received: the request as it came.
+        takes_images: whether the model may see images; else they are refused.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+    """
+    body = received.body
+    request = decode(body, _MESSAGES)
+    if request.max_tokens is None:
+        raise missing_parameter("max_tokens")
+    chat, only_own = _chat(request, takes_images=takes_images)
+    chat["max_completion_tokens"] = request.max_tokens
+    for name in ("temperature", "top_p", "top_k"):
+        value = getattr(request, name)
+        if value is not None:
+            chat[name] = value
+    stop = request.stop_sequences
+    if stop:
+        chat["stop"] = stop
+    user = None if request.metadata is None else request.metadata.user_id
+    if user is not None and len(user) <= _MAX_USER:
+        chat["user"] = user
+    if request.stream:
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    if b'"parrot"' in body:
+        _, fields = read_object(body)
+        if "parrot" in fields:
+            chat["parrot"] = fields["parrot"]
+    return _call(chat, only_own, received)
+
+
+def count_tokens_request(received: CallRequest) -> CallRequest:
+    """The same chat for `POST /v1/messages/count_tokens`.
+
+    Raises:
+        InvalidRequestError: naming the field at fault.
+    """
+    request = decode(received.body, _COUNT)
+    chat, only_own = _chat(request, takes_images=False)
+    return _call(chat, only_own, received)
+
+
+def _call(chat: dict[str, Any], only_own: dict[str, Any], received: CallRequest) -> CallRequest:
+    def typed() -> ChatBody:
+        limited = ("stop", "max_completion_tokens", "parrot")
+        fields = {name: value for name, value in chat.items() if name not in limited}
+        typed = msgspec.convert(fields | only_own, ChatBody)
+        # More stop strings and fewer tokens than the chat route takes.
+        typed.stop = chat.get("stop")
+        typed.max_completion_tokens = chat.get("max_completion_tokens")
+        return typed
+
+    return CallRequest(
+        "chat",
+        lambda: msgspec.json.encode(chat),
+        typed=typed,
+        head=received.semantic_head,
+        size=received.size,
+    )
+
+
+def _chat(request: CountTokensBody, *, takes_images: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields that both routes share, and those for own engines alone."""
+    refuse(request, ("container", "mcp_servers"), _WHY)
+    if request.messages is None:
+        raise missing_parameter("messages")
+    if not request.messages:
+        raise empty_array("messages")
+    messages: list[dict[str, Any]] = []
+    if request.system:
+        text = _text_of(request.system, "system")
+        if text:
+            messages.append({"role": "system", "content": text})
+    turns = _Turns(messages, takes_images=takes_images)
+    paths = ((f"messages[{n}]", message) for n, message in enumerate(request.messages))
+    for role, group in groupby(paths, key=lambda pair: pair[1].role):
+        blocks: list[tuple[str, Block]] = []
+        for path, message in group:
+            check_choice(f"{path}.role", role, ROLES)
+            blocks += _blocks(message.content, f"{path}.content")
+        turns.add(role, blocks)
+    chat: dict[str, Any] = {"model": request.model, "messages": messages}
+    if request.tools:
+        chat["tools"] = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(request.tools)]
+    if request.tool_choice is not None:
+        chat |= _tool_choice(request.tool_choice)
+    output = None if request.output_config is None else request.output_config.format
+    output = output or request.output_format
+    if output is not None:
+        chat["response_format"] = _response_format(output)
+    last = messages[-1] if messages else {"role": "user"}
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        # What follows continues it.
+        return chat, {"continue_final_message": True, "add_generation_prompt": False}
+    return chat, {}
+
+
+def _blocks(content: str | list[Block], path: str) -> list[tuple[str, Block]]:
+    if isinstance(content, str):
+        return [(path, Block("text", content))]
+    return [(f"{path}[{n}]", block) for n, block in enumerate(content)]
+
+
+class _Turns:
+    """Writes turns as messages of a chat.
+
+    Args:
+        messages: extended.
+        takes_images: see `messages_request`.
+    """
+
+    def __init__(self, messages: list[dict[str, Any]], *, takes_images: bool) -> None:
+        self._messages = messages
+        self._takes_images = takes_images
+
+    def add(self, role: str, blocks: Sequence[tuple[str, Block]]) -> None:
+        if role == "assistant":
+            self._assistant(blocks)
+            return
+        parts: list[dict[str, Any]] = []
+        for path, block in blocks:
+            if block.type == "tool_result" and role == "user":
+                self._end(role, parts)
+                parts = []
+                self._tool_result(block, path)
+            else:
+                parts.append(self._part(block, path))
+        self._end(role, parts)
+
+    def _end(self, role: str, parts: list[dict[str, Any]]) -> None:
+        """Write what was collected of a turn."""
+        if not parts:
+            return
+        content: Any = parts
+        if all(part["type"] == "text" for part in parts):
+            content = "\n".join(part["text"] for part in parts)
+        self._messages.append({"role": role, "content": content})
+
+    def _part(self, block: Block, path: str) -> dict[str, Any]:
+        if block.type == "image" and self._takes_images:
+            return {"type": "image_url", "image_url": {"url": _image_url(block, path)}}
+        return {"type": "text", "text": _block_text(block, path)}
+
+    def _tool_result(self, block: Block, path: str) -> None:
+        if block.tool_use_id is None:
+            raise missing_parameter(f"{path}.tool_use_id")
+        text = _text_of(block.content or "", f"{path}.content")
+        self._messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+
+    def _assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
+        texts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for path, block in blocks:
+            if block.type == "tool_use":
+                calls.append(_tool_call(block, path))
+            elif block.type not in _THINKING:
+                texts.append(_block_text(block, path))
+        message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+        if calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = calls
+        self._messages.append(message)
+
+
+def _text_of(content: str | list[Block], path: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts: Iterable[str] = (_block_text(block, where) for where, block in _blocks(content, path))
+    return "\n".join(text for text in texts if not text.startswith(_BILLING))
+
+
+def _block_text(block: Block, path: str) -> str:
+    if block.type == "document" and (block.source or {}).get("type") == "text":
+        text = (block.source or {}).get("data")
+        if not isinstance(text, str):
+            raise missing_parameter(f"{path}.source.data")
+        return text
+    if block.type != "text":
+        raise unsupported_value(
+            f"{path}.type",
+            f"content of type '{block.type[:64]}' is not supported here with this model; text is.",
+        )
+    if block.text is None:
+        raise missing_parameter(f"{path}.text")
+    return block.text
+
+
+def _image_url(block: Block, path: str) -> str:
+    source = block.source or {}
+    kind = source.get("type")
+    if kind == "base64":
+        return f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if kind == "url":
+        return str(source.get("url"))
+    raise unsupported_value(
+        f"{path}.source.type", "an image comes as 'base64' or 'url'; files are not kept here."
+    )
+
+
+def _tool_call(block: Block, path: str) -> dict[str, Any]:
+    if block.id is None:
+        raise missing_parameter(f"{path}.id")
+    if block.name is None:
+        raise missing_parameter(f"{path}.name")
+    arguments = msgspec.json.encode(block.input or {}).decode()
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise unsupported_value(
+            f"{path}.type",
+            f"a tool of type '{str(kind)[:64]}' {_WHY}; only tools with a name and an input_schema "
+            "are, which the client runs.",
+        )
+    if "input_schema" not in tool:
+        raise missing_parameter(f"{path}.input_schema")
+    function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
+    for name in ("description", "strict"):
+        if tool.get(name) is not None:
+            function[name] = tool[name]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if choice.type == "tool":
+        if choice.name is None:
+            raise missing_parameter("tool_choice.name")
+        chosen: Any = {"type": "function", "function": {"name": choice.name}}
+    else:
+        check_choice("tool_choice.type", choice.type, (*_CHOICES, "tool"))
+        chosen = _CHOICES[choice.type]
+    return fields | {"tool_choice": chosen}
+
+
+def _response_format(output: dict[str, Any]) -> dict[str, Any]:
+    if output.get("type") != "json_schema":
+        raise InvalidRequestError(
+            "Invalid value for 'output_config.format.type'. Supported values are: 'json_schema'.",
+            param="output_config.format.type",
+            code="invalid_value",
+        )
+    schema = {"name": "output", "schema": output.get("schema"), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,178 @@
+"""Messages as Anthropic's clients read them: whole, or as events. Pure: deltas in, JSON out.
+
+Answers of own engines and of upstreams come as the same deltas.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.generation.generate import Candidate
+from parrot_gateway.generation.request import ChoiceDelta
+from parrot_gateway.generation.tools.parsing import ArgumentsPiece, CallBegin, ContentPiece
+
+encode = msgspec.json.Encoder().encode
+
+_STOP_REASONS: Mapping[str, str] = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+
+
+def event(type: str, fields: Mapping[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (type.encode(), encode({"type": type, **fields}))
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    """Tokens as Anthropic counts them: those read from the cache apart from `input_tokens`."""
+    return {
+        "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "service_tier": "standard",
+    }
+
+
+def stop_reason_of(finish_reason: str | None, stop_string: str | None, *, has_calls: bool) -> str:
+    if finish_reason == "stop" and stop_string is not None:
+        return "stop_sequence"
+    if finish_reason == "stop" and has_calls:
+        return "tool_use"
+    return _STOP_REASONS.get(finish_reason or "", "end_turn")
+
+
+class MessageWriter:
+    """One message, as events or whole.
+
+    Args:
+        model: as the request names it.
+        id: of the message; minted by default.
+    """
+
+    def __init__(self, model: str, id: str | None = None) -> None:
+        self._message: dict[str, Any] = {
+            "id": id or f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        self._is_started = False
+        #: Number of the open block, or of the next one, and what it is: None for none, -1 for
+        #: text, or the number of a call.
+        self._index = 0
+        self._open: int | None = None
+        #: Calls that have a block.
+        self._calls: set[int] = set()
+        self._finish_reason: str | None = None
+        self._stop_string: str | None = None
+
+    def start(self, usage: Usage) -> bytes:
+        """The first event, with the usage as far as it is known."""
+        self._is_started = True
+        message = {**self._message, "usage": usage_dict(usage)}
+        return event("message_start", {"message": message}) + event("ping", {})
+
+    def delta(self, delta: ChoiceDelta) -> bytes:
+        """Text and pieces of calls."""
+        events = b"" if self._is_started else self.start(Usage(0, 0, 0))
+        if delta.pieces is None:
+            if delta.text:
+                events += self._text(delta.text)
+        else:
+            for piece in delta.pieces:
+                if isinstance(piece, ContentPiece):
+                    # Blanks around calls are no text.
+                    if self._open == -1 or piece.text.strip():
+                        events += self._text(piece.text)
+                elif isinstance(piece, CallBegin):
+                    events += self._begin_call(piece)
+                elif isinstance(piece, ArgumentsPiece) and piece.call == self._open:
+                    change = {"type": "input_json_delta", "partial_json": piece.text}
+                    events += self._delta(change)
+        if delta.finish_reason is not None:
+            self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
+        return events
+
+    def end(self, usage: Usage) -> bytes:
+        """The last events."""
+        events = b"" if self._is_started else self.start(usage)
+        events += self._close()
+        reason = self._finish_reason or "length"
+        delta = self._stop(reason, self._stop_string, has_calls=bool(self._calls))
+        counts = usage_dict(usage)
+        del counts["service_tier"]
+        events += event("message_delta", {"delta": delta, "usage": counts})
+        return events + event("message_stop", {})
+
+    def whole(self, candidate: Candidate, usage: Usage) -> bytes:
+        """The message as one JSON object."""
+        content: list[dict[str, Any]] = []
+        text = candidate.text
+        if text.strip() or (text and not candidate.calls):
+            content.append({"type": "text", "text": text})
+        content += (
+            _tool_use(call.id, call.name, _input(call.arguments)) for call in candidate.calls
+        )
+        stop = self._stop(
+            candidate.finish_reason, candidate.stop_string, has_calls=bool(candidate.calls)
+        )
+        message = {**self._message, "content": content, **stop}
+        return encode(message | {"usage": usage_dict(usage)})
+
+    def _stop(self, reason: str, stop_string: str | None, *, has_calls: bool) -> dict[str, Any]:
+        stop_reason = stop_reason_of(reason, stop_string, has_calls=has_calls)
+        matched = stop_string if stop_reason == "stop_sequence" else None
+        return {"stop_reason": stop_reason, "stop_sequence": matched}
+
+    def _text(self, text: str) -> bytes:
+        events = b""
+        if self._open != -1:
+            events = self._begin(-1, {"type": "text", "text": ""})
+        return events + self._delta({"type": "text_delta", "text": text})
+
+    def _begin_call(self, call: CallBegin) -> bytes:
+        if call.call in self._calls:
+            # Some servers repeat the name with every piece.
+            return b""
+        self._calls.add(call.call)
+        return self._begin(call.call, _tool_use(call.id, call.name, {}))
+
+    def _begin(self, kind: int, block: dict[str, Any]) -> bytes:
+        events = self._close()
+        self._open = kind
+        fields = {"index": self._index, "content_block": block}
+        return events + event("content_block_start", fields)
+
+    def _delta(self, change: dict[str, Any]) -> bytes:
+        return event("content_block_delta", {"index": self._index, "delta": change})
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        self._index += 1
+        return event("content_block_stop", {"index": self._index - 1})
+
+
+def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": input}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object; none of those that were cut short."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,210 @@
+"""The answers of `/v1/messages`, whoever gives them: the encoders of `CallShape`.
+
+An upstream that speaks OpenAI's API gets a chat, and what it answers is written anew as a message:
+the deltas that observers get become events, sent before the next bytes are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from parrot_gateway.api.anthropic.errors import error_of, failure_event
+from parrot_gateway.api.anthropic.message import MessageWriter
+from parrot_gateway.api.event_stream import Answer, EventStream
+from parrot_gateway.api.upstream.passthrough import Fallback
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.engines.usage import Usage
+from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
+from parrot_gateway.generation.generate import Candidate, CollectedPrompt
+from parrot_gateway.generation.observer import GenerationObserver, Observers
+from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.request import (
+    ChoiceDelta,
+    GenerationRequest,
+    PromptFilled,
+    Update,
+)
+from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.upstream_call import run_on_upstream
+from parrot_gateway.http.exchange import Exchange, Headers
+
+#: Beginnings of headers that only Anthropic's servers read.
+_OWN_HEADERS = (b"anthropic-", b"x-api-key")
+
+
+class MessageAnswer:
+    """The answer of one call by an own engine; see `Answer`.
+
+    Args:
+        model: as the request names it.
+        prompt_tokens: of its prompt.
+    """
+
+    def __init__(self, model: str, prompt_tokens: int) -> None:
+        self._writer = MessageWriter(model)
+        self._prompt_tokens = prompt_tokens
+
+    def opening(self) -> bytes:
+        """Nothing: the first event has the number of cached tokens, known with the first update."""
+        return b""
+
+    def events(self, update: Update) -> bytes:
+        if isinstance(update, PromptFilled):
+            return self._writer.start(Usage(self._prompt_tokens, 0, update.cached_tokens))
+        return self._writer.delta(update)
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._writer.end(usage)
+
+    def failure(self, error: GatewayError) -> bytes:
+        return failure_event(error)
+
+    def whole(self, collected: Sequence[CollectedPrompt], usage: Usage) -> bytes:
+        return self._writer.whole(collected[0].candidates[0], usage)
+
+
+class AnthropicShape:
+    """See `CallShape`."""
+
+    def answer(
+        self, request: CallRequest, served: ServedModel, generation_request: GenerationRequest
+    ) -> Answer:
+        return MessageAnswer(request.model, len(generation_request.prompts[0].token_ids))
+
+    def failure(self, error: GatewayError) -> bytes:
+        return failure_event(error)
+
+    def deferred(self, request: CallRequest, call_id: str, text: str) -> bytes:
+        writer = MessageWriter(request.model, f"msg_{call_id.removeprefix('call_')}")
+        delta, usage = ChoiceDelta(0, 0, text, [], [], "stop"), Usage(0, 0, 0)
+        if request.semantic_head.stream:
+            return writer.delta(delta) + writer.end(usage)
+        candidate = Candidate()
+        candidate.add(delta)
+        return writer.whole(candidate, usage)
+
+    async def forward(
+        self,
+        exchange: Exchange,
+        upstream: Upstream,
+        request: CallRequest,
+        *,
+        body: bytes,
+        timeout_s: float,
+        fallback: Fallback | None,
+        observers: Sequence[GenerationObserver],
+    ) -> None:
+        other = None if fallback is None else upstream.settings.fallback
+        message = _UpstreamMessage(exchange, request, upstream.name)
+        everyone = Observers([message, *observers])
+        exchange.cancel_on_disconnect()
+        try:
+            async with asyncio.timeout(timeout_s):
+                answered = await run_on_upstream(
+                    upstream,
+                    request.kind,
+                    _openai_headers(exchange.scope["headers"]),
+                    body,
+                    everyone,
+                    may_fall_back=other is not None,
+                    between_reads=message.send,
+                )
+        except TimeoutError:
+            late = DeadlineError(f"The call took longer than {timeout_s:g} s.")
+            everyone.failed(late)
+            await message.fail(late)
+            return
+        except GatewayError as error:
+            everyone.failed(error)
+            await message.fail(error)
+            return
+        except BaseException as error:
+            everyone.failed(error)
+            raise
+        if answered:
+            await message.finish()
+        elif fallback is not None and other is not None:
+            await fallback(other)
+
+
+ANTHROPIC = AnthropicShape()
+
+
+class _UpstreamMessage(GenerationObserver):
+    """Writes what an upstream answers as a message to the client.
+
+    Args:
+        exchange: not answered yet, or begun with comments as a stream.
+        request: the chat.
+        engine: name of the upstream.
+    """
+
+    def __init__(self, exchange: Exchange, request: CallRequest, engine: str) -> None:
+        self._exchange = exchange
+        self._writer = MessageWriter(request.model)
+        self._is_stream = bool(request.head.stream)
+        self._engine = engine.encode()
+        self._stream = EventStream(exchange, float("inf"), failure=failure_event)
+        self._candidate = Candidate()
+        #: Events that were not sent yet.
+        self._events = b""
+        self._usage = Usage(0, 0, 0)
+
+    def started(self, engine: str, queued_s: float, reason: str) -> None:
+        def add_engine(headers: Headers) -> None:
+            if not any(name == b"x-parrot-engine" for name, _ in headers):
+                headers.append((b"x-parrot-engine", self._engine))
+
+        self._exchange.on_headers(add_engine)
+
+    def delta(self, delta: ChoiceDelta) -> None:
+        if delta.choice != 0:
+            return
+        if self._is_stream:
+            self._events += self._writer.delta(delta)
+        else:
+            self._candidate.add(delta)
+
+    def ended(self, usage: Usage | None) -> None:
+        self._usage = usage or self._usage
+
+    async def send(self) -> None:
+        """Send the events so far; waits while the client is slow to read."""
+        if self._events:
+            events, self._events = self._events, b""
+            await self._stream.send(events)
+
+    async def finish(self) -> None:
+        """Send the rest of an answer that is complete."""
+        if self._is_stream:
+            await self._stream.finish(self._events + self._writer.end(self._usage))
+        else:
+            await self._exchange.respond(200, self._writer.whole(self._candidate, self._usage))
+
+    async def fail(self, error: GatewayError) -> None:
+        """Answer with an error; one that the upstream gave keeps its status.
+
+        Raises:
+            GatewayError: that error, where nothing has been sent.
+        """
+        exchange = self._exchange
+        if exchange.responded:
+            await self._stream.fail(error)
+            return
+        status = error.upstream_status if isinstance(error, AnswerError) else None
+        if status is None:
+            raise error
+        body = error_of(status, error.message, exchange.request_id)
+        await exchange.respond(status, msgspec.json.encode(body), error.headers())
+
+
+def _openai_headers(headers: Headers) -> Headers:
+    """The client's headers as an OpenAI-compatible server reads them."""
+    given = dict(headers)
+    passed = [each for each in headers if not each[0].startswith(_OWN_HEADERS)]
+    if b"x-api-key" in given and b"authorization" not in given:
+        passed.append((b"authorization", b"Bearer " + given[b"x-api-key"]))
+    return passed

@@ -1,0 +1,129 @@
+"""The answers of `/v1/completions` and `/v1/chat/completions`, whoever gives them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.api.event_stream import DONE, Answer, failure_events
+from parrot_gateway.api.upstream.passthrough import Fallback, forward
+from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.exceptions import GatewayError
+from parrot_gateway.generation.observer import GenerationObserver
+from parrot_gateway.generation.placement import ServedModel
+from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.types import ChatBody
+from parrot_gateway.http.exchange import Exchange
+
+
+class OpenAIShape:
+    """See `CallShape`."""
+
+    def answer(
+        self, request: CallRequest, served: ServedModel, generation_request: GenerationRequest
+    ) -> Answer:
+        # Imported here because they load the tokenizer's library, which a gateway that only passes
+        # calls on does not need.
+        from parrot_gateway.api.openai.chat import ChatAnswer
+        from parrot_gateway.api.openai.completions import CompletionAnswer
+
+        typed = request.typed
+        if isinstance(typed, ChatBody):
+            return ChatAnswer(typed, served, request.model, generation_request)
+        return CompletionAnswer(typed, served, request.model, generation_request)
+
+    def failure(self, error: GatewayError) -> bytes:
+        return failure_events(error)
+
+    def deferred(self, request: CallRequest, call_id: str, text: str) -> bytes:
+        """The ordinary shape, with a reference as its text."""
+        head = request.semantic_head
+        if not head.stream:
+            return msgspec.json.encode(_deferred_answer(request, call_id, text))
+        options = head.stream_options
+        usage = options is not None and bool(options.include_usage)
+        return _deferred_stream(request, call_id, text, include_usage=usage)
+
+    def forward(
+        self,
+        exchange: Exchange,
+        upstream: Upstream,
+        request: CallRequest,
+        *,
+        body: bytes,
+        timeout_s: float,
+        fallback: Fallback | None,
+        observers: Sequence[GenerationObserver],
+    ) -> Awaitable[None]:
+        return forward(
+            exchange,
+            upstream,
+            path=exchange.path,
+            body=body,
+            timeout_s=timeout_s,
+            fallback=fallback,
+            observers=observers,
+        )
+
+
+OPENAI = OpenAIShape()
+
+
+def _deferred_answer(request: CallRequest, call_id: str, text: str) -> dict[str, Any]:
+    """The whole answer."""
+    if request.kind == "chat":
+        object_ = "chat.completion"
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+        }
+    else:
+        object_, choice = "text_completion", {"index": 0, "text": text}
+    choice |= {"logprobs": None, "finish_reason": "stop"}
+    return {**_envelope(request, object_, call_id), "choices": [choice], "usage": _no_usage()}
+
+
+def _deferred_stream(
+    request: CallRequest, call_id: str, text: str, *, include_usage: bool
+) -> bytes:
+    """The same as a short stream."""
+    if request.kind == "chat":
+        envelope = _envelope(request, "chat.completion.chunk", call_id)
+        choices: list[dict[str, Any]] = [
+            {"delta": {"role": "assistant", "content": "", "refusal": None}},
+            {"delta": {"content": text}},
+            {"delta": {}, "finish_reason": "stop"},
+        ]
+    else:
+        envelope = _envelope(request, "text_completion", call_id)
+        choices = [{"text": text, "finish_reason": "stop"}]
+    usage = {"usage": None} if include_usage else {}
+    chunks: list[dict[str, Any]] = [
+        {
+            **envelope,
+            "choices": [{"index": 0, "logprobs": None, "finish_reason": None, **choice}],
+            **usage,
+        }
+        for choice in choices
+    ]
+    if include_usage:
+        chunks.append({**envelope, "choices": [], "usage": _no_usage()})
+    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + DONE
+
+
+def _envelope(request: CallRequest, object_: str, call_id: str) -> dict[str, Any]:
+    prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
+    return {
+        "id": f"{prefix}-{call_id.removeprefix('call_')}",
+        "object": object_,
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+
+def _no_usage() -> dict[str, int]:
+    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
