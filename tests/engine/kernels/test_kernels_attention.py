@@ -213,8 +213,9 @@ DECODES = [Context(4), Context(69)]
 def test_control_natural_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
     run_merge = launch.run_merge
 
-    def natural(partial: Any, lse2: Any, *args: Any, **kw: Any) -> None:
-        run_merge(partial, lse2 * 0.6931471805599453, *args, **kw)
+    def natural(call: launch.AttentionCall, *args: Any, **kw: Any) -> None:
+        partials = call.partials._replace(lse2=call.partials.lse2 * 0.6931471805599453)
+        run_merge(call._replace(partials=partials), *args, **kw)
 
     monkeypatch.setattr(launch, "run_merge", natural)
     assert _error(PagedCase(SMALL, DECODES)) > 1e-2
