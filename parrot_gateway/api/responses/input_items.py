@@ -17,7 +17,9 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.requests.types import ContentPart
 from parrot_gateway.generation.requests.validation import check_choice
+from parrot_gateway.generation.responses.compaction import unpacked
 from parrot_gateway.generation.responses.items import (
+    CompactionItem,
     Item,
     MessageItem,
     Part,
@@ -47,7 +49,7 @@ class InputItem(msgspec.Struct):
     arguments: str | None = None
     input: str | None = None
     output: str | list[ContentPart] | None = None
-    # Of reasoning.
+    # Of reasoning, and of compactions.
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
@@ -122,6 +124,18 @@ def _item(item: InputItem, path: str, find: Callable[[str], Item | None]) -> Ite
             )
         case "reasoning":
             return _reasoning(item, path)
+        case "compaction":
+            field = f"{path}.encrypted_content"
+            content = _given(item.encrypted_content, field)
+            compaction = unpacked(content)
+            if compaction is None:
+                raise UnsupportedError(
+                    f"Unsupported value: '{field}' was not made by this gateway's "
+                    "/v1/responses/compact, and can be read where it was made only.",
+                    param=field,
+                    code="unsupported_value",
+                )
+            return CompactionItem(mint_item_id("cmp"), content, compaction)
         case "item_reference":
             item_id = _given(item.id, f"{path}.id")
             found = find(item_id)
@@ -136,7 +150,7 @@ def _item(item: InputItem, path: str, find: Callable[[str], Item | None]) -> Ite
     raise unsupported_value(
         f"{path}.type",
         f"an item of type '{item.type[:64]}' {_WHY}; messages, calls and outputs of functions and "
-        "custom tools, and reasoning are.",
+        "custom tools, reasoning and compactions are.",
     )
 
 

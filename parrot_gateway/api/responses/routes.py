@@ -22,6 +22,7 @@ from parrot_gateway.settings.model import ServerSettings
 
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"
+COMPACT = "/v1/responses/compact"
 CONVERSATIONS = "/v1/conversations"
 #: Last parts of paths under `/v1/responses/` that are no ids.
 _ACTIONS = ("input_tokens", "compact")
@@ -94,13 +95,13 @@ class ResponseRoutes:
             return False
         if len(parts) > 1 and parts[1] not in _ACTIONS:
             raise not_found
-        if method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
+        if method != "POST" or path not in (RESPONSES, INPUT_TOKENS, COMPACT):
             return False
         head = decode(body, _head_decoder)
         model = head.model
         if not model:
             models = self._models.engine_models()
-            if path == RESPONSES or len(models) != 1:
+            if path != INPUT_TOKENS or len(models) != 1:
                 raise missing_parameter("model")
             model = models[0]
         target = self._models.resolve(model)
@@ -125,7 +126,7 @@ class ResponseRoutes:
             GatewayError: it cannot be honoured.
         """
         path = exchange.path
-        if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS):
+        if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS, COMPACT):
             return False
         self._refuse_semantics(exchange, body)
         from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
@@ -134,6 +135,11 @@ class ResponseRoutes:
         store, tenant = self._store, exchange.tenant
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, store=store, tenant=tenant)
+            return True
+        if path == COMPACT:
+            from parrot_gateway.api.responses.compact import handle_compact
+
+            await handle_compact(exchange, placer, body, self._server, store=store, tenant=tenant)
             return True
         await handle_responses(
             exchange,

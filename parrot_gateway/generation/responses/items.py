@@ -1,7 +1,8 @@
 """Items of the Responses API, and the chains of them that calls leave.
 
-Messages, calls of tools, what tools returned, and reasoning: all text. The shapes are those of the
-API, because they are also what is kept; bodies and checks are in `api/responses`.
+Messages, calls of tools, what tools returned, reasoning and compacted histories: all text. The
+shapes are those of the API, because they are also what is kept; bodies and checks are in
+`api/responses`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from parrot_gateway.generation.responses.compaction import Compaction
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -149,7 +152,25 @@ class ReasoningItem(_TextItem):
         return shown
 
 
-Item: TypeAlias = MessageItem | ToolCallItem | ToolOutputItem | ReasoningItem
+@dataclass(frozen=True, slots=True)
+class CompactionItem(_TextItem):
+    """What a history was compacted to."""
+
+    id: str
+    #: As clients carry it.
+    content: str
+    compaction: Compaction
+
+    @property
+    def text(self) -> str:
+        """As a model reads it."""
+        return self.compaction.text
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "compaction", "encrypted_content": self.content}
+
+
+Item: TypeAlias = MessageItem | ToolCallItem | ToolOutputItem | ReasoningItem | CompactionItem
 
 
 class Turn:

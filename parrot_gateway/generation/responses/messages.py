@@ -11,6 +11,7 @@ from typing import Any
 
 from parrot_gateway.generation.requests.types import Message
 from parrot_gateway.generation.responses.items import (
+    CompactionItem,
     Item,
     MessageItem,
     ReasoningItem,
@@ -39,6 +40,8 @@ def messages_of(items: Iterable[Item]) -> list[Message]:
             step = step.closed(messages)
             if isinstance(item, ToolOutputItem):
                 messages.append(Message("tool", item.text, tool_call_id=item.call_id))
+            elif isinstance(item, CompactionItem):
+                messages.append(Message("user", item.text))
             else:
                 messages.append(Message(item.role, item.text))
     step.closed(messages)

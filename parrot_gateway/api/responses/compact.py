@@ -1,0 +1,104 @@
+"""`POST /v1/responses/compact`: a history in fewer tokens, for models of our own engines.
+
+The model writes a summary of it. That and what the user wrote last come back as one item, which
+goes before further input in place of the history.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import msgspec
+
+from parrot_gateway.api.openai.answers import encode
+from parrot_gateway.api.responses.answer import response_usage
+from parrot_gateway.api.responses.bodies import InputFields, ResponseBody, check_input_fields
+from parrot_gateway.api.responses.input_items import items_of
+from parrot_gateway.api.responses.prompt import find_history, prompt_of
+from parrot_gateway.exceptions import missing_parameter
+from parrot_gateway.generation.generate import Generation, collect
+from parrot_gateway.generation.placement import Placer, salt_of
+from parrot_gateway.generation.request import GenerationRequest
+from parrot_gateway.generation.requests.validation import check_context, decode, sampling_of
+from parrot_gateway.generation.responses.compaction import Compaction, newest_within, packed
+from parrot_gateway.generation.responses.items import (
+    CompactionItem,
+    Item,
+    MessageItem,
+    Part,
+    history_of,
+    mint_item_id,
+    mint_response_id,
+)
+from parrot_gateway.generation.responses.store import ResponseStore
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.settings.model import ServerSettings
+
+#: Of a summary; never more than a quarter of the model's context.
+MAX_SUMMARY_TOKENS = 1024
+_ASK = (
+    "Summarize the conversation so far for an assistant that is to continue it without having seen "
+    "it: what is wanted, what was done and found out, what was decided, what is left to do. Write "
+    "the summary and nothing else."
+)
+
+_BODY = msgspec.json.Decoder(InputFields)
+
+
+async def handle_compact(
+    exchange: Exchange,
+    placer: Placer,
+    body: bytes,
+    server: ServerSettings,
+    *,
+    store: ResponseStore,
+    tenant: str,
+) -> None:
+    """Answer one call; what it is made from stays as it was.
+
+    Raises:
+        GatewayError: it is not valid, or could not be answered.
+    """
+    request = decode(body, _BODY)
+    check_input_fields(request)
+    history = find_history(request, store, tenant)
+    items = history_of(history.turn)
+    items += items_of(request.input, find=partial(store.item, tenant))
+    if not items:
+        raise missing_parameter("input")
+    exchange.cancel_on_disconnect()
+    info = placer.info
+    max_tokens = min(MAX_SUMMARY_TOKENS, info.max_context_tokens // 4)
+    asked = [*items, MessageItem(mint_item_id(), "user", (Part(_ASK),))]
+    whole = msgspec.structs.replace(request, truncation="auto")
+    prompt = await prompt_of(whole, placer, asked, (), len(body), room=max_tokens)
+    length = len(prompt.token_ids)
+    check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
+    sampling = sampling_of(ResponseBody(temperature=0), info, max_tokens=max_tokens, logprobs=None)
+    call = GenerationRequest([prompt], sampling, salt=salt_of(tenant))
+    generation = Generation(placer, call, exchange.started + server.call_timeout_s)
+    with generation:
+        (collected,) = await collect(generation, 1, 1)
+    said = newest_within(_said(items), info.max_context_tokens // 4, placer.tokenizer)
+    compaction = Compaction(said, collected.candidates[0].text.strip())
+    item = CompactionItem(mint_item_id("cmp"), packed(compaction), compaction)
+    answer = {
+        "id": mint_response_id(),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [item.to_dict()],
+        "usage": response_usage(generation.state.usage),
+    }
+    await exchange.respond(200, encode(answer))
+
+
+def _said(items: list[Item]) -> list[str]:
+    """What the user wrote, that of earlier compactions included."""
+    said: list[str] = []
+    for item in items:
+        if isinstance(item, CompactionItem):
+            said += item.compaction.said
+        elif isinstance(item, MessageItem) and item.role == "user":
+            said.append(item.text)
+    return said

@@ -1,0 +1,74 @@
+"""What a compaction keeps of a history, as an opaque text that clients carry.
+
+It is neither secret nor trusted: it holds what its caller sent and was answered, and comes back as
+input like any other.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from parrot_engine.text import Tokenizer
+
+#: How the content of a compaction item begins.
+_MARK = "parrot1."
+#: Of the unpacked content.
+MAX_BYTES = 4 * 1024 * 1024
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """What the user wrote, newest last, and a summary of all that was said."""
+
+    said: tuple[str, ...]
+    summary: str
+
+    @property
+    def text(self) -> str:
+        """As a model reads it."""
+        parts = []
+        if self.said:
+            parts.append("Earlier in this conversation I wrote:\n\n" + "\n\n".join(self.said))
+        parts.append(f"A summary of the conversation so far:\n\n{self.summary}")
+        return "\n\n".join(parts)
+
+
+_DECODER = msgspec.json.Decoder(Compaction)
+
+
+def packed(compaction: Compaction) -> str:
+    """As the content of a compaction item."""
+    data = zlib.compress(msgspec.json.encode(compaction))
+    return _MARK + base64.urlsafe_b64encode(data).decode()
+
+
+def unpacked(content: str) -> Compaction | None:
+    """The compaction that a content holds; None where it is no content of ours."""
+    if not content.startswith(_MARK):
+        return None
+    try:
+        data = base64.urlsafe_b64decode(content.removeprefix(_MARK))
+        return _DECODER.decode(zlib.decompressobj().decompress(data, MAX_BYTES))
+    except (binascii.Error, ValueError, zlib.error, msgspec.DecodeError):
+        return None
+
+
+def newest_within(texts: Sequence[str], tokens: int, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The newest texts that come to so many tokens; the first that does not fit is cut."""
+    kept: list[str] = []
+    for text in reversed(texts):
+        # NOTE: hardly a token is longer than 8 characters, and no more of a text than can be kept
+        # is worth tokenizing.
+        token_ids = tokenizer.encode(text[: tokens * 8], add_special_tokens=False)
+        if len(token_ids) > tokens or len(text) > tokens * 8:
+            kept.append(tokenizer.decode(token_ids[:tokens]) + " …")
+            break
+        kept.append(text)
+        tokens -= len(token_ids)
+    return tuple(reversed(kept))
