@@ -29,6 +29,7 @@ from langchain_parrot.exceptions import (  # noqa: E402
 )
 from langchain_parrot.install import InstallError, install, uninstall  # noqa: E402
 from langchain_parrot.llm import ParrotLLM  # noqa: E402
+from langchain_parrot.program import session  # noqa: E402
 
 if TYPE_CHECKING:
     from langchain_parrot._openai_errors import (
@@ -79,6 +80,7 @@ __all__ = [
     "VersionError",
     "asubmit",
     "install",
+    "session",
     "submit",
     "uninstall",
 ]

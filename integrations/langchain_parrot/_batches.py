@@ -18,6 +18,8 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.runnables import Runnable, RunnableSequence
 from langchain_core.runnables.configurable import DynamicRunnable
 
+from langchain_parrot.program import Caller, caller_here
+
 
 class Batch(NamedTuple):
     """One call of a batch method.
@@ -27,11 +29,13 @@ class Batch(NamedTuple):
         outermost: id of the batch in which it all began; its own if it is that.
         thread: the conversation of all its inputs, if their configuration names one. Steps of a
             batch are not run within a configuration, as others are.
+        caller: the code that began the outermost one.
     """
 
     id: str
     outermost: str
     thread: str | None
+    caller: Caller
 
 
 def _new_batch(config: Any) -> Batch:
@@ -41,8 +45,8 @@ def _new_batch(config: Any) -> Batch:
     threads = {str((one.get("configurable") or {}).get("thread_id") or "") for one in configs}
     thread = threads.pop() if len(threads) == 1 else ""
     if around is None:
-        return Batch(identity, identity, thread or None)
-    return Batch(identity, around.outermost, thread or around.thread)
+        return Batch(identity, identity, thread or None, caller_here())
+    return Batch(identity, around.outermost, thread or around.thread, around.caller)
 
 
 _batch: ContextVar[Batch | None] = ContextVar("langchain_parrot_batch", default=None)

@@ -29,6 +29,7 @@ from parrot_client.fields import MAX_CHARACTERS, REFERENCE_START
 
 from langchain_parrot._batches import Batch, current_batch, watch_batches
 from langchain_parrot._callbacks import Inline, ignore_events
+from langchain_parrot.program import NOBODY, Caller, caller_here, named_session, program_session
 
 if TYPE_CHECKING:
     from langchain_core.callbacks.manager import BaseRunManager
@@ -83,7 +84,8 @@ class RunNode:
         branch: the innermost branch that it is in.
         batch: the innermost batch by which it, or a run around it, was started.
         parent: id of the run around it.
-        has_thread: whether the session is a conversation that the user named.
+        has_thread: whether the session is one that the user named.
+        place: the code that began the outermost run, see `Caller`.
         own_name: of a call of a model, the name that the user gave it.
         group: of a call of a model, its task group.
     """
@@ -95,16 +97,22 @@ class RunNode:
     parent: str | None
     metadata: Mapping[str, Any]
     has_thread: bool
+    place: str
     own_name: str = ""
     group: str | None = None
 
 
 class RunSlot:
-    """Where a run is about to begin; `run_id` is set by a model's run that does."""
+    """Where a run is about to begin; `run_id` is set by a model's run that does.
 
-    __slots__ = ("run_id",)
+    Args:
+        caller: the code that calls for it, unless it is inside of another run.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("caller", "run_id")
+
+    def __init__(self, caller: Caller | None) -> None:
+        self.caller = caller
         self.run_id: UUID | None = None
 
 
@@ -133,7 +141,9 @@ class RunTree(BaseCallbackHandler):
 
     def get(self) -> RunTree:
         """The handler: LangChain asks a hook as it asks a context variable."""
-        self.slot.set(RunSlot())
+        config = var_child_runnable_config.get() or {}
+        is_inner = getattr(config.get("callbacks"), "parent_run_id", None) is not None
+        self.slot.set(RunSlot(None if is_inner else caller_here()))
         return self
 
     @property
@@ -159,10 +169,15 @@ class RunTree(BaseCallbackHandler):
         if parent is not None:
             session, label, branch = parent.session, parent.label, parent.branch
             starts_batch = batch is not None and batch is not parent.batch
+            has_thread, place = parent.has_thread, parent.place
         else:
-            session = str(parent_id or (batch.outermost if batch else run_id))
+            slot, named = self.slot.get(), named_session()
+            caller = batch.caller if batch else (slot and slot.caller) or NOBODY
+            session = named or str(parent_id or (batch.outermost if batch else run_id))
+            if named is None and parent_id is None and caller.is_program:
+                session = program_session()
             label, branch, starts_batch = "", None, batch is not None
-        has_thread = parent is not None and parent.has_thread
+            has_thread, place = named is not None, caller.place
         if starts_batch and batch is not None and batch.thread is not None:
             session, has_thread = batch.thread, True
         fan_out, key = None, ""
@@ -180,7 +195,9 @@ class RunTree(BaseCallbackHandler):
         elif key:
             label = key
         parent_text = None if parent_id is None else str(parent_id)
-        return RunNode(session, label, branch, batch, parent_text, metadata or {}, has_thread)
+        return RunNode(
+            session, label, branch, batch, parent_text, metadata or {}, has_thread, place
+        )
 
     def new_call(
         self,
@@ -269,9 +286,11 @@ def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
         run_manager: what LangChain gives to `_generate` and `_stream`.
 
     Returns:
-        `session` (the LangGraph thread, else the root
-        run, or the batch where an application's outermost step is one), `run`, `parent`, `name`
-        and `group`; those that are not known are left out. Empty without a run.
+        `session` (the LangGraph thread, else what `session` of `program` names, else the program
+        where it began the run itself, else the root run, or the batch where an application's
+        outermost step is one), `run`, `parent`, `name` (without another one, the place in the
+        program that began it) and `group`; those that are not known are left out. Empty without a
+        run.
     """
     if run_manager is None:
         return {}
@@ -305,7 +324,8 @@ def _fields(node: RunNode, run: str | None) -> dict[str, str]:
         "parent": node.parent,
         "name": _text(node.own_name)
         or _text(node.metadata.get("langgraph_node"))
-        or _text(node.label),
+        or _text(node.label)
+        or _text(node.place),
         "group": node.group,
     }
     return {name: value for name, value in fields.items() if value}

@@ -1,4 +1,5 @@
-"""`parrot-gateway graph SESSION`: fetches a session's graph from a running gateway and draws it.
+"""`parrot-gateway graph [SESSION]`: fetches a session's graph from a running gateway and draws it;
+without a name that of the session used last. `--list` lists them.
 
 The gateway answers with plain data; the pictures are made here, with `semantic.drawing`.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -49,6 +51,22 @@ _RENAMED = {
 class _Session(msgspec.Struct):
     id: str
     name: str = ""
+
+
+class _NumCalls(msgspec.Struct):
+    unfinished: int = 0
+    finished: int = 0
+
+
+class _ListedSession(_Session):
+    last_used: float = 0.0
+    variables: int = 0
+    calls: _NumCalls = msgspec.field(default_factory=_NumCalls)
+
+
+class _Sessions(msgspec.Struct):
+    data: list[_ListedSession]
+    has_more: bool = False
 
 
 class _Graph(msgspec.Struct):
@@ -108,10 +126,58 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
     Raises:
         GraphUnavailableError: no gateway there, an unknown session, a wrong key, or another error.
     """
+    path = f"/sessions/{quote(session, safe='')}/graph"
+    status, data = await _fetch(base_url, path, api_key)
+    if status != 200:
+        raise GraphUnavailableError(_explain(status, data, base_url, session))
+    return data
+
+
+async def fetch_sessions(base_url: str, api_key: str | None) -> _Sessions:
+    """The gateway's sessions, last used first; arguments and errors as of `fetch_graph`."""
+    status, data = await _fetch(base_url, "/sessions", api_key)
+    if status != 200:
+        raise GraphUnavailableError(_explain(status, data, base_url, ""))
+    try:
+        return msgspec.json.decode(data, type=_Sessions)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise GraphUnavailableError(f"The answer is no list of sessions: {error}") from None
+
+
+async def _last_session(base_url: str, api_key: str | None) -> str:
+    """The id of the session used last; a hint at the others goes to the error output."""
+    sessions = await fetch_sessions(base_url, api_key)
+    if not sessions.data:
+        raise GraphUnavailableError(
+            f"{base_url} has no sessions yet. They are made by calls that name one "
+            "(X-Parrot-Session, x-session-id, traceparent, …) or are deferred, and by "
+            "langchain_parrot."
+        )
+    if len(sessions.data) > 1:
+        count = f"{len(sessions.data)}{'+' if sessions.has_more else ''}"
+        typer.secho(f"The last of {count} sessions; --list shows all.", err=True, dim=True)
+    return sessions.data[0].id
+
+
+def list_text(sessions: _Sessions, now: float) -> str:
+    """A line for each session, ending in a line end."""
+    lines = []
+    for each in sessions.data:
+        ago = max(0.0, now - each.last_used)
+        age = f"{ago:.0f} s" if ago < 120 else f"{ago / 60:.0f} min"
+        calls = each.calls.finished + each.calls.unfinished
+        running = f", {each.calls.unfinished} unfinished" if each.calls.unfinished else ""
+        lines.append(f"{each.name}  ·  {calls} calls{running}  ·  {age} ago")
+    if sessions.has_more:
+        lines.append("… and older ones")
+    return "\n".join(lines or ["no sessions"]) + "\n"
+
+
+async def _fetch(base_url: str, path: str, api_key: str | None) -> tuple[int, bytes]:
+    """Status and body of a GET."""
     # Here, so that the command line does not wait for it.
     import aiohttp
 
-    url = f"{base_url.rstrip('/')}/sessions/{quote(session, safe='')}/graph"
     headers = {"Accept": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -119,9 +185,9 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
-            client.get(url, headers=headers) as response,
+            client.get(f"{base_url.rstrip('/')}{path}", headers=headers) as response,
         ):
-            status, data = response.status, await response.read()
+            return response.status, await response.read()
     except TimeoutError:
         raise GraphUnavailableError(f"{base_url} did not answer within {TIMEOUT_S:g} s.") from None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ValueError):
@@ -134,9 +200,6 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
             f"No gateway answers at {base_url} ({reason}). Start one with parrot-gateway serve, or "
             "say where it is: --base-url URL, or the variable OPENAI_BASE_URL."
         ) from None
-    if status != 200:
-        raise GraphUnavailableError(_explain(status, data, base_url, session))
-    return data
 
 
 def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
@@ -155,7 +218,8 @@ def _explain(status: int, data: bytes, base_url: str, session: str) -> str:
             "to another key."
         )
     reason = detail.message or data[:200].decode("utf-8", "replace")
-    return f"{base_url} has no graph for '{session}' (status {status}): {reason}"
+    what = f"graph for '{session}'" if session else "list of sessions"
+    return f"{base_url} has no {what} (status {status}): {reason}"
 
 
 def draw(data: bytes, form: Format, width: int) -> str:
@@ -175,7 +239,10 @@ def draw(data: bytes, form: Format, width: int) -> str:
 
 
 def graph_command(
-    session: Annotated[str, typer.Argument(help="Name or id of the session.")],
+    session: Annotated[
+        str | None,
+        typer.Argument(help="Name or id of the session.", show_default="the one used last"),
+    ] = None,
     base_url: Annotated[
         str | None,
         typer.Option(help="The gateway.", show_default=f"OPENAI_BASE_URL, else {DEFAULT_BASE_URL}"),
@@ -192,6 +259,9 @@ def graph_command(
     watch: Annotated[
         bool, typer.Option("--watch", help="Draw again until every call has ended.")
     ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List the sessions instead, last used first.")
+    ] = False,
 ) -> None:
     """Draw a session's graph: its calls, their states and times."""
     from rich.console import Console
@@ -199,11 +269,20 @@ def graph_command(
     from parrot_gateway.settings.config_file import ConfigError
     from parrot_gateway.settings.secret_reference import key_of_option, usual_key
 
+    if list_all and (session is not None or watch or form is not Format.TEXT):
+        raise typer.BadParameter("goes without other options", param_hint="--list")
     if watch and form is not Format.TEXT:
         raise typer.BadParameter("goes with --format text only", param_hint="--watch")
     try:
         key = key_of_option(api_key) if api_key else usual_key(base_url)
         target = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        if list_all:
+            text = list_text(asyncio.run(fetch_sessions(target, key)), time.time())
+            sys.stdout.buffer.write(text.encode())
+            sys.stdout.buffer.flush()
+            return
+        if session is None:
+            session = asyncio.run(_last_session(target, key))
         if watch:
             asyncio.run(_watch(target, session, key))
             return

@@ -258,7 +258,8 @@ def test_text_models_too(upstream: ScriptedUpstream, loop: asyncio.AbstractEvent
     llm.invoke("Hi")
     loop.run_until_complete(llm.ainvoke("Hi"))
     for told in _told(upstream, model):
-        assert told == {"session": told["run"], "run": told["run"]}
+        assert told == {"session": told["run"], "run": told["run"], "name": told["name"]}
+        assert told["name"].startswith("test_text_models_too:")
 
 
 def test_a_request_after_a_models_run_is_not_of_that_run(upstream: ScriptedUpstream) -> None:

@@ -130,7 +130,33 @@ async def test_watching_goes_on_while_a_call_runs() -> None:
     assert len(requests) == 2
 
 
+async def test_without_a_name_the_session_used_last(demo: GatewayProcess, session: str) -> None:
+    run = graph(demo)
+    assert run.returncode == 0, run.stderr
+    assert session in run.stdout.splitlines()[0]
+    assert json.loads(graph(demo, "--format", "json").stdout)["session"]["name"] == session
+
+
+async def test_the_sessions_are_listed(demo: GatewayProcess, session: str) -> None:
+    run = graph(demo, "--list")
+    assert run.returncode == 0, run.stderr
+    assert re.match(re.escape(session) + r"  ·  3 calls  ·  \d+ s ago$", run.stdout.splitlines()[0])
+    assert graph(demo, "--list", "--watch").returncode == 2
+    assert graph(demo, "--list", session).returncode == 2
+
+
 # -- refusals -----------------------------------------------------------------------------
+
+
+async def test_a_gateway_without_sessions() -> None:
+    empty = (200, b'{"object": "list", "data": [], "has_more": false}')
+    async with answering(empty, empty, (200, b"{}")) as (url, _):
+        run = await asyncio.to_thread(run_cli, "graph", "--base-url", url)
+        check_refused(run, "no sessions yet", "x-session-id")
+        listed = await asyncio.to_thread(run_cli, "graph", "--list", "--base-url", url)
+        assert (listed.returncode, listed.stdout) == (0, "no sessions\n")
+        run = await asyncio.to_thread(run_cli, "graph", "--list", "--base-url", url)
+        check_refused(run, "no list of sessions")
 
 
 def test_an_unknown_session(demo: GatewayProcess) -> None:

@@ -1,0 +1,169 @@
+"""Runs that a program calls one after the other: which of them are one session, and their names.
+
+The programs are real scripts with plain ChatOpenAI and `install()`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import langchain_parrot
+import pytest
+from harness.scripted_upstream import ScriptedUpstream, chat_document, document
+
+OPENING = """
+import asyncio, threading
+import langchain_parrot
+langchain_parrot.install()
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI
+llm = ChatOpenAI(model={model!r}, max_retries=0)
+chain = ChatPromptTemplate.from_template("Summarise {{x}}") | llm
+"""
+
+
+def told_by(
+    upstream: ScriptedUpstream, folder: Path, script: str, **files: str
+) -> list[tuple[str | None, str | None]]:
+    """Session and name of each call of a script, in the order of the calls' names."""
+    model = upstream.script(*[document(chat_document("x")) for _ in range(8)])
+    for name, text in files.items():
+        folder.joinpath(f"{name}.py").write_text(textwrap.dedent(text))
+    path = folder / "report.py"
+    path.write_text(OPENING.format(model=model) + textwrap.dedent(script))
+    environment = {**os.environ, "OPENAI_BASE_URL": upstream.base_url, "OPENAI_API_KEY": "none"}
+    ran = subprocess.run(
+        [sys.executable, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    calls = upstream.calls(model)
+    told = [(c.headers.get("x-parrot-session"), c.headers.get("x-parrot-name")) for c in calls]
+    return sorted(told, key=str)
+
+
+MAIN = """
+def main():
+    texts = chain.batch([{"x": "a"}, {"x": "b"}])
+    llm.invoke("Combine: " + " ".join(text.content for text in texts))
+
+if __name__ == "__main__":
+    main()
+"""
+TOP_LEVEL = """
+texts = chain.batch([{"x": "a"}, {"x": "b"}])
+llm.invoke("Combine")
+"""
+COROUTINE = """
+async def main():
+    await chain.abatch([{"x": "a"}, {"x": "b"}])
+    await llm.ainvoke("Combine")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "place"), [(MAIN, "main:"), (TOP_LEVEL, "report:"), (COROUTINE, "main:")]
+)
+def test_a_batch_and_the_call_after_it_are_one_session(
+    upstream: ScriptedUpstream, tmp_path: Path, script: str, place: str
+) -> None:
+    told = told_by(upstream, tmp_path, script)
+    assert len(told) == 3
+    (session,) = {each for each, _ in told}
+    assert session is not None
+    assert session.startswith("report-")
+    names = [name or "" for _, name in told]
+    assert all(name.startswith(place) for name in names)
+    assert len(set(names)) == 2
+
+
+def test_functions_of_other_files_of_the_program_count(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    told = told_by(
+        upstream,
+        tmp_path,
+        "import steps\nsteps.combine(llm)\nllm.invoke('again')\n",
+        steps="def combine(llm):\n    llm.invoke('x')\n",
+    )
+    assert len({session for session, _ in told}) == 1
+    assert [str(name).partition(":")[0] for _, name in told] == ["combine", "report"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: llm.invoke("x"))
+            thread.start()
+            thread.join()
+        """,
+        """
+        async def handler(text):
+            await llm.ainvoke(text)
+
+        async def main():
+            await asyncio.gather(handler("a"), handler("b"))
+
+        asyncio.run(main())
+        """,
+        """
+        import socketserver
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self):
+                llm.invoke("x")
+
+        for _ in range(2):
+            with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+                import socket
+                with socket.create_connection(server.server_address):
+                    server.handle_request()
+        """,
+    ],
+    ids=["threads", "tasks", "server"],
+)
+def test_what_others_call_stays_apart(
+    upstream: ScriptedUpstream, tmp_path: Path, script: str
+) -> None:
+    told = told_by(upstream, tmp_path, textwrap.dedent(script))
+    assert len({session for session, _ in told}) == 2
+
+
+def test_a_program_may_name_a_session(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    told = told_by(
+        upstream,
+        tmp_path,
+        """
+        async def handler(text):
+            with langchain_parrot.session(f"request-{text}"):
+                await chain.abatch([{"x": text}, {"x": text}])
+                await llm.ainvoke(text)
+                await llm.ainvoke(text, {"metadata": {"thread_id": "t"}})
+
+        async def main():
+            await asyncio.gather(handler("a"), handler("b"))
+
+        asyncio.run(main())
+        """,
+    )
+    sessions = [session for session, _ in told]
+    assert sessions == ["request-a"] * 3 + ["request-b"] * 3 + ["t"] * 2
+
+
+def test_sessions_have_names() -> None:
+    with pytest.raises(ValueError, match="name"), langchain_parrot.session(" "):
+        pass
+    with langchain_parrot.session() as one, langchain_parrot.session() as other:
+        assert one != other
