@@ -152,6 +152,7 @@ class CallRoutes:
         recording: Recording | None = None,
     ) -> None:
         """Pass a call of `model` on; `tried` as in `_answer`."""
+        exchange.model = requested
         target = self._models.resolve(model)
         if isinstance(target, EngineTarget):
             if await self._responses.generate(exchange, target.model, requested, body):
@@ -291,6 +292,7 @@ class CallRoutes:
             model: other than the one that the request names.
             tried: the upstreams that could not, so that fallbacks end.
         """
+        exchange.model = request.model
         target = self._models.resolve(model or request.model)
         if isinstance(target, EngineTarget):
             await self._generate(exchange, request, target.model, context)

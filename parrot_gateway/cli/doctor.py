@@ -49,8 +49,9 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from parrot_gateway.bench.report import print_table
 
     marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]",
              "note": "[cyan]note[/]"}  # fmt: skip
@@ -59,7 +60,7 @@ def show(findings: list[Finding]) -> None:
         table.add_column(heading, overflow="fold")
     for finding in findings:
         table.add_row(marks[finding.state], finding.topic, finding.what, finding.advice)
-    Console().print(table)
+    print_table(table)
 
 
 def _python() -> Finding:

@@ -20,6 +20,8 @@ import typer
 from parrot_gateway.semantic.drawing import to_mermaid, to_svg, to_text
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
 
+#: Columns of a drawing that goes into a file or a pipe, which have none.
+_PIPE_WIDTH = 200
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
@@ -288,7 +290,10 @@ def graph_command(
             return
         data = asyncio.run(fetch_graph(target, session, key))
         # NOTE: UTF-8 whatever the locale: pictures are redirected into files.
-        sys.stdout.buffer.write(draw(data, form, Console().width).encode())
+        width = Console().width
+        if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+            width = _PIPE_WIDTH
+        sys.stdout.buffer.write(draw(data, form, width).encode())
         sys.stdout.buffer.flush()
     except (GraphUnavailableError, ConfigError) as error:
         typer.secho(str(error), err=True, fg=typer.colors.RED)

@@ -227,6 +227,7 @@ def _complain(text: str) -> None:
 
 def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
     """Print the base URL, the models, those that cannot be served, and lines to paste."""
+    from parrot_gateway.settings import DEMO_MODEL
     from parrot_gateway.settings.model import api_key_of
 
     failures = gateway.failures()
@@ -239,6 +240,8 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
             names.append(f"any other name  (upstream {upstream.name})")
         elif not upstream.ready:
             names.append(f"(upstream {upstream.name} has not told its models yet)")
+    if gateway.upstreams and not gateway.supervisor.models():
+        names.append(f"({DEMO_MODEL} is not run beside upstreams: --model {DEMO_MODEL} adds it)")
     if gateway.remote_join_key is not None and not names:
         join_url = base_url.replace("http", "ws", 1) + "/engines/join"
         names = [f"(none before an engine joins at {join_url})"]

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -23,6 +24,8 @@ from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.settings.model import EngineLinkSettings, ModelSettings
 
 logger = logging.getLogger(__name__)
+#: What engine processes write, line by line.
+engine_logger = logging.getLogger("parrot_engine")
 
 State: TypeAlias = Literal["loading", "ready", "failed"]
 
@@ -44,6 +47,10 @@ _STOP_TIMEOUT_S = 10.0
 _REJOIN_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
 _MAX_LINE_BYTES = 16 * 1024
+#: How a process's own log begins a line; other lines are progress, or what broke it.
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) +")
+#: Begins the reason for which a process gives up.
+_ERROR = "error: "
 
 
 # NOTE: an engine may run code that came with a checkpoint: of the environment it gets what finds
@@ -108,6 +115,8 @@ def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
         *("--options", json.dumps(options)),
         *("--join", join_url),
         *("--engine-name", name),
+        # That it has joined is logged here, by the one that it joined.
+        *("--log-level", "warning"),
         "--with-parent",
     ]
 
@@ -150,6 +159,8 @@ class EngineSupervisor:
             for index in range(model.engines)
         ]
         self._tasks: list[asyncio.Task[None]] = []
+        #: The start is over: failures until then are told by whoever waits for it.
+        self._started = False
         self._unsubscribe: Callable[[], None] | None = None
 
     def models(self) -> list[str]:
@@ -182,6 +193,7 @@ class EngineSupervisor:
     async def wait_ready(self) -> None:
         for process in self.processes:
             await process.settled.wait()
+        self._started = True
 
     async def close(self) -> None:
         """Stop every process: SIGTERM, and SIGKILL for those that do not end."""
@@ -230,20 +242,22 @@ class EngineSupervisor:
             try:
                 status = await self._run_once(process, command, environment)
             except OSError as error:
-                _give_up(process, f"it could not be started: {error}")
+                self._give_up(process, f"it could not be started: {error}")
                 return
             if process.state == "failed":
                 return
             process.state = "loading"
             if status == EXIT_CONFIG:
-                _give_up(process, _refusal(process.last_lines))
+                self._give_up(process, _refusal(process.last_lines))
                 return
             if _worked_for_a_while(process):
                 process.deaths = 0
             process.deaths += 1
             if process.deaths >= _MAX_DEATHS:
                 output = "\n".join(process.last_lines) or "no output"
-                _give_up(process, f"it ended {process.deaths} times ({_how(status)}): {output}")
+                self._give_up(
+                    process, f"it ended {process.deaths} times ({_how(status)}): {output}"
+                )
                 return
             pause_s = min(_FIRST_BACKOFF_S * 2 ** (process.deaths - 1), _MAX_BACKOFF_S)
             logger.warning("engine %s %s; again in %g s", process.name, _how(status), pause_s)
@@ -278,10 +292,17 @@ class EngineSupervisor:
             pump.cancel()
             process.pid = None
 
+    def _give_up(self, process: EngineProcess, reason: str) -> None:
+        process.state = "failed"
+        process.reason = reason
+        process.settled.set()
+        level = logging.ERROR if self._started else logging.DEBUG
+        logger.log(level, "engine %s failed: %s", process.name, reason)
+
     async def _guard(self, process: EngineProcess, child: asyncio.subprocess.Process) -> None:
         """End a process that does not join, or that lives on without its link."""
         if not await _within(self._load_timeout_s, process.linked):
-            _give_up(
+            self._give_up(
                 process,
                 f"it did not join within {self._load_timeout_s:g} s "
                 "(setting engines.load_timeout_s)",
@@ -310,19 +331,12 @@ async def _within(limit_s: float, event: asyncio.Event) -> bool:
     return True
 
 
-def _give_up(process: EngineProcess, reason: str) -> None:
-    process.state = "failed"
-    process.reason = reason
-    process.settled.set()
-    logger.error("engine %s failed: %s", process.name, reason)
-
-
 def _refusal(lines: Sequence[str]) -> str:
     """Why a worker refused to start: its output from the last `error: ` on, as one line."""
     output = list(lines)
-    begins = [number for number, line in enumerate(output) if line.startswith("error: ")]
+    begins = [number for number, line in enumerate(output) if line.startswith(_ERROR)]
     output = output[begins[-1] if begins else -1 :]
-    return " ".join(output).removeprefix("error: ") or "no output"
+    return " ".join(output).removeprefix(_ERROR) or "no output"
 
 
 def _worked_for_a_while(process: EngineProcess) -> bool:
@@ -340,8 +354,9 @@ def _how(status: int) -> str:
 
 
 async def _read_lines(child: asyncio.subprocess.Process, process: EngineProcess) -> None:
-    """Pass the process's messages on and remember the last ones."""
+    """Log the process's messages and remember the last ones."""
     assert child.stderr is not None
+    gives_up = False
     while True:
         try:
             raw = await child.stderr.readline()
@@ -354,7 +369,16 @@ async def _read_lines(child: asyncio.subprocess.Process, process: EngineProcess)
         line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
         if line:
             process.last_lines.append(line)
-            sys.stderr.write(f"[{process.model.served_name}] {line}\n")
+            # From here on it is the reason of the failure that is told once the process has ended.
+            gives_up = gives_up or line.startswith(_ERROR)
+            found = _LEVEL.match(line)
+            if gives_up:
+                level = logging.DEBUG
+            elif found is not None:
+                level, line = logging.getLevelNamesMapping()[found[1]], line[found.end() :]
+            else:
+                level = logging.INFO if process.ready_at is None else logging.WARNING
+            engine_logger.log(level, "%s: %s", process.name, line)
 
 
 def _signal(child: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
@@ -25,16 +26,18 @@ from parrot_gateway.http.exchange import ClientDisconnected, Exchange, Message, 
 from parrot_gateway.http.web_pages import WebPageGuard
 
 logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("parrot_gateway.access")
 
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
 #: How long a client of a call that is cut off may take to read that.
 _LAST_WORDS_S = 0.5
+_CLIENT_LEFT = 499
 
 #: Reachable without a key: probes, and the description of the API.
 OPEN_PATHS = frozenset(
-    {"/health", "/health/liveness", "/health/readiness", "/version", "/docs", "/openapi.json"}
+    {"/", "/health", "/health/liveness", "/health/readiness", "/version", "/docs", "/openapi.json"}
 )
 
 
@@ -190,6 +193,7 @@ class Dispatcher:
         gate: counts calls.
         shapes: by a hot path, gives an exchange the errors and headers of an API other than
             OpenAI's, before anything is checked.
+        log_access: log a line for each request.
     """
 
     def __init__(
@@ -206,6 +210,7 @@ class Dispatcher:
         guard: WebPageGuard,
         gate: CallGate,
         shapes: Mapping[str, Callable[[Exchange], None]] | None = None,
+        log_access: bool = False,
     ) -> None:
         self._hot = hot
         self._shapes = shapes or {}
@@ -218,6 +223,7 @@ class Dispatcher:
         self._keys = keys
         self._guard = guard
         self._gate = gate
+        self._log_access = log_access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection's request (ASGI)."""
@@ -225,6 +231,17 @@ class Dispatcher:
             await self._management(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
+        if not self._log_access:
+            await self._dispatch(exchange, scope, receive, send)
+            return
+        try:
+            await self._dispatch(exchange, scope, receive, send)
+        finally:
+            _log_request(exchange)
+
+    async def _dispatch(
+        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         path = exchange.path
         handler = self._hot.get(path)
         if handler is not None:
@@ -333,6 +350,7 @@ class Dispatcher:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *exchange.standard_headers()]
                 exchange.responded = True
+                exchange.status = message["status"]
             await send(message)
 
         try:
@@ -341,6 +359,21 @@ class Dispatcher:
             logger.exception("%s: %s failed", exchange.request_id, exchange.path)
             if not exchange.responded:
                 await exchange.respond_error(internal_error(exchange.request_id))
+
+
+def _log_request(exchange: Exchange) -> None:
+    """One line: method, path, status, milliseconds until the end, request id, model."""
+    path = exchange.scope.get("raw_path") or exchange.path.encode()
+    access_logger.info(
+        "%s %s %d %.1f ms %s %s",
+        exchange.scope["method"],
+        path.decode("latin-1"),
+        # As nginx writes it: the client left before there was an answer.
+        exchange.status or _CLIENT_LEFT,
+        (time.perf_counter() - exchange.started) * 1000,
+        exchange.request_id,
+        "-" if exchange.model is None else repr(exchange.model[:200]),
+    )
 
 
 def internal_error(request_id: str) -> GatewayError:

@@ -60,13 +60,16 @@ class Exchange:
         method: `GET`, `POST`, …; `GET` for `HEAD` too, of whose answer the server sends the head.
         path: decoded, without the query.
         tenant: of the caller, once its key has been checked.
+        model: that the request names, once it is known; for the access log.
+        status: of the answer, once it has begun; 0 before.
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
     """
 
     __slots__ = ("_add_headers", "_end_with", "_error_body", "_headers", "_notifier", "_receive",
-                 "_send", "_watched", "_watcher", "completed", "disconnected", "method", "path",
-                 "request_id", "responded", "scope", "started", "tenant")  # fmt: skip
+                 "_send", "_watched", "_watcher", "completed", "disconnected", "method", "model",
+                 "path", "request_id", "responded", "scope", "started", "status",
+                 "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -74,6 +77,8 @@ class Exchange:
         self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         self.path: str = scope["path"]
         self.tenant = DEFAULT_TENANT
+        self.model: str | None = None
+        self.status = 0
         self.request_id = new_request_id()
         #: True once the status line is out: from then on errors go in band.
         self.responded = False
@@ -224,6 +229,7 @@ class Exchange:
             self._add_headers(headers)
         headers += self.standard_headers()
         self.responded = True
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
         self.completed = True
@@ -251,6 +257,7 @@ class Exchange:
         With `is_whole` these bytes are all, and the end of the stream leaves in the same write.
         """
         self.responded = True
+        self.status = status
         headers = list(headers)
         if self._add_headers is not None:
             self._add_headers(headers)

@@ -92,6 +92,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         keys=keys,
         guard=WebPageGuard([server.host, *server.allowed_hosts], server.cors_origins),
         gate=gateway.gate,
+        log_access=server.access_log,
     )
     if server.cors_origins:
         app = CORSMiddleware(

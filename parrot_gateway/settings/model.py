@@ -52,6 +52,8 @@ class ServerSettings(_Section):
     #: A comment is sent into a stream that has been silent for this long.
     keep_alive_s: Seconds = 15.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    #: Log a line for each request, at info.
+    access_log: bool = False
 
     @field_validator("cors_origins")
     @classmethod

@@ -9,10 +9,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.processes import DEMO_MODEL, GatewayProcess, upstream_settings, wait_until
+from harness.processes import (
+    DEMO_MODEL,
+    GatewayProcess,
+    run_cli,
+    upstream_settings,
+    wait_until,
+)
 from harness.raw_http import RawConnection, check_error
 from harness.scripted_upstream import (
     LISTED_MODEL,
@@ -60,6 +67,8 @@ def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:
         assert "typo -> scripted-lsited  (not served so far)" in shown
         assert f"OPENAI_BASE_URL={gateway.base_url}" in shown
         assert 'OPENAI_API_KEY="$SOME_KEY"' in shown
+        # What `serve` alone would have run is not there, and not silently.
+        assert f"({DEMO_MODEL} is not run beside upstreams: --model {DEMO_MODEL} adds it)" in shown
         assert "from the environment" not in shown + gateway.stderr()
         assert "sk-upstream" not in shown + gateway.stderr()
         listed = {item["id"] for item in gateway.get("/v1/models")["data"]}
@@ -81,9 +90,43 @@ def test_a_model_that_failed_is_not_listed_as_served() -> None:
         served, failed = gateway.stdout().partition("models:\n")[2].split("\nnot served:\n")
         assert served == f"  {DEMO_MODEL}\n"
         assert failed.startswith("  ./no/such/folder: There is no folder")
+        # Told once, and the log ended before the block was printed.
+        assert "no folder" not in gateway.stderr()
+        assert gateway.stderr().splitlines()[-1].endswith(f"joined with {DEMO_MODEL}")
         # What is printed to be pasted works.
         assert run_printed_curl(gateway).returncode == 0
         assert f'"model": "{DEMO_MODEL}"' in failed
+
+
+def test_a_model_that_alone_fails_is_told_of_once(tmp_path: Path) -> None:
+    file = tmp_path / "model.Q4_0.gguf"
+    file.write_bytes(b"GGUF")
+    done = run_cli("serve", "--port", "0", "--model", str(file))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("is a GGUF file") == 1
+    assert "--upstream llama=http://127.0.0.1:8080/v1" in done.stderr
+    assert done.stderr.endswith("Nothing can be served; stopping.\n")
+
+
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING|ERROR) +[\w.]+: .+")
+
+
+def test_the_log_has_one_format_and_names_engines() -> None:
+    with GatewayProcess("--model", DEMO_MODEL, config={"server": {"access_log": True}}) as gateway:
+        body = {"model": DEMO_MODEL, "prompt": "x", "max_tokens": 1}
+        _, headers, _ = gateway.post("/v1/completions", body)
+        gateway.get("/v1/models")
+        engine = gateway.health()["engine_processes"][0]["name"]
+        assert gateway.stdout().rstrip().endswith('"max_tokens": 60}\'')
+        wait_until(lambda: gateway.stderr().count(".access: ") == 3, "all calls in the log")
+        lines = gateway.stderr().splitlines()
+    assert [line for line in lines if not LOG_LINE.fullmatch(line)] == []
+    assert any(f" parrot_engine: {engine}: loading {DEMO_MODEL}" in line for line in lines)
+    access = [line.partition("parrot_gateway.access: ")[2] for line in lines if "access: " in line]
+    pattern = rf"POST /v1/completions 200 [\d.]+ ms {headers['x-request-id']} '{DEMO_MODEL}'"
+    assert re.fullmatch(pattern, access[0])
+    assert re.fullmatch(r"GET /v1/models 200 [\d.]+ ms req_\w+ -", access[1])
 
 
 def test_a_gateway_that_waits_for_engines_says_where_they_join() -> None:

@@ -58,6 +58,8 @@ def resolve_model(name_or_path: str, *, with_code: bool = False, with_weights: b
                 f"{name_or_path} is a shape without weights, for measuring: give it dummy weights."
             )
         return _checked(_SHAPES_FOLDER / name_or_path)
+    if path.is_file() or path.suffix.lower() == ".gguf":
+        raise ModelNotFoundError(_file_advice(path))
     if not _HUB_ID.match(name_or_path):
         raise ModelNotFoundError(
             f"There is no folder {name_or_path}, and it is not the name of a hub repository "
@@ -73,8 +75,22 @@ def served_name(name_or_path: str) -> str:
     return path.resolve().name if path.is_dir() else name_or_path
 
 
+def _file_advice(path: Path) -> str:
+    if path.suffix.lower() != ".gguf":
+        return f"{path} is a file: give the folder that holds config.json and *.safetensors."
+    return (
+        f"{path} is a GGUF file, which the engines do not read. Give the folder or the hub id of "
+        "the checkpoint that it was made from (config.json and *.safetensors), or let llama.cpp "
+        f"serve it (llama-server -m {path} --port 8080) and pass its calls on with "
+        "--upstream llama=http://127.0.0.1:8080/v1."
+    )
+
+
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
+        gguf = next(folder.glob("*.gguf"), None)
+        if gguf is not None:
+            raise ModelNotFoundError(_file_advice(gguf))
         raise ModelNotFoundError(f"The folder {folder} holds no model: it has no config.json.")
     return folder
 

@@ -125,6 +125,7 @@ class ResponseRoutes:
         Raises:
             GatewayError: it cannot be honoured.
         """
+        exchange.model = requested_model
         path = exchange.path
         if exchange.method != "POST" or path not in (RESPONSES, INPUT_TOKENS, COMPACT):
             return False

@@ -151,6 +151,13 @@ def test_models_that_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         resolve_model(str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="no folder"):
         resolve_model("./not/a/folder")
+    (tmp_path / "model.Q4_0.gguf").touch()
+    for gguf in (tmp_path, tmp_path / "model.Q4_0.gguf", "./not/there.GGUF"):
+        with pytest.raises(ModelNotFoundError, match=r"is a GGUF file.*--upstream"):
+            resolve_model(str(gguf))
+    (tmp_path / "x.bin").touch()
+    with pytest.raises(ModelNotFoundError, match="is a file: give the folder"):
+        resolve_model(str(tmp_path / "x.bin"))
 
     def offline(*_: Any, **__: Any) -> None:
         from huggingface_hub.errors import LocalEntryNotFoundError
