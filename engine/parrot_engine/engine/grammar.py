@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parrot_engine.engine.grammar_closing import END, Closing, SingleBytes
 from parrot_engine.exceptions import PrimitiveError, SettingsError
 from parrot_engine.protocol import Grammar
 
@@ -38,9 +39,11 @@ COMPILE_TIMEOUT_S = 20.0
 #: Threads that compile; the library lets go of the interpreter while it does.
 _NUM_THREADS = 2
 
-#: Between the parts of a JSON text: nothing, a space, or a new line that is indented. A model that
-#: puts line breaks everywhere still ends.
-WHITESPACE = r"( |\n {0,16})?"
+#: Between the parts of a JSON text: nothing or a space. Line breaks and indentation would be tokens
+#: that say nothing, and that some models repeat.
+WHITESPACE = " ?"
+#: Kinds that have an end to be led to; other texts are as long as their author lets them be.
+_CLOSED = ("json_schema", "json_object", "lark")
 
 #: Why no token is left.
 _SPEECHLESS = "grammar: no token of this model continues what it asks for"
@@ -59,10 +62,25 @@ _LIMITS: dict[str, Any] = {
 class GrammarMatcher:
     """Follows one generation; implements `parrot_engine.batch.Matcher`."""
 
-    __slots__ = ("_consumed", "_ends", "_matcher", "_min_tokens", "_vocab_words", "problem")
+    __slots__ = (
+        "_closing",
+        "_consumed",
+        "_ends",
+        "_matcher",
+        "_min_tokens",
+        "_next",
+        "_vocab_words",
+        "problem",
+    )
 
     def __init__(
-        self, matcher: Any, vocab_words: int, *, min_tokens: int = 0, ends: Sequence[int] = ()
+        self,
+        matcher: Any,
+        vocab_words: int,
+        *,
+        min_tokens: int = 0,
+        ends: Sequence[int] = (),
+        closing: Closing | None = None,
     ) -> None:
         """Take a matcher at its beginning.
 
@@ -71,11 +89,15 @@ class GrammarMatcher:
             vocab_words: int32 words of a mask over the library's vocabulary.
             min_tokens: before this many tokens, `ends` are allowed only where nothing else is.
             ends: end-of-text and stop ids.
+            closing: leads it to its end near `max_tokens`; None lets it be cut.
         """
         self._matcher = matcher
         self._vocab_words = vocab_words
         self._min_tokens = min_tokens
         self._ends = tuple(ends)
+        self._closing = closing
+        #: What `closing` says has to follow.
+        self._next = None if closing is None else closing.next_token(matcher, 0)
         self._consumed = 0
         self.problem: str | None = None
 
@@ -85,7 +107,9 @@ class GrammarMatcher:
         matcher = self._matcher
         for token_id in generated_token_ids[self._consumed :]:
             matcher.consume_token(token_id)
-        self._consumed = len(generated_token_ids)
+            self._consumed += 1
+            if self._closing is not None and not matcher.is_error():
+                self._next = self._closing.next_token(matcher, self._consumed)
         words = np.zeros(self._vocab_words, dtype=np.int32)
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -97,6 +121,9 @@ class GrammarMatcher:
             return
         count = min(len(words), len(mask))
         allowed = words[:count]
+        if self._next is not None:
+            # NOTE: of several spellings the library allows the tokenizer's own; an end has others.
+            allowed = self._kept(allowed) if self._next == END else self._only(self._next, count)
         if len(generated_token_ids) < self._min_tokens:
             longer = allowed.copy()
             for token_id in self._ends:
@@ -109,30 +136,60 @@ class GrammarMatcher:
             return
         mask[:count] = allowed
 
+    def _kept(self, allowed: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Of what is allowed the tokens that end a text, if there are any."""
+        kept = np.zeros_like(allowed)
+        for token_id in self._ends:
+            if token_id >> 5 < len(kept):
+                kept[token_id >> 5] |= np.int32(_bit(token_id))
+        kept &= allowed
+        return kept if kept.any() else allowed
 
-class CompiledGrammar:
-    """A grammar that is ready; gives each generation a matcher of its own."""
-
-    def __init__(self, template: Any, vocab_words: int) -> None:
-        self._template = template
-        self._vocab_words = vocab_words
-
-    def matcher(self, *, min_tokens: int = 0, ends: Sequence[int] = ()) -> GrammarMatcher:
-        """A matcher at the beginning; see `GrammarMatcher` for the arguments."""
-        return GrammarMatcher(
-            self._template.deep_copy(), self._vocab_words, min_tokens=min_tokens, ends=ends
-        )
-
-
-class _Cached(NamedTuple):
-    future: Future[CompiledGrammar]
-    num_bytes: int
+    @staticmethod
+    def _only(token_id: int, num_words: int) -> npt.NDArray[np.int32]:
+        words = np.zeros(num_words, dtype=np.int32)
+        words[token_id >> 5] = np.int32(_bit(token_id))
+        return words
 
 
 class _Vocabulary(NamedTuple):
     tokenizer: Any
     #: int32 words of a mask over it.
     num_words: int
+    single_bytes: SingleBytes
+
+
+class CompiledGrammar:
+    """A grammar that is ready; gives each generation a matcher of its own."""
+
+    def __init__(self, template: Any, vocabulary: _Vocabulary, *, closes: bool) -> None:
+        self._template = template
+        self._vocabulary = vocabulary
+        self._closes = closes
+
+    def matcher(
+        self, *, min_tokens: int = 0, max_tokens: int | None = None, ends: Sequence[int] = ()
+    ) -> GrammarMatcher:
+        """A matcher at the beginning; see `GrammarMatcher` for the arguments.
+
+        Args:
+            max_tokens: those of the generation; None never leads it to its end.
+        """
+        closing = None
+        if self._closes and max_tokens is not None:
+            closing = Closing(self._vocabulary.single_bytes, max_tokens, min_tokens)
+        return GrammarMatcher(
+            self._template.deep_copy(),
+            self._vocabulary.num_words,
+            min_tokens=min_tokens,
+            ends=ends,
+            closing=closing,
+        )
+
+
+class _Cached(NamedTuple):
+    future: Future[CompiledGrammar]
+    num_bytes: int
 
 
 class GrammarCompiler:
@@ -218,13 +275,13 @@ class GrammarCompiler:
                 "invalid_request",
                 f"grammar: this model's tokenizer cannot be used: {_one_line(str(error))}",
             ) from error
-        return _Vocabulary(tokenizer, -(-num_tokens // 32))
+        return _Vocabulary(tokenizer, -(-num_tokens // 32), SingleBytes(tokenizer))
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         try:
-            tokenizer, num_words = self._vocabulary.result(COMPILE_TIMEOUT_S)
+            vocabulary = self._vocabulary.result(COMPILE_TIMEOUT_S)
             matcher = self._library.LLMatcher(
-                tokenizer,
+                vocabulary.tokenizer,
                 self._definition(grammar),
                 log_level=0,
                 limits=self._library.LLParserLimits(**_LIMITS, verbose_errors=False),
@@ -232,10 +289,10 @@ class GrammarCompiler:
             problem = matcher.get_error()
             if problem:
                 raise PrimitiveError("invalid_request", _explain(grammar, problem))
-            compiled = CompiledGrammar(matcher, num_words)
+            compiled = CompiledGrammar(matcher, vocabulary, closes=grammar.kind in _CLOSED)
             # Some contradictions show only with the first mask. Also warms the lexer.
             first = compiled.matcher()
-            first.fill_mask((), np.zeros(num_words, dtype=np.int32))
+            first.fill_mask((), np.zeros(vocabulary.num_words, dtype=np.int32))
             if first.problem is not None:
                 raise PrimitiveError("invalid_request", first.problem)
             return compiled

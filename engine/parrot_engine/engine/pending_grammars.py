@@ -86,6 +86,7 @@ class PendingGrammars:
             new_matcher = partial(
                 compiled.result().matcher,
                 min_tokens=generate.sampling.min_tokens,
+                max_tokens=generate.sampling.max_tokens,
                 ends=tuple(generate.end_token_ids),
             )
             self._store.release(context, generate, new_matcher)

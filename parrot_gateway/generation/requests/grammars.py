@@ -25,6 +25,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.requests.types import SamplingFields
 from parrot_gateway.generation.requests.validation import nested_too_deeply
+from parrot_gateway.generation.schemas import closed_objects
 
 #: Bytes of a grammar, as in the engine.
 MAX_GRAMMAR_BYTES = 256 * 1024
@@ -33,8 +34,10 @@ MAX_CHOICES = 4096
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FORMATS = ("text", "json_object", "json_schema")
 #: vLLM's fields on how a constraint is followed, of which only the usual way is offered.
-_DETAILS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties",
-            "whitespace_pattern", "structural_tag")  # fmt: skip
+_DETAILS = ("disable_fallback", "disable_any_whitespace", "whitespace_pattern",
+            "structural_tag")  # fmt: skip
+#: vLLM's field by which objects are closed; here they are unless it is false.
+_CLOSES = "disable_additional_properties"
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
            "guided_grammar": "grammar"}  # fmt: skip
 
@@ -118,8 +121,11 @@ def grammar_of_text_format(value: Any, param: str) -> Grammar | None:
     return _named_schema(value, param) if kind == "json_schema" else None
 
 
-def schema_grammar(schema: Any, param: str) -> Grammar:
+def schema_grammar(schema: Any, param: str, *, closes: bool = True) -> Grammar:
     """A JSON schema as a grammar.
+
+    Args:
+        closes: objects that list properties and say nothing of others have no others.
 
     Raises:
         InvalidRequestError: it is no object, or too long.
@@ -127,7 +133,7 @@ def schema_grammar(schema: Any, param: str) -> Grammar:
     if not isinstance(schema, dict):
         raise wrong_type(param, "an object")
     try:
-        text = msgspec.json.encode(schema).decode()
+        text = msgspec.json.encode(closed_objects(schema) if closes else schema).decode()
     except RecursionError:
         raise nested_too_deeply(param) from None
     check_size(text, param)
@@ -185,7 +191,14 @@ def _structured(value: Any) -> Grammar:
     param = "structured_outputs"
     if not isinstance(value, dict):
         raise wrong_type(param, "an object")
-    given = {key: item for key, item in value.items() if item is not None and item is not False}
+    closes = value.get(_CLOSES)
+    if closes is not None and not isinstance(closes, bool):
+        raise wrong_type(f"{param}.{_CLOSES}", "a boolean")
+    given = {
+        key: item
+        for key, item in value.items()
+        if item is not None and item is not False and key != _CLOSES
+    }
     for key in given:
         if key in _DETAILS:
             raise UnsupportedError(
@@ -205,10 +218,10 @@ def _structured(value: Any) -> Grammar:
             f"{len(given)}.",
         )
     ((kind, item),) = given.items()
-    return _constraint(kind, item, f"{param}.{kind}")
+    return _constraint(kind, item, f"{param}.{kind}", closes=closes is not False)
 
 
-def _constraint(kind: str, value: Any, param: str) -> Grammar:
+def _constraint(kind: str, value: Any, param: str, *, closes: bool = True) -> Grammar:
     if kind == "json_object":
         if value is not True:
             raise wrong_type(param, "a boolean")
@@ -219,7 +232,7 @@ def _constraint(kind: str, value: Any, param: str) -> Grammar:
                 value = msgspec.json.decode(value)
             except (msgspec.DecodeError, RecursionError):
                 raise invalid_value(param, "the string is not valid JSON.") from None
-        return schema_grammar(value, param)
+        return schema_grammar(value, param, closes=closes)
     if kind == "choice":
         return Grammar("choice", msgspec.json.encode(_choices(value, param)).decode())
     if not isinstance(value, str) or not value:

@@ -161,7 +161,7 @@ def function_tool(
     parameters, size = function.get(schema), 0
     if parameters is not None:
         param = f"{path}.{schema}"
-        size = len(schema_grammar(parameters, param).text)
+        size = len(schema_grammar(parameters, param, closes=False).text)
         if parameters.get("type", "object") != "object":
             raise InvalidRequestError(
                 f"Invalid '{param}': its 'type' has to be 'object'.",

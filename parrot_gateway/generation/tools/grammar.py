@@ -13,6 +13,7 @@ from typing import Any
 from parrot_engine.protocol import Grammar
 from parrot_engine.text import Tokenizer
 
+from parrot_gateway.generation.schemas import closed_objects
 from parrot_gateway.generation.tools.definitions import Tool
 from parrot_gateway.generation.tools.parsing import (
     RAW_CLOSING,
@@ -23,8 +24,8 @@ from parrot_gateway.generation.tools.parsing import (
 
 #: Calls in one answer where a model is kept to them.
 MAX_CALLS = 16
-#: As in the engine: nothing, a space, or a new line that is indented.
-_WHITESPACE = r"( |\n {0,16})?"
+#: As in the engine: nothing or a space.
+_WHITESPACE = " ?"
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -101,7 +102,7 @@ def _body_rules(tools: Sequence[Tool], arguments: str, *, every: bool) -> list[s
         begin = f'{{"name": {json.dumps(tool.name)}, "{arguments}": '
         bodies.append(f'{_text(begin)} args_{number} "}}"')
         schema = (tool.parameters or _ANY_OBJECT) if every or tool.strict else _ANY_OBJECT
-        rules.append(f"args_{number}: %json {_schema(schema)}")
+        rules.append(f"args_{number}: %json {_schema(closed_objects(schema))}")
     return ["body: " + " | ".join(bodies), *rules]
 
 

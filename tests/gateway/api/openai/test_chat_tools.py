@@ -203,6 +203,60 @@ async def test_allowed_tools(telling: tuple[Service, Any]) -> None:
     assert not allows(engine, TEXTS["hermes"])
 
 
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "takes_more"),
+    [
+        ({"response_format": schema_format(OPEN)}, False),
+        ({"response_format": schema_format(OPEN, strict=False)}, False),
+        ({"response_format": schema_format(OPEN | {"additionalProperties": True})}, True),
+        ({"guided_json": OPEN}, False),
+        ({"structured_outputs": {"json": OPEN}}, False),
+        ({"structured_outputs": {"json": OPEN, "disable_additional_properties": True}}, False),
+        ({"structured_outputs": {"json": OPEN, "disable_additional_properties": False}}, True),
+        ({"tools": [ADD], "response_format": schema_format(OPEN)}, False),
+        ({"tools": [ADD], "structured_outputs": {
+            "json": OPEN, "disable_additional_properties": False}}, True),
+    ],
+)  # fmt: skip
+@says("x", TEMPLATES["hermes"])
+async def test_objects_have_the_properties_that_they_list(
+    telling: tuple[Service, Any], fields: dict[str, Any], takes_more: bool
+) -> None:
+    service, engine = telling
+    await ask(service, **fields)
+    assert allows(engine, '{"a": 1}')
+    assert allows(engine, '{"a":1}')
+    assert not allows(engine, '{\n"a":1}')
+    assert not allows(engine, '{"a":  1}')
+    assert allows(engine, '{"a": 1, "b": 2}') == takes_more
+
+
+@says("x", TEMPLATES["hermes"])
+async def test_arguments_are_those_that_a_function_lists(telling: tuple[Service, Any]) -> None:
+    service, engine = telling
+    empty = {"type": "object", "properties": {}}
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": OPEN}},
+        {"type": "function", "function": {"name": "g", "parameters": empty}},
+    ]
+    await ask(service, tools=tools, tool_choice="required")
+    for call, good in [
+        ('{"name": "f", "arguments": {"a": 1}}', True),
+        ('{"name": "f", "arguments": {"a": 1, "b": 2}}', False),
+        ('{"name": "g", "arguments": {}}', True),
+        ('{"name": "g", "arguments": {"a": 1}}', False),
+    ]:
+        assert allows(engine, f"<tool_call>\n{call}\n</tool_call>") == good, call
+    assert "additionalProperties" not in prompt_of(engine)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{}]}, "tools[0].type"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
@@ -240,6 +294,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"colour": "a"}}, "structured_outputs.colour"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"json": {}, "disable_additional_properties": 1}},
+     "structured_outputs.disable_additional_properties"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),

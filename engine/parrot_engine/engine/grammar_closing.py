@@ -1,0 +1,183 @@
+"""The end of a grammar for a generation that nears its `max_tokens`.
+
+A model that fills a string or a list without end is cut by its token limit, and no document is
+left. `Closing` finds from where a text stands a short end (close the string, give what is still
+required a small value, close the brackets). Once the tokens that are left come down to those of
+this end and a reserve, nothing but the end may follow.
+
+Ends are found for JSON and for what surrounds it in tool calls. A text for which none is found, or
+whose shortest leaves the model no tokens of its own, is cut as any other; so is one that may end
+anywhere.
+
+What happens depends on a generation's tokens alone: one that is replayed gets the same masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+#: Tokens that a text may take unseen, at least: one token may be several of its characters.
+_MIN_RESERVE = 8
+#: Tokens of an end.
+_MAX_END_TOKENS = 1024
+#: Tokens between two looks for an end, and the tokens left from which on there is one for each.
+_MAX_INTERVAL = 128
+_NEAR_TOKENS = 24
+
+#: Bytes in the order in which an end tries them: those that close, that go on, small values, others
+#: (a pattern's), those that open. 1 before 0: there is no year 0000.
+_FIRST, _LAST = b'}]",:10n', b"[{\n"
+_ORDER = (
+    *_FIRST,
+    *(byte for byte in range(32, 127) if byte not in _FIRST + _LAST),
+    *_LAST,
+    *range(128, 256),
+)
+#: Begin something that has an end of its own.
+_OPENING = b',{["\n'
+
+#: In place of a token: the text has to end.
+END = -1
+
+
+class SingleBytes:
+    """The tokens of one byte each in a vocabulary.
+
+    Args:
+        tokenizer: llguidance's.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        found: dict[int, int] = {}
+        for byte in _ORDER:
+            text = bytes([byte])
+            ids = tokenizer.greedy_tokenize(chr(byte)) if byte < 128 else None
+            ids = tokenizer.tokenize_bytes(text) if ids is None else ids
+            if len(ids) == 1 and tokenizer.decode_bytes(ids) == text:
+                found[byte] = ids[0]
+        self.ordered = list(found.values())
+        self.opening = [found[byte] for byte in _OPENING if byte in found]
+        self.quote, self.brace, self.letter = (found.get(ord(byte)) for byte in '"}x')
+
+
+class Closing:
+    """Decides when a generation is led to its end, and to which.
+
+    Args:
+        single_bytes: of the vocabulary.
+        max_tokens: of the generation, the end-of-text token included.
+        min_tokens: it is not led to an end of fewer tokens.
+    """
+
+    def __init__(self, single_bytes: SingleBytes, max_tokens: int, min_tokens: int) -> None:
+        self._bytes = single_bytes
+        self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
+        #: Number of tokens at which an end is looked for again.
+        self._next_look = 0
+        #: Tokens of the shortest end that was found, and by how many a later one was longer.
+        self._shortest: int | None = None
+        self._growth = 0
+        #: Number of tokens at which the end begins, and the end without its end-of-text token.
+        self._begins = 0
+        self._end: Sequence[int] | None = None
+
+    def next_token(self, matcher: Any, num_tokens: int) -> int | None:
+        """The token that has to follow, or `END`; None leaves it open.
+
+        Args:
+            matcher: llguidance's, after so many tokens of the generation; it is not changed.
+                Called for each number of tokens in turn.
+        """
+        if self._end is None and num_tokens >= self._next_look:
+            self._look(matcher, num_tokens)
+        if self._end is None:
+            return None
+        at = num_tokens - self._begins
+        return self._end[at] if at < len(self._end) else END
+
+    def _look(self, matcher: Any, num_tokens: int) -> None:
+        left = self._max_tokens - num_tokens
+        end = self._find_end(matcher, left)
+        self._next_look = num_tokens + _MAX_INTERVAL
+        if end is None:
+            return
+        # The end-of-text token is one of them.
+        size = len(end) + 1
+        self._shortest = size if self._shortest is None else min(self._shortest, size)
+        self._growth = max(self._growth, size - self._shortest)
+        if num_tokens == 0 and left - size < _MIN_RESERVE:
+            self._next_look = self._max_tokens
+            return
+        slack = self._slack(matcher, size, left, is_end=not end)
+        if slack < 0 and num_tokens + size >= self._min_tokens:
+            self._begins, self._end = num_tokens, end
+        elif slack <= _NEAR_TOKENS:
+            self._next_look = num_tokens + 1
+        else:
+            self._next_look = num_tokens + min(_MAX_INTERVAL, slack // 2)
+
+    def _slack(self, matcher: Any, size: int, left: int, *, is_end: bool) -> int:
+        """Tokens that the text may take before it has to be led to its end; negative: none.
+
+        Args:
+            size: tokens of the end.
+            left: up to `max_tokens`.
+            is_end: it may end where it is. There it does only if what may follow is too long.
+        """
+        slack = left - 1 - size
+        if not is_end:
+            slack -= max(_MIN_RESERVE, self._growth)
+            if slack > _NEAR_TOKENS:
+                return slack
+        growth = self._growth_of_next(matcher, size, left)
+        if is_end and growth == 0:
+            return _MAX_INTERVAL
+        return min(slack, left - 1 - size - growth)
+
+    def _growth_of_next(self, matcher: Any, size: int, left: int) -> int:
+        """By how many tokens an end gets longer by what may begin next; 0 within a text."""
+        if self._is_in_text(matcher):
+            return 0
+        growth = 0
+        for token in self._bytes.opening:
+            if matcher.validate_tokens([token]):
+                further = matcher.deep_copy()
+                further.consume_token(token)
+                end = self._find_end(further, _MAX_END_TOKENS)
+                # What has no end that can be found has none that fits.
+                growth = max(growth, (left if end is None else len(end) + 1) - size)
+        return growth
+
+    def _find_end(self, matcher: Any, limit: int) -> list[int] | None:
+        """Tokens to a place where the text may end; None where they would be too many."""
+        walk = matcher.deep_copy()
+        end: list[int] = []
+        limit = min(limit - 1, _MAX_END_TOKENS)
+        while not walk.is_accepting():
+            tokens = walk.compute_ff_tokens() or self._next_of_end(walk)
+            if not tokens or len(end) + len(tokens) > limit or not walk.consume_tokens(tokens):
+                return None
+            end += tokens
+        return end
+
+    def _next_of_end(self, walk: Any) -> Sequence[int]:
+        if self._is_in_text(walk):
+            for token in (self._bytes.quote, self._bytes.letter):
+                if token is not None and walk.validate_tokens([token]):
+                    return [token]
+        for token in self._bytes.ordered:
+            if walk.validate_tokens([token]):
+                return [token]
+        return ()
+
+    def _is_in_text(self, walk: Any) -> bool:
+        """Whether it stands in a string: nowhere else a bracket and a letter may both follow."""
+        brace, letter = self._bytes.brace, self._bytes.letter
+        return (
+            brace is not None
+            and letter is not None
+            and walk.validate_tokens([brace]) == 1
+            and walk.validate_tokens([letter]) == 1
+        )
