@@ -7,7 +7,7 @@ Run it beside a gateway on the demo model (`parrot-gateway serve`):
 
 from __future__ import annotations
 
-from parrot_functions import Input, Output, Session, Text, semantic_function
+from parrot_functions import Input, Output, Session, Text, UnreachableError, semantic_function
 
 
 @semantic_function
@@ -46,5 +46,9 @@ def main(base_url: str | None = None) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for name, text in main().items():
+    try:
+        texts = main()
+    except UnreachableError as error:
+        raise SystemExit(str(error)) from None
+    for name, text in texts.items():
         print(f"{name.upper()}\n{text.strip()}\n")

@@ -70,7 +70,7 @@ class CallRoutes:
         self._semantic = SemanticCalls(
             service, models, identity, keep_alive_s=server.keep_alive_s, answer=self._answer
         )
-        self._responses = ResponseRoutes(models, store, background, server)
+        self._responses = ResponseRoutes(models, store, background, server, self._recordings)
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
         self.completions: Handler = partial(self._call, "completions")
         self.chat_completions: Handler = partial(self._call, "chat")
@@ -155,7 +155,7 @@ class CallRoutes:
         exchange.model = requested
         target = self._models.resolve(model)
         if isinstance(target, EngineTarget):
-            if await self._responses.generate(exchange, target.model, requested, body):
+            if await self._responses.generate(exchange, target.model, requested, body, recording):
                 return
             raise UnsupportedError(
                 f"The model '{model}' is run by this gateway's own engine, which does not offer "

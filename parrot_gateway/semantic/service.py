@@ -44,9 +44,9 @@ from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.templates.body_template import BodyTemplate
 from parrot_gateway.semantic.templates.reference import (
-    find_references,
     is_variable_id,
     mint_variable_id,
+    variable_id_of,
 )
 from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform
@@ -169,10 +169,7 @@ class SemanticService:
             VariableNotFoundError: an id or reference that is unknown, expired or foreign.
             InvalidRequestError, SessionFullError: as `Session.variable`.
         """
-        plain = source.strip()
-        found = find_references(plain)
-        if len(found) == 1 and (found[0].start, found[0].end) == (0, len(plain)):
-            plain = found[0].variable_id
+        plain = variable_id_of(source) or source.strip()
         if is_variable_id(plain):
             return self.sessions.variable(session.tenant, plain, self.clock(), param)
         return session.variable(plain, param)

@@ -210,6 +210,49 @@ def test_responses_of_an_upstream_are_one_session(
     assert [call["name"] for call in graph["calls"]] == ["responses"] * 3
 
 
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"background": True}])
+def test_responses_of_own_models_are_one_session(
+    demo: GatewayProcess, options: dict[str, Any]
+) -> None:
+    """From the first that names another, or anything else that names a session."""
+    client = client_of(demo)
+    model = client.models.list().data[0].id
+
+    def respond(**fields: Any) -> str:
+        answer: Any = client.responses.create(
+            model=model, input="hi", max_output_tokens=3, **fields, **options
+        )
+        if options.get("stream"):
+            return str(list(answer)[-1].response.id)
+        if options.get("background"):
+            unfinished = ("queued", "in_progress")
+            wait_until(
+                lambda: client.responses.retrieve(answer.id).status not in unfinished,
+                "the response",
+            )
+        return str(answer.id)
+
+    first = respond()
+    second = respond(previous_response_id=first)
+    third = respond(previous_response_id=second)
+    respond(previous_response_id=third)
+    graph = graph_of(demo, f"previous_response_id:{first}")
+    assert [(c["name"], c["state"]) for c in graph["calls"]] == [("responses", "done")] * 3
+    assert all(call["tokens"] for call in graph["calls"])
+    assert graph_of(demo, f"previous_response_id:{third}")["session"] == graph["session"]
+
+
+def test_a_conversation_is_a_session(demo: GatewayProcess) -> None:
+    client = client_of(demo)
+    model = client.models.list().data[0].id
+    conversation = client.conversations.create(extra_body={"model": model})
+    for _ in range(2):
+        client.responses.create(
+            model=model, input="hi", max_output_tokens=3, conversation=conversation.id
+        )
+    assert len(graph_of(demo, f"conversation:{conversation.id}")["calls"]) == 2
+
+
 def test_semantic_calls_join_such_a_session(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness.interpreter import environment_of, run_python
-from harness.processes import GatewayProcess, clean_environment
+from harness.processes import GatewayProcess, clean_environment, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -146,6 +146,20 @@ def test_functions(demo: GatewayProcess) -> None:
     printed = run(commands()["functions_quickstart.py"], demo)
     assert re.findall(r"^[A-Z]+$", printed, re.MULTILINE) == ["TASK", "STORY", "PRAISE", "WISH"]
     assert REFERENCE not in printed
+
+
+def test_without_a_gateway_functions_say_so_in_a_line() -> None:
+    ran = subprocess.run(
+        [sys.executable, str(EXAMPLES / "functions_quickstart.py")],
+        env={**clean_environment(), "PARROT_BASE_URL": f"http://127.0.0.1:{free_port()}/v1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert "`parrot-gateway serve` starts a gateway" in line
 
 
 @pytest.mark.skipif(

@@ -31,6 +31,7 @@ from parrot_gateway.api.responses.bodies import (
 from parrot_gateway.api.responses.events import NO_EVENTS, EventWriter
 from parrot_gateway.api.responses.input_items import check_outputs, items_of
 from parrot_gateway.api.responses.prompt import History, find_history, prompt_of
+from parrot_gateway.api.semantic.recording import Recording
 from parrot_gateway.exceptions import missing_parameter
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
@@ -72,6 +73,7 @@ async def handle_responses(
     store: ResponseStore,
     background: BackgroundTasks,
     tenant: str,
+    recording: Recording | None = None,
 ) -> None:
     """Answer one call. A call that fails or is cancelled leaves its conversation as it was and,
     unless it was made in the background, no response behind.
@@ -84,6 +86,7 @@ async def handle_responses(
         store: what earlier calls left, and where this one's response goes.
         background: takes calls that need no client.
         tenant: whose call it is.
+        recording: of the call, in the session that it names.
 
     Raises:
         GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
@@ -98,7 +101,9 @@ async def handle_responses(
     check_outputs(history_of(history.turn), items)
     exchange.cancel_on_disconnect()
     deadline = exchange.started + server.call_timeout_s
-    call = _ResponseCall(placer, requested_model, request, store, tenant, history, items, len(body))
+    call = _ResponseCall(
+        placer, requested_model, request, store, tenant, history, items, len(body), recording
+    )
     if request.background:
         background.check_room()
         log, answer = await call.begin(background, deadline)
@@ -152,8 +157,10 @@ class _ResponseCall:
         history: History,
         items: list[Item],
         num_bytes: int,
+        recording: Recording | None,
     ) -> None:
         self._placer = placer
+        self._recording = recording
         self._model = model
         self._request = request
         self._store = store
@@ -162,6 +169,9 @@ class _ResponseCall:
         self._items = items
         self._num_bytes = num_bytes
         self._id = mint_response_id()
+        if recording is not None:
+            recording.answered_as(self._id)
+        self._observers = () if recording is None else (recording.call,)
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
         self._output = response_output(request, placer)
 
@@ -193,7 +203,7 @@ class _ResponseCall:
 
         writer = EventWriter() if is_streamed else EventWriter(NO_EVENTS)
         answer = self._answer(generation_request, keep, writer)
-        generation = Generation(self._placer, generation_request, deadline)
+        generation = Generation(self._placer, generation_request, deadline, self._observers)
         if is_streamed:
             await stream_call(exchange, generation, answer, keep_alive_s)
             return
@@ -220,6 +230,8 @@ class _ResponseCall:
         def end(whole: dict[str, Any]) -> None:
             stored.cancel = None
             log.close()
+            if self._recording is not None:
+                self._recording.call.finish()
             self._store.update(tenant, stored, encode(whole), added)
 
         async def generate() -> dict[str, Any]:
@@ -228,11 +240,13 @@ class _ResponseCall:
                 if self._history.turn is not turn:
                     # Other calls have added to the conversation.
                     current = await self._generation_request()
-                observers = [StartObserver(start)]
+                observers = [StartObserver(start), *self._observers]
                 return await _finished(
                     Generation(self._placer, current, deadline, observers), answer
                 )
 
+        if self._recording is not None:
+            self._recording.outlives_exchange = True
         answer = self._answer(generation_request, keep, writer)
         writer.queue(queued)
         self._store.keep(tenant, stored, time.time())

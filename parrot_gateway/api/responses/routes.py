@@ -6,13 +6,16 @@ others go to the upstreams unchanged.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import msgspec
 
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
+from parrot_gateway.api.semantic.recording import Recording, Recordings
 from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
 from parrot_gateway.generation.placement import ORDINARY_CALL
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.call import CallRequest, IdentityFields
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
@@ -28,7 +31,7 @@ CONVERSATIONS = "/v1/conversations"
 _ACTIONS = ("input_tokens", "compact")
 
 
-class _Head(msgspec.Struct):
+class _Head(IdentityFields):
     model: str | None = None
 
 
@@ -43,6 +46,7 @@ class ResponseRoutes:
         store: what is kept.
         background: responses that are made while no client waits.
         server: bounds and deadlines.
+        recordings: record calls that name a session.
     """
 
     def __init__(
@@ -51,8 +55,10 @@ class ResponseRoutes:
         store: ResponseStore,
         background: BackgroundTasks,
         server: ServerSettings,
+        recordings: Recordings,
     ) -> None:
         self._models = models
+        self._recordings = recordings
         self._store = store
         self._background = background
         self._server = server
@@ -106,10 +112,19 @@ class ResponseRoutes:
             model = models[0]
         target = self._models.resolve(model)
         assert isinstance(target, EngineTarget)
-        return await self.generate(exchange, target.model, model, body)
+        recording = None
+        if path == RESPONSES:
+            recording = self._recordings.begin(exchange, "responses", model, head)
+        with recording or nullcontext():
+            return await self.generate(exchange, target.model, model, body, recording)
 
     async def generate(
-        self, exchange: Exchange, model: str, requested_model: str, body: bytes
+        self,
+        exchange: Exchange,
+        model: str,
+        requested_model: str,
+        body: bytes,
+        recording: Recording | None,
     ) -> bool:
         """Answer a request for a model of our own engines.
 
@@ -118,6 +133,7 @@ class ResponseRoutes:
             model: as the engines know it.
             requested_model: as the request names it.
             body: that body.
+            recording: of the call, in the session that it names.
 
         Returns:
             False when the route is none of those that such models offer.
@@ -132,7 +148,8 @@ class ResponseRoutes:
         self._refuse_semantics(exchange, body)
         from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 
-        placer = self._models.placer(model, ORDINARY_CALL)
+        metadata = ORDINARY_CALL if recording is None else recording.call.metadata
+        placer = self._models.placer(model, metadata)
         store, tenant = self._store, exchange.tenant
         if path == INPUT_TOKENS:
             await handle_input_tokens(exchange, placer, body, store=store, tenant=tenant)
@@ -151,6 +168,7 @@ class ResponseRoutes:
             store=store,
             background=self._background,
             tenant=tenant,
+            recording=recording,
         )
         return True
 

@@ -33,10 +33,12 @@ class Recording:
         service: the sessions.
     """
 
-    __slots__ = ("_service", "call")
+    __slots__ = ("_service", "call", "outlives_exchange")
 
     def __init__(self, exchange: Exchange, call: RecordedCall, service: SemanticService) -> None:
         self.call = call
+        #: Somebody else ends the call, after its client was answered.
+        self.outlives_exchange = False
         self._service = service
         exchange.on_headers(self._add_headers)
 
@@ -50,7 +52,8 @@ class Recording:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
-            self.call.finish()
+            if not self.outlives_exchange:
+                self.call.finish()
         elif isinstance(error, ClientDisconnected):
             self.call.failed(asyncio.CancelledError())
         else:

@@ -27,7 +27,7 @@ from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
-from parrot_gateway.semantic.templates.reference import find_references, reference_of
+from parrot_gateway.semantic.templates.reference import reference_of, variable_id_of
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import ServerSettings
 
@@ -176,10 +176,8 @@ class VariableRoutes:
         return await exchange.body(self._server.max_body_bytes)
 
     def _find(self, exchange: Exchange, source: str) -> Variable:
-        found = find_references(source)
-        variable_id = found[0].variable_id if len(found) == 1 else source
         return self._service.sessions.variable(
-            exchange.tenant, variable_id, self._service.clock(), param="id"
+            exchange.tenant, variable_id_of(source) or source, self._service.clock(), param="id"
         )
 
     async def _stream(

@@ -82,6 +82,15 @@ def _checked(text: str, position: int) -> str | None:
     return match[1]
 
 
+def variable_id_of(text: str) -> str | None:
+    """The id of a whole reference, with or without its brackets; None for any other text."""
+    plain = text.strip()
+    if plain.startswith(OPENING) and plain.endswith(CLOSING):
+        plain = plain[len(OPENING) : -len(CLOSING)]
+    plain = plain.removeprefix(_WORD)
+    return _checked(plain, 0) if len(plain) == ID_LENGTH + CHECKSUM_LENGTH else None
+
+
 def find_references(text: str) -> list[Found]:
     """All well-formed references with a good checksum, in order; linear in the text."""
     found: list[Found] = []

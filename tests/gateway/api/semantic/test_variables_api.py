@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from scripted_remote import ScriptedRemoteEngine
@@ -43,8 +44,13 @@ async def test_a_variable_is_created_set_once_and_read(http: Http) -> None:
 
 async def test_a_reference_names_a_variable_too(http: Http) -> None:
     variable = await made(http, value="v")
-    response = await http.get(f"/v1/variables/{variable['reference']}")
-    assert response.json()["value"] == "v"
+    reference = variable["reference"]
+    inside = reference.removeprefix("[[").removesuffix("]]")
+    for text in (reference, quote(reference), inside, quote(inside, safe="")):
+        response = await http.get(f"/v1/variables/{text}")
+        assert response.json()["value"] == "v"
+    for text in (reference[:-1], inside + "x", inside[:-1]):
+        assert (await http.get(f"/v1/variables/{text}")).status_code == 404
 
 
 async def test_creating_what_readers_wait_for(http: Http) -> None:
