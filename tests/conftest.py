@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[GatewayProcess]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway with the demo model on a real engine process, behind a key."""
     with GatewayProcess(
         config={
@@ -109,6 +109,7 @@ def demo() -> Iterator[GatewayProcess]:
             "aliases": {"gpt-4o": DEMO_MODEL},
             "server": {"max_body_bytes": 1024 * 1024},
             "engines": {"heartbeat_s": HEARTBEAT_S},
+            "batches": {"folder": str(tmp_path_factory.mktemp("batches"))},
         },
         api_key=API_KEY,
     ) as gateway:

@@ -41,6 +41,10 @@ from parrot_gateway.settings.model import ServerSettings
 _REFERENCING = {"/v1/responses": "responses", "/v1/embeddings": "embeddings"}
 
 _ORDINARY = CallContext()
+_KINDS: dict[str, CallKind] = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+}
 
 
 class CallRoutes:
@@ -74,6 +78,19 @@ class CallRoutes:
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
         self.completions: Handler = partial(self._call, "completions")
         self.chat_completions: Handler = partial(self._call, "chat")
+
+    async def unattended(self, exchange: Exchange) -> None:
+        """Answer a request that no client waits for: chat, completion or response.
+
+        Args:
+            exchange: with the metadata of the call. Semantic fields are not looked for.
+        """
+        kind = _KINDS.get(exchange.path)
+        if kind is None:
+            await self.passthrough(exchange)
+            return
+        request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
+        await self._answer(exchange, request, CallContext(exchange.metadata))
 
     async def tokenize(self, exchange: Exchange) -> None:
         """`POST /tokenize`: models of our own engines only."""

@@ -15,6 +15,8 @@ from fastapi import FastAPI
 from parrot_gateway.api.anthropic.bodies import CountTokensBody, MessagesBody
 from parrot_gateway.api.responses.bodies import ConversationBody, InputFields, ResponseBody
 from parrot_gateway.api.semantic.fields import FIELDS, MAX_ID_CHARACTERS, MAX_PRIORITY
+from parrot_gateway.batches.batch import WINDOW
+from parrot_gateway.batches.lines import ENDPOINTS
 from parrot_gateway.generation.requests.types import (
     ChatBody,
     CompletionBody,
@@ -81,6 +83,21 @@ _OWN_BODIES: dict[str, dict[str, Any]] = {
                     "purpose": {"type": "string", "enum": ["batch"]},
                     "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
                     "expires_after[seconds]": {"type": "integer"},
+                },
+            }
+        }
+    },
+    "/v1/batches": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["input_file_id", "endpoint", "completion_window"],
+                "properties": {
+                    "input_file_id": {"type": "string"},
+                    "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
+                    "completion_window": {"type": "string", "enum": [WINDOW]},
+                    "metadata": {"type": ["object", "null"]},
+                    "output_expires_after": {"type": ["object", "null"]},
                 },
             }
         }

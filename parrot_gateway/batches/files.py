@@ -134,7 +134,7 @@ class FileStore:
 
     async def keep(
         self,
-        upload: Upload,
+        content: Path,
         tenant: str,
         filename: str,
         purpose: Purpose,
@@ -142,25 +142,26 @@ class FileStore:
         lifetime_s: int | None = None,
         file_id: str | None = None,
     ) -> StoredFile:
-        """Make an upload a file.
+        """Make what was written a file.
 
         Args:
-            upload: closed; its content moves.
+            content: on the same disk; moves.
             lifetime_s: after which it is deleted; the settings' when not given.
             file_id: where it is known before.
         """
         now = int(self._clock())
+        num_bytes = (await asyncio.to_thread(content.stat)).st_size
         lifetime_s = int(self._settings.file_ttl_s) if lifetime_s is None else lifetime_s
         file = StoredFile(
             file_id or new_file_id(),
             tenant,
             filename,
             purpose,
-            upload.num_bytes,
+            num_bytes,
             now,
             now + lifetime_s,
         )
-        await asyncio.to_thread(self._write, file, upload.path)
+        await asyncio.to_thread(self._write, file, content)
         self._files[file.id] = file
         return file
 
@@ -178,6 +179,13 @@ class FileStore:
         file = self._files.get(file_id)
         if file is None or file.tenant != tenant or file.expires_at <= self._clock():
             raise NotFoundError(f"No such File object: {file_id[:80]}", param="id")
+        return file
+
+    def find_for_batch(self, tenant: str, file_id: str) -> StoredFile:
+        """The same for a batch that has begun, whose file may have expired since."""
+        file = self._files.get(file_id)
+        if file is None or file.tenant != tenant:
+            raise NotFoundError(f"No such File object: {file_id[:80]}", param="input_file_id")
         return file
 
     def newest_first(self, tenant: str) -> list[StoredFile]:

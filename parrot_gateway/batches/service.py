@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from parrot_gateway.batches.files import FileStore
-from parrot_gateway.batches.folder import DataFolder, FolderInUseError
-from parrot_gateway.exceptions import OverloadedError
+from parrot_gateway.batches.batch import WINDOW_S, Batch, new_batch_id
+from parrot_gateway.batches.files import FileStore, StoredFile
+from parrot_gateway.batches.folder import DataFolder, FolderInUseError, read_all, remove, write_json
+from parrot_gateway.batches.lines import LineUsage
+from parrot_gateway.batches.runner import AnswerLine, BatchRun, Tools
+from parrot_gateway.batches.slots import LineSlots
+from parrot_gateway.exceptions import ConflictError, NotFoundError, OverloadedError
+from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.settings.model import BatchSettings
 
 logger = logging.getLogger(__name__)
@@ -21,24 +28,46 @@ SWEEP_S = 60.0
 
 class BatchService:
     """Files and batches. The folder is opened at the start if it is there, else when first needed.
+    Used in the event loop's thread.
 
     Args:
         settings: bounds, and where the folder is.
+        models: who serves which.
         clock: seconds of the Unix epoch.
+        on_ended: notified of the id of each batch that has ended.
     """
 
-    def __init__(self, settings: BatchSettings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: BatchSettings,
+        models: ModelDirectory,
+        *,
+        clock: Callable[[], float],
+        on_ended: Callable[[str], None],
+    ) -> None:
         self.settings = settings
         #: None until the folder is open; there is nothing of ours then.
         self.files: FileStore | None = None
+        self._models = models
         self._clock = clock
+        self._on_ended = on_ended
+        self._slots = LineSlots(models, settings.max_running_lines)
+        #: Oldest first.
+        self._batches: dict[str, Batch] = {}
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answer: AnswerLine | None = None
         self._folder: DataFolder | None = None
         self._opening = asyncio.Lock()
-        self._sweeper: asyncio.Task[None] | None = None
-        self._closed = False
+        self._saving = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Go on where the last process stopped."""
+    async def start(self, answer: AnswerLine) -> None:
+        """Go on where the last process stopped.
+
+        Args:
+            answer: answers the lines of batches.
+        """
+        self._answer = answer
         if await asyncio.to_thread(self.settings.data_folder.is_dir):
             try:
                 await self.open()
@@ -53,18 +82,22 @@ class BatchService:
         """
         async with self._opening:
             if self.files is None:
-                if self._closed:
-                    raise OverloadedError("The gateway is shutting down.", code="shutting_down")
                 self.files = await self._open()
-                self._sweeper = asyncio.create_task(self._sweep(), name="batches-sweep")
+                self._begin(self._sweep(self.files))
+                for batch in self._batches.values():
+                    if not batch.has_ended:
+                        self._run(batch)
             return self.files
 
     async def _open(self) -> FileStore:
+        if self._answer is None:
+            raise OverloadedError("The gateway is shutting down.", code="shutting_down")
         path = self.settings.data_folder
         try:
             self._folder = await asyncio.to_thread(DataFolder, path)
             files = FileStore(self._folder, self.settings, self._clock)
             await asyncio.to_thread(files.load)
+            found = await asyncio.to_thread(list, read_all(self._folder.batches, Batch))
         except (OSError, FolderInUseError, msgspec.DecodeError) as error:
             self._release()
             logger.error("the folder of files and batches cannot be used: %s", error)
@@ -74,26 +107,194 @@ class BatchService:
                 code="storage_unavailable",
                 retry_after_s=60.0,
             ) from None
+        found.sort(key=lambda batch: (batch.created_at, batch.id))
+        self._batches = {batch.id: batch for batch in found}
         return files
 
     async def close(self) -> None:
-        """Stop, and let another process have the folder."""
-        self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-        self._release()
+        """Stop all batches, which the next process goes on with, and let go of the folder."""
+        self._answer = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with self._saving:
+            self._release()
 
     def _release(self) -> None:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
 
-    async def _sweep(self) -> None:
+    def describe(self) -> dict[str, Any]:
+        """Counts, for `/health`."""
+        return {
+            "files": 0 if self.files is None else len(self.files),
+            "file_bytes": 0 if self.files is None else self.files.num_bytes,
+            "batches": len(self._batches),
+            "running_batches": len(self._runs),
+            "running_lines": self._slots.held(),
+        }
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        file: StoredFile,
+        endpoint: str,
+        *,
+        metadata: dict[str, str] | None,
+        output_lifetime_s: int | None,
+    ) -> Batch:
+        """Begin a batch.
+
+        Args:
+            file: its lines.
+            endpoint: path of the route that they call.
+            metadata: the client's.
+            output_lifetime_s: of its output and error files; the settings' when not given.
+
+        Raises:
+            OverloadedError: there are too many already.
+        """
+        if len(self._runs) >= self.settings.max_batches:
+            raise OverloadedError(
+                f"{len(self._runs)} batches have not ended, which is the limit (setting "
+                "batches.max_batches).",
+                code="too_many_batches",
+                retry_after_s=60.0,
+            )
+        now = int(self._clock())
+        batch = Batch(
+            new_batch_id(),
+            file.tenant,
+            endpoint,
+            file.id,
+            now,
+            now + WINDOW_S,
+            metadata=metadata,
+            output_lifetime_s=output_lifetime_s,
+        )
+        await self._save(batch)
+        self._batches[batch.id] = batch
+        self._run(batch)
+        return batch
+
+    def find(self, tenant: str, batch_id: str) -> Batch:
+        """A tenant's batch.
+
+        Raises:
+            NotFoundError: it is unknown, was removed, or is another tenant's.
+        """
+        batch = self._batches.get(batch_id)
+        if batch is None or batch.tenant != tenant:
+            raise NotFoundError(f"No batch found with id '{batch_id[:80]}'.", param="batch_id")
+        return batch
+
+    def newest_first(self, tenant: str) -> list[Batch]:
+        """All batches of a tenant."""
+        return [batch for batch in reversed(self._batches.values()) if batch.tenant == tenant]
+
+    def counts(self, batch: Batch) -> tuple[int, int, LineUsage]:
+        """Lines with an answer of 2xx, other lines that are done, and the tokens of all."""
+        run = self._runs.get(batch.id)
+        return (batch.completed, batch.failed, batch.usage) if run is None else run.counts()
+
+    async def cancel(self, batch: Batch) -> None:
+        """Stop a batch; nothing changes where that was done already.
+
+        Raises:
+            ConflictError: it has ended, or is about to.
+        """
+        if batch.status == "cancelling":
+            return
+        if not batch.can_become("cancelling"):
+            raise ConflictError(
+                f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id"
+            )
+        batch.become("cancelling", self._clock())
+        self._runs[batch.id].cancel()
+        await self._save(batch)
+
+    async def delete_file(self, file: StoredFile) -> None:
+        """Delete a file.
+
+        Raises:
+            ConflictError: a batch that has not ended needs it.
+        """
+        assert self.files is not None
+        batch_id = self._needed().get(file.id)
+        if batch_id is not None:
+            raise ConflictError(
+                f"File '{file.id}' is the input of batch '{batch_id}', which has not ended. Cancel "
+                "it first.",
+                param="id",
+            )
+        await self.files.delete(file)
+
+    def _needed(self) -> dict[str, str]:
+        """Batches that have not ended, by the files that they need."""
+        return {run.batch.input_file_id: id for id, run in self._runs.items()}
+
+    def _run(self, batch: Batch) -> None:
+        assert self._folder is not None
+        assert self.files is not None
+        assert self._answer is not None
+        tools = Tools(
+            self.settings,
+            self._folder,
+            self.files,
+            self._models,
+            self._slots,
+            self._answer,
+            self._clock,
+            self._save,
+        )
+        run = self._runs[batch.id] = BatchRun(batch, tools)
+        self._begin(self._finish(run))
+
+    async def _finish(self, run: BatchRun) -> None:
+        try:
+            await run.run()
+        finally:
+            del self._runs[run.batch.id]
+            self._on_ended(run.batch.id)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _save(self, batch: Batch) -> None:
+        async with self._saving:
+            if self._folder is None:
+                return
+            path = self._path(self._folder, batch)
+            writing = asyncio.ensure_future(asyncio.to_thread(write_json, path, batch))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                # The folder is kept until the thread is through.
+                await asyncio.wait((writing,))
+                raise
+
+    def _path(self, folder: DataFolder, batch: Batch) -> Path:
+        return folder.batches / f"{batch.id}.json"
+
+    async def _sweep(self, files: FileStore) -> None:
         while True:
             try:
-                assert self.files is not None
-                await self.files.remove_expired(frozenset())
+                await files.remove_expired(self._needed())
+                await self._remove_old()
             except OSError:
-                logger.exception("expired files could not be removed")
+                logger.exception("what has expired could not be removed")
             await asyncio.sleep(SWEEP_S)
+
+    async def _remove_old(self) -> None:
+        """Forget batches that ended as long ago as a file is kept, and the oldest of too many."""
+        now, ended = self._clock(), [each for each in self._batches.values() if each.has_ended]
+        surplus = len(ended) - self.settings.max_files
+        for number, batch in enumerate(ended):
+            if number < surplus or batch.ended_at + self.settings.file_ttl_s <= now:
+                del self._batches[batch.id]
+                assert self._folder is not None
+                await asyncio.to_thread(remove, self._path(self._folder, batch))

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.placement import DEFAULT_TENANT
+from parrot_gateway.generation.placement import DEFAULT_TENANT, ORDINARY_CALL
 from parrot_gateway.http.content_encoding import body_too_large, decompress, is_gzip
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -62,13 +62,14 @@ class Exchange:
         tenant: of the caller, once its key has been checked.
         model: that the request names, once it is known; for the access log.
         status: of the answer, once it has begun; 0 before.
+        metadata: of the call that it makes, as far as that is known without its body.
         request_id: ours, in `x-request-id` of every answer, also of errors.
         started: `time.perf_counter()` at the first line of our code.
     """
 
     __slots__ = ("_add_headers", "_end_with", "_error_body", "_headers", "_notifier", "_receive",
-                 "_send", "_watched", "_watcher", "completed", "disconnected", "method", "model",
-                 "path", "request_id", "responded", "scope", "started", "status",
+                 "_send", "_watched", "_watcher", "completed", "disconnected", "metadata",
+                 "method", "model", "path", "request_id", "responded", "scope", "started", "status",
                  "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +80,7 @@ class Exchange:
         self.tenant = DEFAULT_TENANT
         self.model: str | None = None
         self.status = 0
+        self.metadata = ORDINARY_CALL
         self.request_id = new_request_id()
         #: True once the status line is out: from then on errors go in band.
         self.responded = False

@@ -9,7 +9,9 @@ from fastapi import FastAPI, WebSocket
 from starlette.middleware.cors import ALL_METHODS, CORSMiddleware
 
 from parrot_gateway.api.anthropic.errors import use_anthropic_shape
+from parrot_gateway.api.batches.batches import BatchRoutes
 from parrot_gateway.api.batches.files import FileRoutes
+from parrot_gateway.api.batches.line_caller import LineCaller
 from parrot_gateway.api.calls import CallRoutes
 from parrot_gateway.api.engine_join import JOIN_PATH, EngineLinkEndpoint
 from parrot_gateway.api.openapi import describe_routes
@@ -39,6 +41,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await gateway.start(join_url)
+        await gateway.batches.start(LineCaller(routes.unattended))
         try:
             yield
         finally:
@@ -55,9 +58,12 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
 
     settings, models, semantic = gateway.settings, gateway.models, gateway.semantic
     routes = CallRoutes(models, semantic, gateway.responses, gateway.background, settings.server)
-    own = RouteTable()
+    own, batches = RouteTable(), RouteTable()
     VariableRoutes(semantic, settings.server).register(own)
     SessionRoutes(semantic).register(own)
+    BatchRoutes(gateway.batches, models, routes.passthrough, server.max_body_bytes).register(
+        batches
+    )
     files = RouteTable()
     FileRoutes(gateway.batches, models, routes.passthrough, server.max_body_bytes).register(files)
     parrot = ParrotRoutes(
@@ -69,7 +75,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     )
     routes_by_tag = {
         "sessions": own.described,
-        "batches": files.described,
+        "batches": [*files.described, *batches.described],
         "Parrot's own API": ParrotRoutes.DESCRIBED,
     }
     describe_routes(management, routes_by_tag)
@@ -84,7 +90,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         },
         shapes=dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), use_anthropic_shape),
         parrot=parrot.find,
-        own=own.find,
+        own=lambda exchange: own.find(exchange) or batches.find(exchange),
         forms=files.find,
         passthrough=routes.passthrough,
         management=management,

@@ -66,7 +66,6 @@ class Gateway:
         self.gate = CallGate(settings.server.max_running_calls)
         self.responses = ResponseStore(settings.responses)
         self.background = BackgroundTasks(settings.responses.max_background)
-        self.batches = BatchService(settings.batches, time.time)
         self.scheduling = _scheduling(settings.scheduler, self.registry)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
         self.task_updater = TaskUpdater(self.scheduling, self._metadata_now)
@@ -78,6 +77,9 @@ class Gateway:
             self.scheduling,
             self.task_updater,
         )
+        self.batches = BatchService(
+            settings.batches, self.models, clock=time.time, on_ended=self._application_ended
+        )
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,
@@ -86,7 +88,7 @@ class Gateway:
             fill_ahead=FillAhead(
                 settings.sessions.fill_ahead_tokens, self.models.least_busy_engine
             ),
-            on_session_closed=self._session_closed,
+            on_session_closed=self._application_ended,
             on_call_changed=self.task_updater.changed,
         )
 
@@ -95,8 +97,8 @@ class Gateway:
         job = self.semantic.executor.unfinished.find(metadata.call)
         return metadata if job is None else self.semantic.metadata_of(job)
 
-    def _session_closed(self, session_id: str) -> None:
-        self.scheduling.notify(ApplicationFinished(session_id))
+    def _application_ended(self, application: str) -> None:
+        self.scheduling.notify(ApplicationFinished(application))
 
     async def start(self, join_url: str | None) -> None:
         """Start upstream clients and engine processes; returns before models are loaded.
@@ -106,7 +108,6 @@ class Gateway:
                 may be started (no address of our own).
         """
         self.semantic.start()
-        await self.batches.start()
         for upstream in self.upstreams.values():
             await upstream.start()
         if join_url is not None:
@@ -169,6 +170,7 @@ class Gateway:
             "semantic": self.semantic.describe(),
             "scheduler": self.scheduling.describe(),
             "responses": self.responses.statistics()._asdict(),
+            "batches": self.batches.describe(),
             "models": self.models.engine_models(),
             "engines": [engine.describe() for engine in self.registry.engines()],
             "engine_processes": self.supervisor.describe(),

@@ -68,6 +68,10 @@ class Known:
             return {"model": DEMO_MODEL}
         if "/files/" in path:
             return {"file_id": self._file()}
+        if "/batches/" in path:
+            body = {"input_file_id": self._file(), "completion_window": "24h"}
+            made = self._post("/v1/batches", {**body, "endpoint": "/v1/completions"})
+            return {"batch_id": str(made["id"])}
         if "/responses/" in path:
             body = {"model": DEMO_MODEL, "input": "Once", "max_output_tokens": 1}
             return {"response_id": str(self._post("/v1/responses", body)["id"])}

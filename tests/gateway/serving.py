@@ -173,7 +173,7 @@ async def serving(
         log_config=None,
         access_log=False,
         http=HttpProtocol,
-        lifespan="off",
+        lifespan="off" if batches is None else "on",
         server_header=False,
         timeout_graceful_shutdown=2,
     )
@@ -182,11 +182,6 @@ async def serving(
     http = uvicorn.Server(config)
     http.lifespan = config.lifespan_class(config)
     async with AsyncExitStack() as links:
-        for upstream in gateway.upstreams.values():
-            await upstream.start()
-            links.push_async_callback(upstream.close)
-        await gateway.batches.start()
-        links.push_async_callback(gateway.batches.close)
         remotes = [await links.enter_async_context(linked(engine, gateway)) for engine in engines]
         await http.startup(sockets=[listener])
         try:

@@ -29,7 +29,7 @@ from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirecto
 
 #: Bytes that are read of a content and sent at a time.
 _CHUNK_BYTES = 256 * 1024
-#: Bounds of `expires_after.seconds`, as OpenAI has them.
+#: Bounds of a lifetime, as OpenAI has them.
 _LIFETIME_S = (3_600, 2_592_000)
 _CONTENT_TYPE = (b"content-type", b"application/octet-stream")
 
@@ -98,7 +98,7 @@ class FileRoutes:
                 raise missing_parameter("purpose")
             lifetime_s = lifetime_of(form.fields)
             file = await files.keep(
-                upload,
+                upload.path,
                 exchange.tenant,
                 form.filename or "file",
                 "batch",
@@ -143,8 +143,7 @@ class FileRoutes:
         if self._is_foreign(file_id):
             await self._passthrough(exchange, None)
             return
-        files = self._files(file_id)
-        await files.delete(files.find(exchange.tenant, file_id))
+        await self._service.delete_file(self._files(file_id).find(exchange.tenant, file_id))
         await exchange.respond_json({"id": file_id, "object": "file", "deleted": True})
 
     async def content(self, exchange: Exchange, file_id: str) -> None:
@@ -232,17 +231,23 @@ def lifetime_of(fields: dict[str, str]) -> int | None:
     }
     if not given:
         return None
-    if given.get("anchor") != "created_at":
-        raise invalid_value("expires_after.anchor", "expected 'created_at'.")
     seconds = given.get("seconds", "")
+    is_number = seconds.isascii() and seconds.isdigit() and len(seconds) < 10
+    return checked_lifetime("expires_after", given.get("anchor"), int(seconds) if is_number else 0)
+
+
+def checked_lifetime(name: str, anchor: str | None, seconds: int) -> int:
+    """Seconds of a lifetime that is given in the field `name`.
+
+    Raises:
+        InvalidRequestError: it is wrong.
+    """
+    if anchor != "created_at":
+        raise invalid_value(f"{name}.anchor", "expected 'created_at'.")
     shortest, longest = _LIFETIME_S
-    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10) or not (
-        shortest <= int(seconds) <= longest
-    ):
-        raise invalid_value(
-            "expires_after.seconds", f"expected an integer from {shortest} to {longest}."
-        )
-    return int(seconds)
+    if not shortest <= seconds <= longest:
+        raise invalid_value(f"{name}.seconds", f"expected an integer from {shortest} to {longest}.")
+    return seconds
 
 
 def _check_purpose(fields: dict[str, str]) -> None:

@@ -148,7 +148,9 @@ class ResponseRoutes:
         self._refuse_semantics(exchange, body)
         from parrot_gateway.api.responses.create import handle_input_tokens, handle_responses
 
-        metadata = ORDINARY_CALL if recording is None else recording.call.metadata
+        metadata = exchange.metadata
+        if recording is not None and metadata is ORDINARY_CALL:
+            metadata = recording.call.metadata
         placer = self._models.placer(model, metadata)
         store, tenant = self._store, exchange.tenant
         if path == INPUT_TOKENS:

@@ -1,0 +1,217 @@
+"""`/v1/batches`: batches of files that are ours; all others are the upstream's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.api.batches.files import checked_lifetime
+from parrot_gateway.api.batches.pages import page_of
+from parrot_gateway.batches.batch import BATCH_MARK, WINDOW, Batch
+from parrot_gateway.batches.files import FILE_MARK, FileStore
+from parrot_gateway.batches.lines import ENDPOINTS, LineUsage
+from parrot_gateway.batches.service import BatchService
+from parrot_gateway.exceptions import (
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedError,
+    invalid_value,
+    missing_parameter,
+)
+from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.scheduling.model_directory import ModelDirectory
+
+_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+
+
+class ExpiresAfter(msgspec.Struct):
+    """When something is deleted."""
+
+    anchor: str
+    seconds: int
+
+
+class BatchBody(msgspec.Struct):
+    """The body of `POST /v1/batches`."""
+
+    input_file_id: str | None = None
+    endpoint: str | None = None
+    completion_window: str | None = None
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class _Head(msgspec.Struct):
+    input_file_id: Any = None
+
+
+_body_decoder = msgspec.json.Decoder(BatchBody)
+_head_decoder = msgspec.json.Decoder(_Head)
+
+
+class BatchRoutes:
+    """The routes under `/v1/batches`; arguments as of `FileRoutes`."""
+
+    def __init__(
+        self,
+        service: BatchService,
+        models: ModelDirectory,
+        passthrough: Callable[[Exchange, bytes | None], Awaitable[None]],
+        max_body_bytes: int,
+    ) -> None:
+        self._service = service
+        self._models = models
+        self._passthrough = passthrough
+        self._max_body_bytes = max_body_bytes
+
+    def register(self, table: RouteTable) -> None:
+        """Add the routes to a table."""
+        table.add("POST", "/v1/batches", self.create)
+        table.add("GET", "/v1/batches", self.list)
+        table.add("GET", "/v1/batches/{batch_id}", self.retrieve)
+        table.add("POST", "/v1/batches/{batch_id}/cancel", self.cancel)
+
+    async def create(self, exchange: Exchange) -> None:
+        """`POST /v1/batches`: begin a batch"""
+        body = await exchange.body(self._max_body_bytes)
+        if self._models.upstreams and not _is_ours(body):
+            await self._passthrough(exchange, body)
+            return
+        given = decode(body, _body_decoder)
+        for name in ("input_file_id", "endpoint", "completion_window"):
+            if not getattr(given, name):
+                raise missing_parameter(name)
+        assert given.input_file_id
+        assert given.endpoint
+        if given.endpoint not in ENDPOINTS:
+            raise UnsupportedError(
+                f"Batches of '{given.endpoint[:80]}' are not offered by this gateway; those of "
+                f"{', '.join(ENDPOINTS)} are.",
+                param="endpoint",
+                code="unsupported_value",
+            )
+        if given.completion_window != WINDOW:
+            raise invalid_value("completion_window", f"expected '{WINDOW}'.")
+        metadata = _checked_metadata(given.metadata)
+        expires = given.output_expires_after
+        lifetime_s = None
+        if expires is not None:
+            lifetime_s = checked_lifetime("output_expires_after", expires.anchor, expires.seconds)
+        file = self._files(given.input_file_id).find(exchange.tenant, given.input_file_id)
+        if file.purpose != "batch":
+            raise InvalidRequestError(
+                f"File '{file.id}' has the purpose '{file.purpose}', not 'batch'.",
+                param="input_file_id",
+            )
+        batch = await self._service.create(
+            file, given.endpoint, metadata=metadata, output_lifetime_s=lifetime_s
+        )
+        await self._respond(exchange, batch)
+
+    async def list(self, exchange: Exchange) -> None:
+        """`GET /v1/batches`: list batches, newest first"""
+        query = Query(exchange, "limit", "after")
+        after, found = query.text("after"), self._service.newest_first(exchange.tenant)
+        if self._models.upstreams and (not found or (after and not after.startswith(BATCH_MARK))):
+            await self._passthrough(exchange, None)
+            return
+        await exchange.respond_json(
+            page_of(
+                found,
+                query,
+                id_of=lambda batch: batch.id,
+                shape=self._shape,
+                default_limit=20,
+                max_limit=100,
+            )
+        )
+
+    async def retrieve(self, exchange: Exchange, batch_id: str) -> None:
+        """`GET /v1/batches/{batch_id}`: describe a batch"""
+        if self._is_foreign(batch_id):
+            await self._passthrough(exchange, None)
+            return
+        await self._respond(exchange, self._service.find(exchange.tenant, batch_id))
+
+    async def cancel(self, exchange: Exchange, batch_id: str) -> None:
+        """`POST /v1/batches/{batch_id}/cancel`: stop a batch"""
+        if self._is_foreign(batch_id):
+            await self._passthrough(exchange, None)
+            return
+        await exchange.body(self._max_body_bytes)
+        batch = self._service.find(exchange.tenant, batch_id)
+        await self._service.cancel(batch)
+        await self._respond(exchange, batch)
+
+    async def _respond(self, exchange: Exchange, batch: Batch) -> None:
+        await exchange.respond_json(self._shape(batch))
+
+    def _is_foreign(self, batch_id: str) -> bool:
+        return bool(self._models.upstreams) and not batch_id.startswith(BATCH_MARK)
+
+    def _files(self, file_id: str) -> FileStore:
+        if self._service.files is None:
+            raise NotFoundError(f"No such File object: {file_id[:80]}", param="input_file_id")
+        return self._service.files
+
+    def _shape(self, batch: Batch) -> dict[str, Any]:
+        completed, failed, usage = self._service.counts(batch)
+        reached, has_ended = batch.reached, batch.has_ended
+        errors = [msgspec.to_builtins(error) for error in batch.errors]
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "endpoint": batch.endpoint,
+            "model": batch.model,
+            "errors": {"object": "list", "data": errors} if errors else None,
+            "input_file_id": batch.input_file_id,
+            "completion_window": WINDOW,
+            "status": batch.status,
+            "output_file_id": batch.output_file_id if has_ended else None,
+            "error_file_id": batch.error_file_id if has_ended else None,
+            "created_at": batch.created_at,
+            "in_progress_at": reached.get("in_progress"),
+            "expires_at": batch.expires_at,
+            "finalizing_at": reached.get("finalizing"),
+            "completed_at": reached.get("completed"),
+            "failed_at": reached.get("failed"),
+            "expired_at": reached.get("expired"),
+            "cancelling_at": reached.get("cancelling"),
+            "cancelled_at": reached.get("cancelled"),
+            "request_counts": {"total": batch.total, "completed": completed, "failed": failed},
+            "usage": _usage(usage),
+            "metadata": batch.metadata,
+        }
+
+
+def _usage(usage: LineUsage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+
+
+def _is_ours(body: bytes) -> bool:
+    try:
+        file_id = _head_decoder.decode(body).input_file_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(file_id, str) and file_id.startswith(FILE_MARK)
+
+
+def _checked_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
+    for key, value in (metadata or {}).items():
+        if len(key) > _MAX_KEY or len(value) > _MAX_VALUE or len(metadata or {}) > _MAX_PAIRS:
+            raise invalid_value(
+                "metadata",
+                f"expected at most {_MAX_PAIRS} pairs with keys of up to {_MAX_KEY} and values of "
+                f"up to {_MAX_VALUE} characters.",
+            )
+    return metadata
