@@ -32,6 +32,7 @@ _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
     ("/v1/messages/count_tokens", "Count the tokens of a message", CountTokensBody, False),
     ("/v1/responses", "Create a response", ResponseBody, True),
     ("/v1/responses/input_tokens", "Count the input tokens of a response", InputFields, False),
+    ("/v1/responses/compact", "Compact a history", InputFields, False),
     ("/v1/conversations", "Create a conversation", ConversationBody, False),
     ("/tokenize", "Tokenize a prompt or a chat", TokenizeBody, False),
     ("/detokenize", "Turn token ids into text", DetokenizeBody, False),
@@ -41,6 +42,7 @@ _ROUTES: tuple[tuple[str, str, type, bool], ...] = (
 _KEPT: tuple[tuple[str, str, str], ...] = (
     ("GET", "/v1/responses/{response_id}", "A stored response, or its stream once more"),
     ("DELETE", "/v1/responses/{response_id}", "Forget a response"),
+    ("POST", "/v1/responses/{response_id}/cancel", "Cancel a response made in the background"),
     ("GET", "/v1/responses/{response_id}/input_items", "What the model was given"),
     ("GET", "/v1/conversations/{conversation_id}", "Describe a conversation"),
     ("POST", "/v1/conversations/{conversation_id}", "Change the metadata of a conversation"),

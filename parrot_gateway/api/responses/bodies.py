@@ -167,11 +167,15 @@ def check_response(body: ResponseBody) -> None:
             )
     if body.n not in (None, 1):
         raise UnsupportedError(
-            "Unsupported parameter: 'n' above 1 has no place in a response.", param="n"
+            "Unsupported parameter: 'n' above 1 has no place in a response; it is taken by "
+            "/v1/chat/completions.",
+            param="n",
         )
     if body.return_token_ids:
         raise UnsupportedError(
-            f"Unsupported parameter: 'return_token_ids' {_WHY}.", param="return_token_ids"
+            "Unsupported parameter: 'return_token_ids' is not taken here; it is by "
+            "/v1/chat/completions.",
+            param="return_token_ids",
         )
     if body.background and body.store is False:
         raise InvalidRequestError(

@@ -188,6 +188,7 @@ def _check_rare(request: ChatBody) -> None:
             "verbosity",
             f"'verbosity' does not support '{verbosity}' with this model; only 'medium' is.",
         )
+    refuse(request, ("store",), "is not supported with this model here; /v1/responses stores")
     refuse(request, _REFUSED, "is not supported with this model")
 
 
