@@ -5,7 +5,7 @@ Unknown fields are accepted and ignored, `cache_control` among them: prefixes ar
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +30,7 @@ class Block(msgspec.Struct):
 
 
 class MessageParam(msgspec.Struct):
-    role: str
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 

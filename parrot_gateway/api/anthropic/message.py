@@ -68,6 +68,7 @@ class MessageWriter:
             "stop_sequence": None,
         }
         self._is_started = False
+        self._first_usage = Usage(0, 0, 0)
         #: Number of the open block, or of the next one, and what it is: None for none, -1 for
         #: text, or the number of a call.
         self._index = 0
@@ -77,15 +78,18 @@ class MessageWriter:
         self._finish_reason: str | None = None
         self._stop_string: str | None = None
 
-    def start(self, usage: Usage) -> bytes:
-        """The first event, with the usage as far as it is known."""
+    def prompt_filled(self, usage: Usage) -> None:
+        """The usage that the first event reports; without it, nothing."""
+        self._first_usage = usage
+
+    def _start(self) -> bytes:
         self._is_started = True
-        message = {**self._message, "usage": usage_dict(usage)}
+        message = {**self._message, "usage": usage_dict(self._first_usage)}
         return event("message_start", {"message": message}) + event("ping", {})
 
     def delta(self, delta: ChoiceDelta) -> bytes:
         """Text and pieces of calls."""
-        events = b"" if self._is_started else self.start(Usage(0, 0, 0))
+        events = b"" if self._is_started else self._start()
         if delta.pieces is None:
             if delta.text:
                 events += self._text(delta.text)
@@ -106,7 +110,7 @@ class MessageWriter:
 
     def end(self, usage: Usage) -> bytes:
         """The last events."""
-        events = b"" if self._is_started else self.start(usage)
+        events = b"" if self._is_started else self._start()
         events += self._close()
         reason = self._finish_reason or "length"
         delta = self._stop(reason, self._stop_string, has_calls=bool(self._calls))

@@ -48,12 +48,14 @@ class MessageAnswer:
         self._prompt_tokens = prompt_tokens
 
     def opening(self) -> bytes:
-        """Nothing: the first event has the number of cached tokens, known with the first update."""
+        """Nothing: the first event has the number of cached tokens, which is not known yet."""
         return b""
 
     def events(self, update: Update) -> bytes:
         if isinstance(update, PromptFilled):
-            return self._writer.start(Usage(self._prompt_tokens, 0, update.cached_tokens))
+            # NOTE: sent with the first text: until then a failure gets a status of its own.
+            self._writer.prompt_filled(Usage(self._prompt_tokens, 0, update.cached_tokens))
+            return b""
         return self._writer.delta(update)
 
     def closing(self, usage: Usage) -> bytes:

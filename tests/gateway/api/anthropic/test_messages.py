@@ -259,12 +259,13 @@ async def test_failure_in_mid_stream(service: Service, engine: ScriptedRemoteEng
     assert "not a number" in error["message"]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_failure_before_the_first_text(
-    service: Service, engine: ScriptedRemoteEngine
+    service: Service, engine: ScriptedRemoteEngine, streamed: bool
 ) -> None:
     engine.script = lambda prompt, sampling: [Failed(0, "overloaded", "too much")]
     status, headers, answer = await service.post(
-        "/v1/messages", {"model": "m", "messages": HI, "max_tokens": 16}
+        "/v1/messages", {"model": "m", "messages": HI, "max_tokens": 16, "stream": streamed}
     )
     assert status == 503
     assert json.loads(answer)["error"] == {"type": "overloaded_error", "message": "too much"}
