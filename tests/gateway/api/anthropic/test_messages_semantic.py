@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from harness.message_events import events_of, message_of
-from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import Http
 
 PATH = "/v1/messages"
@@ -46,9 +45,21 @@ async def test_inputs_and_outputs_by_name(http: Http) -> None:
     assert read.json()["content"][0]["text"] == "<user\n<user\na\nassistant\n>!\nassistant\n>"
 
 
-async def test_a_stream_that_waits_fails_in_its_own_shape(
-    http: Http, engine: ScriptedRemoteEngine
-) -> None:
+async def test_a_kept_context(http: Http) -> None:
+    fields = {"X-Parrot-Session": "kept", "X-Parrot-Context": "chat"}
+    first = (await ask(http, "a", fields)).json()["content"][0]["text"]
+    second = (await ask(http, "b", fields)).json()["content"][0]["text"]
+    assert second == f"<user\na\nassistant\n{first}\nuser\nb\nassistant\n>"
+
+
+async def test_a_session_named_by_its_client_is_recorded(http: Http) -> None:
+    answer = await ask(http, "a", {"x-session-id": "run-7"})
+    assert answer.status_code == 200
+    assert answer.headers["x-parrot-session"]
+    assert answer.headers["x-parrot-call"].startswith("call_")
+
+
+async def test_unknown_fields_of_ours_are_refused_in_its_shape(http: Http) -> None:
     unknown = await ask(http, "x", {"X-Parrot-Nothing": "1"})
     assert unknown.status_code == 400
     assert json.loads(unknown.content)["error"]["type"] == "invalid_request_error"
