@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from parrot_gateway.exceptions import DeadlineError, InvalidRequestError, OverloadedError
 from parrot_gateway.generation.fifo_lock import FifoLock, wait_granted
+from parrot_gateway.generation.responses.background import EventLog
 from parrot_gateway.generation.responses.items import MessageItem, Part, Turn, chain_of, history_of
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.settings.model import ResponseSettings
@@ -82,6 +84,27 @@ def test_a_forgotten_response_stays_in_histories() -> None:
     assert store.statistics() == (0, 0)
 
 
+def test_items_are_found_by_id_as_long_as_something_holds_them() -> None:
+    store = ResponseStore(ResponseSettings())
+    first = response("a", text="one")
+    store.keep("t", first, 0)
+    store.keep("t", response("b", first.turn, text="two"), 0)
+    store.delete("t", "a")
+    assert store.item("t", "msg_one") is first.turn.input[0]
+    assert store.item("other", "msg_one") is None
+    store.delete("t", "b")
+    assert store.item("t", "msg_one") is None
+
+
+def test_what_is_forgotten_while_it_is_made_is_cancelled() -> None:
+    store, cancelled = ResponseStore(ResponseSettings()), []
+    made = response("a")
+    made.cancel = lambda: cancelled.append(made.id)
+    store.keep("t", made, 0)
+    store.delete("t", "a")
+    assert cancelled == ["a"]
+
+
 def test_bytes_are_bounded() -> None:
     store = ResponseStore(ResponseSettings(max_bytes=10_000))
     for number in range(100):
@@ -122,6 +145,7 @@ class _Model(RuleBasedStateMachine):
         self.store = ResponseStore(ResponseSettings(max_stored=6, max_bytes=6000, ttl_s=50))
         self.now = 0.0
         self.responses: list[StoredResponse] = []
+        self.owners: dict[str, str] = {}
         self.conversations: list[Conversation] = []
         self.number = 0
 
@@ -133,7 +157,18 @@ class _Model(RuleBasedStateMachine):
         self.number += 1
         made = response(f"r{self.number}", found.turn if found else None, "x" * size)
         self.responses.append(made)
+        self.owners[made.id] = tenant
         self.store.keep(tenant, made, self.now)
+
+    @rule(index=st.integers(0, 8), size=st.integers(0, 300), ends=st.booleans())
+    def update(self, index: int, size: int, ends: bool) -> None:
+        """One that is made in the background comes further, whoever keeps it or not."""
+        if index < len(self.responses):
+            made = self.responses[-1 - index]
+            made.log = made.log or EventLog()
+            made.log.append(b"e" * size)
+            turn = Turn(made.turn.parent, made.turn.input, [item("z" * size)]) if ends else None
+            self.store.update(self.owners[made.id], made, b"a" * size, turn)
 
     @rule(tenant=st.sampled_from("ab"))
     def converse(self, tenant: str) -> None:
@@ -182,6 +217,8 @@ class _Model(RuleBasedStateMachine):
                 reached |= {id(turn): turn for turn in chain_of(entry.turn)}
             count += len(held.entries)
             size += sum(turn.size_bytes for turn in reached.values())
+            items = Counter(item.id for turn in reached.values() for item in turn.items)
+            assert {name: found[1] for name, found in held.items.items()} == items
         assert self.store.statistics() == (count, size)
         assert count <= 6
         assert size <= 6000
