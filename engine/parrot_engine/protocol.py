@@ -220,7 +220,8 @@ class EngineInfo:
     max_batch_tokens: int = 0
     #: Whether it reports which blocks it caches (`BlockReporting`).
     reports_blocks: bool = False
-    #: Sampling defaults of the checkpoint's generation_config (temperature, top_p, top_k, …).
+    #: Sampling defaults of the checkpoint's generation_config (temperature, top_p, …, and
+    #: `max_new_tokens` of a chat).
     default_sampling: dict[str, float] = field(default_factory=dict)
     #: Whether it keeps outputs to a grammar (`SamplingParams.grammar`).
     supports_grammars: bool = False

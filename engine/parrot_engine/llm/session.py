@@ -43,6 +43,8 @@ class Session:
 
     def default_params(self) -> SamplingParams:
         chosen: dict[str, Any] = dict(self.engine.info.default_sampling)
+        # Of a chat's answer; here the length is the caller's.
+        chosen.pop("max_new_tokens", None)
         if "top_k" in chosen:
             chosen["top_k"] = int(chosen["top_k"])
         return replace(SamplingParams(), **chosen)

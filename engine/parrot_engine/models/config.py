@@ -266,7 +266,7 @@ def read_generation_defaults(
     else:
         eos_token_ids = list(dict.fromkeys(int(token_id) for token_id in eos))
     keys = list(_SAMPLED_KEYS) if generation.get("do_sample") else []
-    keys.append("repetition_penalty")
+    keys += ["repetition_penalty", "max_new_tokens"]
     sampling = {key: generation[key] for key in keys if generation.get(key) is not None}
     return GenerationDefaults(eos_token_ids, sampling)
 

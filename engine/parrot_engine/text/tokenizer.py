@@ -163,6 +163,12 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
+    def vocabulary_text(self, token_id: int) -> str:
+        """One token as the vocabulary writes it, its spaces and bytes in the pipeline's own code;
+        empty for an id that there is none of."""
+        found: str | None = self._backend.id_to_token(token_id)
+        return found or ""
+
     def is_special(self, token_id: int) -> bool:
         """Whether `decode` skips this token."""
         return self.pieces.is_special(token_id)

@@ -20,7 +20,7 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.generate import CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest, TextToken
+from parrot_gateway.generation.request import GenerationRequest, PromptFilled, TextToken, Update
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
 
 #: OpenAI's sentinel for "very unlikely": JSON has no minus infinity.
@@ -55,6 +55,8 @@ class ChunkedAnswer(ABC):
         generation_request: GenerationRequest,
     ) -> None:
         self._tokenizer = served.tokenizer
+        #: Log-probabilities name tokens by id, as vLLM does: `token_id:42`.
+        self._as_ids = bool(request.return_tokens_as_token_ids)
         self._generation_request = generation_request
         self._wants_ids = bool(request.return_token_ids)
         # A number in completions, where 0 asks for the chosen tokens alone; a flag in chats.
@@ -74,11 +76,32 @@ class ChunkedAnswer(ABC):
         #: A chunk up to and with the bracket that opens `choices`.
         self._chunk_head = b"data: " + chunk[: -len(b"]}")]
         self._chunk_tail = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
+        #: Usage so far, in every chunk; None leaves it to the last.
+        self._usage: Usage | None = None
+        if self._include_usage and options is not None and options.continuous_usage_stats:
+            tokens = sum(len(prompt.token_ids) for prompt in generation_request.prompts)
+            self._usage = Usage(tokens, 0, 0)
         count = len(generation_request.prompts) * generation_request.n
         self._heads = [self._HEAD % index for index in range(count)]
 
     def event(self, choice: bytes) -> bytes:
+        if self._usage is not None:
+            return self._chunk_head + choice + b'],"usage":' + self._usage_so_far() + b"}\n\n"
         return self._chunk_head + choice + self._chunk_tail
+
+    def _usage_so_far(self) -> bytes:
+        assert self._usage is not None
+        return encode(usage_dict(self._usage))
+
+    def events(self, update: Update) -> bytes:
+        """See `Answer`."""
+        if self._usage is not None:
+            self._usage = _counted(self._usage, update)
+        return self._events(update)
+
+    @abstractmethod
+    def _events(self, update: Update) -> bytes:
+        """The events of an update."""
 
     def opening(self) -> bytes:
         return b""
@@ -99,6 +122,12 @@ class ChunkedAnswer(ABC):
     @abstractmethod
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
         """`choices`, and further fields that depend on the call."""
+
+
+def _counted(usage: Usage, update: Update) -> Usage:
+    if isinstance(update, PromptFilled):
+        return usage._replace(cached_tokens=usage.cached_tokens + update.cached_tokens)
+    return usage._replace(completion_tokens=usage.completion_tokens + len(update.token_ids))
 
 
 def system_fingerprint(info: EngineInfo) -> str:
@@ -129,7 +158,7 @@ def finite(logprob: float) -> float:
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Iterable[TextToken], start: int = 0
+    tokenizer: Tokenizer, tokens: Iterable[TextToken], start: int = 0, *, as_ids: bool = False
 ) -> dict[str, list[Any]]:
     """`logprobs` of a completions choice.
 
@@ -141,10 +170,11 @@ def completion_logprobs(
         tokenizer: the model's.
         tokens: of the completion.
         start: characters of the echoed prompt.
+        as_ids: tokens are named by their ids.
     """
     shape = _empty_completion_logprobs()
     for token in tokens:
-        _append(shape, tokenizer, token.logprobs, start + token.offset)
+        _append(shape, tokenizer, token.logprobs, start + token.offset, as_ids)
     return shape
 
 
@@ -152,19 +182,27 @@ def echoed_logprobs(
     tokenizer: Tokenizer,
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
+    *,
+    as_ids: bool = False,
+    skip_special_tokens: bool = True,
 ) -> dict[str, list[Any]]:
-    """The same for the tokens of an echoed prompt, of which the first has no log-probability."""
+    """The same for the tokens of an echoed prompt, of which the first has no log-probability.
+
+    Args:
+        skip_special_tokens: the echo is without them.
+    """
     shape = _empty_completion_logprobs()
     offset = 0
-    pieces = IncrementalDetokenizer(tokenizer).push_each(token_ids)
+    text = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    pieces = text.push_each(token_ids)
     for token_id, piece, entry in zip(token_ids, pieces, logprobs, strict=True):
         if entry is None:
-            shape["tokens"].append(tokenizer.token_text(token_id))
+            shape["tokens"].append(_named(tokenizer, token_id, as_ids))
             shape["token_logprobs"].append(None)
             shape["top_logprobs"].append(None)
             shape["text_offset"].append(offset)
         else:
-            _append(shape, tokenizer, entry, offset)
+            _append(shape, tokenizer, entry, offset, as_ids)
         offset += len(piece)
     return shape
 
@@ -177,28 +215,42 @@ def _empty_completion_logprobs() -> dict[str, list[Any]]:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
+def _named(tokenizer: Tokenizer, token_id: int, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else tokenizer.token_text(token_id)
+
+
 def _append(
-    shape: dict[str, list[Any]], tokenizer: Tokenizer, entry: TokenLogprobs, offset: int
+    shape: dict[str, list[Any]],
+    tokenizer: Tokenizer,
+    entry: TokenLogprobs,
+    offset: int,
+    as_ids: bool,
 ) -> None:
-    text, logprob = tokenizer.token_text(entry.token_id), finite(entry.logprob)
+    text, logprob = _named(tokenizer, entry.token_id, as_ids), finite(entry.logprob)
     shape["tokens"].append(text)
     shape["token_logprobs"].append(logprob)
     top: dict[str, float] = {}
     for token_id, value in entry.top:
         # NOTE: two ids may have one text; the likelier comes first and stays.
-        top.setdefault(tokenizer.token_text(token_id), finite(value))
+        top.setdefault(_named(tokenizer, token_id, as_ids), finite(value))
     top.setdefault(text, logprob)
     shape["top_logprobs"].append(top)
     shape["text_offset"].append(offset)
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TextToken]) -> dict[str, Any]:
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Iterable[TextToken], *, as_ids: bool = False
+) -> dict[str, Any]:
     """`logprobs` of a chat choice: the tokens of its text, without the one that ended it."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        return _chat_entry(tokenizer, token_id, logprob, as_ids)
+
     return {
         "content": [
             {
-                **_chat_entry(tokenizer, token.logprobs.token_id, token.logprobs.logprob),
-                "top_logprobs": [_chat_entry(tokenizer, *top) for top in token.logprobs.top],
+                **entry(token.logprobs.token_id, token.logprobs.logprob),
+                "top_logprobs": [entry(*top) for top in token.logprobs.top],
             }
             for token in tokens
             if not token.is_end
@@ -207,8 +259,10 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TextToken]) -> dict[str
     }
 
 
-def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token_id)
+def _chat_entry(
+    tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool
+) -> dict[str, Any]:
+    raw = _named(tokenizer, token_id, True).encode() if as_ids else tokenizer.token_bytes(token_id)
     return {
         "token": raw.decode(errors="replace"),
         "logprob": finite(logprob),

@@ -41,7 +41,7 @@ class ChatAnswer(ChunkedAnswer):
             for head in self._heads
         )
 
-    def events(self, update: Update) -> bytes:
+    def _events(self, update: Update) -> bytes:
         """See `Answer`: the text of the update, then its finish reason."""
         if isinstance(update, PromptFilled):
             return b""
@@ -53,7 +53,9 @@ class ChatAnswer(ChunkedAnswer):
         if shown or wants_ids:
             logprobs = b"null"
             if self._wants_logprobs:
-                logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))
+                logprobs = encode(
+                    chat_logprobs(self._tokenizer, update.tokens, as_ids=self._as_ids)
+                )
             events = self.event(
                 b'%s{"content":%s},"logprobs":%s,"finish_reason":null%s}'
                 % (
@@ -81,7 +83,7 @@ class ChatAnswer(ChunkedAnswer):
         elif not shown and not deltas:
             deltas, extra = [], b""
         if self._wants_logprobs and shown:
-            logprobs = encode(chat_logprobs(self._tokenizer, update.tokens))
+            logprobs = encode(chat_logprobs(self._tokenizer, update.tokens, as_ids=self._as_ids))
             extra = extra.replace(b'"logprobs":null', b'"logprobs":' + logprobs, 1)
         if extra and not deltas:
             # Held back as text, but reported as tokens.
@@ -100,7 +102,7 @@ class ChatAnswer(ChunkedAnswer):
         for index, candidate in enumerate(collected[0].candidates):
             logprobs = None
             if self._wants_logprobs:
-                logprobs = chat_logprobs(self._tokenizer, candidate.tokens)
+                logprobs = chat_logprobs(self._tokenizer, candidate.tokens, as_ids=self._as_ids)
             choice: dict[str, Any] = {
                 "index": index,
                 "message": self._message(candidate),

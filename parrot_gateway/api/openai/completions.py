@@ -25,7 +25,7 @@ class CompletionAnswer(ChunkedAnswer):
     _ID, _OBJECT, _CHUNK = "cmpl", "text_completion", "text_completion"
     _HEAD = b'{"index":%d,"text":'
 
-    def events(self, update: Update) -> bytes:
+    def _events(self, update: Update) -> bytes:
         if isinstance(update, PromptFilled):
             return self._prompt_events(update)
         wants_ids = self._wants_ids
@@ -35,7 +35,9 @@ class CompletionAnswer(ChunkedAnswer):
         logprobs = b"null"
         if self._wants_logprobs:
             start = len(self._echo(update.prompt))
-            logprobs = encode(completion_logprobs(self._tokenizer, update.tokens, start))
+            logprobs = encode(
+                completion_logprobs(self._tokenizer, update.tokens, start, as_ids=self._as_ids)
+            )
         return self.event(
             self._choice(
                 update.prompt * self._generation_request.n + update.choice,
@@ -81,8 +83,14 @@ class CompletionAnswer(ChunkedAnswer):
     def _prompt_logprobs(self, update: PromptFilled) -> dict[str, list[Any]]:
         if update.logprobs is None:
             return completion_logprobs(self._tokenizer, ())
-        token_ids = self._generation_request.prompts[update.prompt].token_ids
-        return echoed_logprobs(self._tokenizer, token_ids, update.logprobs)
+        prompt = self._generation_request.prompts[update.prompt]
+        return echoed_logprobs(
+            self._tokenizer,
+            prompt.token_ids,
+            update.logprobs,
+            as_ids=self._as_ids,
+            skip_special_tokens=prompt.text is not None,
+        )
 
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
@@ -91,7 +99,9 @@ class CompletionAnswer(ChunkedAnswer):
             for candidate in entry.candidates:
                 logprobs = None
                 if self._wants_logprobs:
-                    logprobs = completion_logprobs(self._tokenizer, candidate.tokens, len(echo))
+                    logprobs = completion_logprobs(
+                        self._tokenizer, candidate.tokens, len(echo), as_ids=self._as_ids
+                    )
                     if self._generation_request.echoes is not None and entry.filled is not None:
                         logprobs = joined(self._prompt_logprobs(entry.filled), logprobs)
                 choice: dict[str, Any] = {

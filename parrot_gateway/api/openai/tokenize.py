@@ -62,7 +62,7 @@ async def handle_tokenize(exchange: Exchange, served: ServedModel, body: bytes) 
     def answer() -> bytes:
         strings = None
         if request.return_token_strs:
-            strings = [served.tokenizer.token_text(token_id) for token_id in ids]
+            strings = [served.tokenizer.vocabulary_text(token_id) for token_id in ids]
         limit = served.info.max_context_tokens
         return encode(
             {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings}

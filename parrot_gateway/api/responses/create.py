@@ -46,6 +46,7 @@ from parrot_gateway.generation.requests.validation import (
     check_context,
     check_sampling,
     decode,
+    default_max_tokens,
     sampling_of,
 )
 from parrot_gateway.generation.responses.background import BackgroundTasks, EventLog
@@ -289,9 +290,16 @@ class _ResponseCall:
             request, self._placer, whole, output.shown_tools, self._num_bytes, room=max_tokens or 1
         )
         length = len(prompt.token_ids)
-        check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
+        check_context(
+            info.max_context_tokens,
+            length,
+            max_tokens,
+            param="input",
+            noun="input",
+            completion_param="max_output_tokens",
+        )
         if max_tokens is None:
-            max_tokens = info.max_context_tokens - length
+            max_tokens = default_max_tokens(info, info.max_context_tokens - length)
         logprobs = (request.top_logprobs or 0) if self._wants_logprobs else None
         return GenerationRequest(
             [prompt],

@@ -38,6 +38,7 @@ from parrot_gateway.generation.requests.validation import (
     check_choice,
     check_context,
     check_sampling,
+    default_max_tokens,
     nested_too_deeply,
     refuse,
     sampling_of,
@@ -72,8 +73,8 @@ _REFUSED = ("audio", "prediction", "web_search_options", "moderation", "store", 
             "chat_template", "echo")  # fmt: skip
 _RARE = ("top_logprobs", "modalities", "reasoning_effort", "service_tier", "verbosity", *_REFUSED)
 _OUTPUT = ("response_format", "structured_outputs", "guided_choice", "guided_grammar",
-           "guided_json", "guided_regex", "tools", "tool_choice", "functions",
-           "function_call")  # fmt: skip
+           "guided_json", "guided_regex", "regex", "ebnf", "json_schema", "tools", "tool_choice",
+           "functions", "function_call")  # fmt: skip
 #: Fields that most calls leave out, looked at all at once.
 _rare_fields, _no_rare_fields = attrgetter(*_RARE), (None,) * len(_RARE)
 _output_fields, _no_output_fields = attrgetter(*_OUTPUT), (None,) * len(_OUTPUT)
@@ -138,9 +139,17 @@ class ChatCall(PreparedCall[ChatBody]):
         max_tokens = request.max_completion_tokens
         if max_tokens is None:
             max_tokens = request.max_tokens
-        check_context(limit, length, max_tokens, param="messages", noun="messages")
+        is_older = request.max_completion_tokens is None
+        check_context(
+            limit,
+            length,
+            max_tokens,
+            param="messages",
+            noun="messages",
+            completion_param="max_tokens" if is_older else "max_completion_tokens",
+        )
         if max_tokens is None:
-            max_tokens = limit - length
+            max_tokens = default_max_tokens(served.info, limit - length)
         n = request.n or 1
         return GenerationRequest(
             [self._prompt],

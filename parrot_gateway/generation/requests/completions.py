@@ -68,6 +68,7 @@ class CompletionCall(PreparedCall[CompletionBody]):
                 max_tokens,
                 param="prompt",
                 noun="prompt",
+                completion_param="max_tokens",
             )
         n = request.n or 1
         best_of = request.best_of or n
@@ -100,9 +101,8 @@ class CompletionCall(PreparedCall[CompletionBody]):
     def _echo(self, prompt: TokenizedPrompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self.served.tokenizer.decode(
-            prompt.token_ids, skip_special_tokens=self.request.skip_special_tokens is not False
-        )
+        # All of them are the caller's own, special ones too.
+        return self.served.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
 def _check(request: CompletionBody, served: ServedModel) -> tuple[Grammar | None, str]:
@@ -142,7 +142,14 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
     if isinstance(prompt, list) and len(prompt) > max(limit, MAX_PROMPTS):
         # Too long in every form, so that the form needs no look at each item.
         if isinstance(prompt[0], int):
-            check_context(limit, len(prompt), _max_tokens(request), param="prompt", noun="prompt")
+            check_context(
+                limit,
+                len(prompt),
+                _max_tokens(request),
+                param="prompt",
+                noun="prompt",
+                completion_param="max_tokens",
+            )
         _check_count(len(prompt))
     if prompt is None:
         start = start_token(served.tokenizer, served.info)
@@ -161,7 +168,14 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
         _check_count(len(lists))
         for ids in lists:
             # First what takes no look at each id: there may be millions.
-            check_context(limit, len(ids), _max_tokens(request), param="prompt", noun="prompt")
+            check_context(
+                limit,
+                len(ids),
+                _max_tokens(request),
+                param="prompt",
+                noun="prompt",
+                completion_param="max_tokens",
+            )
             check_token_ids("prompt", ids, served.info.vocab_size)
         prompts = [TokenizedPrompt(ids) for ids in lists]
     if any(not item.token_ids for item in prompts):

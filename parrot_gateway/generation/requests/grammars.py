@@ -1,5 +1,5 @@
 """Output that conforms to a grammar: `response_format`, vLLM's `structured_outputs` and its older
-`guided_*` fields, as one `Grammar` for the engine.
+`guided_*` fields, SGLang's `json_schema`, `regex` and `ebnf`, as one `Grammar` for the engine.
 
 Shapes are checked here, so that errors name the field; whether a schema can be followed is known
 to the engine's library only, whose message then names the place in the schema.
@@ -40,6 +40,8 @@ _DETAILS = ("disable_fallback", "disable_any_whitespace", "whitespace_pattern",
 _CLOSES = "disable_additional_properties"
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
            "guided_grammar": "grammar"}  # fmt: skip
+#: SGLang's fields for the same.
+_SGLANG = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 
 
 def requested_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar | None, str]:
@@ -56,13 +58,14 @@ def requested_grammar(body: SamplingFields, info: EngineInfo) -> tuple[Grammar |
         found["response_format"] = grammar
     if body.structured_outputs is not None:
         found["structured_outputs"] = _structured(body.structured_outputs)
-    for name, kind in _GUIDED.items():
+    for name, kind in (_GUIDED | _SGLANG).items():
         value = getattr(body, name)
         if value is not None:
             found[name] = _constraint(kind, value, name)
-    if len(found) > 1:
-        first, second = list(found)[:2]
-        raise mutually_exclusive(first, second)
+    for name in found:
+        # The same twice, under an older and a newer name, is what some clients send.
+        if found[name] != next(iter(found.values())):
+            raise mutually_exclusive(next(iter(found)), name)
     for name, requested in found.items():
         check_supported(info, name)
         if body.ignore_eos:

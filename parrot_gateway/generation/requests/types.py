@@ -42,6 +42,8 @@ LogitBias: TypeAlias = Annotated[
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    # An extension, named as in vLLM.
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(msgspec.Struct):
@@ -70,16 +72,22 @@ class SamplingFields(msgspec.Struct):
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     # Structured output, as vLLM names it now and did before; read in `structured`.
     structured_outputs: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json: Any = None
     guided_regex: Any = None
+    # The same as SGLang names it.
+    ebnf: Any = None
+    json_schema: Any = None
+    regex: Any = None
     # Extensions of other servers that change the output and are not offered here.
     include_stop_str_in_output: Any = None
     prompt_embeds: Any = None
     prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
 
 

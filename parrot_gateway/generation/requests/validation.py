@@ -297,6 +297,7 @@ _EXTENSIONS = (
     "include_stop_str_in_output",
     "prompt_embeds",
     "prompt_logprobs",
+    "truncate_prompt_tokens",
     "use_beam_search",
 )
 
@@ -404,8 +405,21 @@ def sampling_of(
     )
 
 
+def default_max_tokens(info: EngineInfo, room: int) -> int:
+    """Tokens of an answer whose caller sets no limit: what the checkpoint's makers recommend, as
+    far as there is `room`, else all of that."""
+    recommended = info.default_sampling.get("max_new_tokens")
+    return room if recommended is None else max(1, min(room, int(recommended)))
+
+
 def check_context(
-    limit: int, prompt: int, completion: int | None, *, param: str, noun: str
+    limit: int,
+    prompt: int,
+    completion: int | None,
+    *,
+    param: str,
+    noun: str,
+    completion_param: str | None = None,
 ) -> None:
     """Refuse what does not fit the model's context.
 
@@ -415,6 +429,7 @@ def check_context(
         completion: tokens that may be generated; None for as many as fit, but one at least.
         param: the field that holds the prompt.
         noun: what the prompt is called: `messages` or `prompt`.
+        completion_param: the field that sets `completion`; at fault where the prompt alone fits.
 
     Raises:
         ContextLengthError: it does not fit.
@@ -428,9 +443,10 @@ def check_context(
             )
         return
     if prompt + completion > limit:
+        field = f" ('{completion_param}')" if completion_param else ""
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens. However, you requested "
             f"{_shown(prompt + completion)} tokens ({prompt} in the {noun}, {_shown(completion)} "
-            f"in the completion). Please reduce the length of the {noun} or completion.",
-            param=param,
+            f"in the completion). Please reduce the length of the {noun} or completion{field}.",
+            param=param if prompt >= limit else completion_param or param,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ import pydantic
 import pytest
 from parrot_engine.protocol import Fill, Generate
 from scripted_remote import ScriptedRemoteEngine
-from serving import Service
+from serving import Service, serving
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -115,6 +116,63 @@ async def test_default_length_is_the_rest_of_the_context(
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+async def test_default_length_is_what_the_checkpoint_recommends() -> None:
+    engine = ScriptedRemoteEngine()
+    engine.info = replace(engine.info, default_sampling={"max_new_tokens": 100})
+    async with serving(engine) as service:
+        await post(service)
+        assert sampling_of(engine).max_tokens == 100
+        await post(service, max_tokens=200)
+        assert sampling_of(engine).max_tokens == 200
+        await post(service, messages=[{"role": "user", "content": "x" * 450}])
+        assert 0 < sampling_of(engine).max_tokens < 100
+        status, _, _ = await service.post("/v1/responses", {"model": "m", "input": "Hi"})
+        assert (status, sampling_of(engine).max_tokens) == (200, 100)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+async def test_usage_in_every_chunk(service: Service, kind: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with service.client() as client:
+        if kind == "chat":
+            stream: Any = await client.chat.completions.create(
+                model="m",
+                messages=HI,
+                stream=True,
+                stream_options=options,  # type: ignore[call-overload]
+            )
+        else:
+            stream = await client.completions.create(
+                model="m",
+                prompt="Hi",
+                stream=True,
+                stream_options=options,  # type: ignore[call-overload]
+            )
+        usages = [chunk.usage async for chunk in stream]
+    assert None not in usages
+    completion = [usage.completion_tokens for usage in usages]
+    assert completion == sorted(completion)
+    assert completion[-1] == completion[-2] == 3
+    assert len({usage.prompt_tokens for usage in usages}) == 1
+
+
+async def test_tokens_named_by_their_ids(service: Service, engine: ScriptedRemoteEngine) -> None:
+    fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+    content = (await post(service, **fields, return_token_ids=True))["choices"][0]
+    wanted = [f"token_id:{number}" for number in content["token_ids"][:-1]]
+    entries = content["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == wanted
+    assert all(top["token"].startswith("token_id:") for top in entries[0]["top_logprobs"])
+    status, _, answer = await service.post(
+        "/v1/completions",
+        {"model": "m", "prompt": "Hi", "logprobs": 1, "echo": True,
+         "return_tokens_as_token_ids": True},
+    )  # fmt: skip
+    tokens = json.loads(answer)["choices"][0]["logprobs"]["tokens"]
+    assert status == 200
+    assert all(token.startswith("token_id:") for token in tokens)
+
+
 async def test_max_completion_tokens_wins(service: Service, engine: ScriptedRemoteEngine) -> None:
     await post(service, max_tokens=9, max_completion_tokens=2)
     assert sampling_of(engine).max_tokens == 2
@@ -130,8 +188,18 @@ async def test_context_overflow(service: Service, engine: ScriptedRemoteEngine) 
             )
         with pytest.raises(openai.BadRequestError) as too_much:
             await client.chat.completions.create(model="m", messages=HI, max_tokens=500)  # type: ignore[arg-type]
-    for caught in (too_long, too_much):
-        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+        with pytest.raises(openai.BadRequestError) as newer:
+            await client.chat.completions.create(
+                model="m",
+                messages=HI,  # type: ignore[arg-type]
+                max_completion_tokens=500,
+            )
+    for caught, field in (
+        (too_long, "messages"),
+        (too_much, "max_tokens"),
+        (newer, "max_completion_tokens"),
+    ):
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", field)
         assert "This model's maximum context length is 512 tokens. However," in str(caught.value)
     assert "you requested 521 tokens (21 in the messages, 500 in the completion)" in str(
         too_much.value

@@ -217,7 +217,10 @@ def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
         ({"response_format": schema_format(OPEN, strict=False)}, False),
         ({"response_format": schema_format(OPEN | {"additionalProperties": True})}, True),
         ({"guided_json": OPEN}, False),
+        ({"json_schema": OPEN}, False),
+        ({"json_schema": json.dumps(OPEN)}, False),
         ({"structured_outputs": {"json": OPEN}}, False),
+        ({"structured_outputs": {"json": OPEN}, "guided_json": OPEN}, False),
         ({"structured_outputs": {"json": OPEN, "disable_additional_properties": True}}, False),
         ({"structured_outputs": {"json": OPEN, "disable_additional_properties": False}}, True),
         ({"tools": [ADD], "response_format": schema_format(OPEN)}, False),
@@ -236,6 +239,15 @@ async def test_objects_have_the_properties_that_they_list(
     assert not allows(engine, '{\n"a":1}')
     assert not allows(engine, '{"a":  1}')
     assert allows(engine, '{"a": 1, "b": 2}') == takes_more
+
+
+@says("x", TEMPLATES["hermes"])
+async def test_grammars_as_sglang_names_them(telling: tuple[Service, Any]) -> None:
+    service, engine = telling
+    for fields in ({"regex": "[ab]"}, {"ebnf": 'root ::= "a" | "b"'}):
+        await ask(service, **fields)
+        assert allows(engine, "a")
+        assert not allows(engine, "c")
 
 
 @says("x", TEMPLATES["hermes"])
@@ -302,6 +314,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ({"guided_regex": "a", "tools": [ADD]}, "guided_regex"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
+    ({"regex": 5}, "regex"),
+    ({"ebnf": ""}, "ebnf"),
+    ({"json_schema": "{"}, "json_schema"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
 ]  # fmt: skip
 
 

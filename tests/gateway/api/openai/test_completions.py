@@ -233,6 +233,14 @@ async def test_scoring(service: Service, engine: ScriptedRemoteEngine, max_token
         assert generates(engine) == []
 
 
+async def test_special_ids_are_echoed(service: Service, engine: ScriptedRemoteEngine) -> None:
+    ids = engine.tokenizer.encode("a<|im_end|>b", add_special_tokens=False)
+    answer = await post(service, prompt=ids, echo=True, logprobs=0, max_tokens=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "a<|im_end|>b"
+    assert choice["logprobs"]["text_offset"] == [0, 1, len("a<|im_end|>")]
+
+
 async def test_no_tokens_without_echo(service: Service) -> None:
     answer = await post(service, prompt="Hi", max_tokens=0, n=2)
     assert [choice["text"] for choice in answer["choices"]] == ["", ""]

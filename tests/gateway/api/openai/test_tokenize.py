@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service
+from tokenizers import Tokenizer as Backend
 
 from parrot_gateway.generation.requests.types import MAX_DETOKENIZED
 
@@ -25,6 +26,9 @@ async def test_prompt(service: Service, engine: ScriptedRemoteEngine) -> None:
     assert answer["tokens"] == engine.tokenizer.encode("Hello 😀")
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == engine.info.max_context_tokens
+    # As the vocabulary has them, and vLLM answers: bytes and blanks in its own code.
+    vocabulary = Backend.from_str(engine.tokenizer.assets.tokenizer_json)
+    assert answer["token_strs"] == [vocabulary.id_to_token(token) for token in answer["tokens"]]
     assert answer["token_strs"][0] == "Hello"
 
 

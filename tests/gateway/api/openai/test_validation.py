@@ -90,7 +90,7 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 3000}, "prompt"),
     ({"prompt": ["a"] * 100, "n": 128}, "n"),
     ({"prompt": "x" * 1000}, "prompt"),
-    ({"max_tokens": 10**100}, "prompt"),
+    ({"max_tokens": 10**100}, "max_tokens"),
 ]
 
 TEXT_PART = {"type": "text", "text": "x"}
@@ -122,7 +122,7 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    ({"max_completion_tokens": 10**100}, "messages"),
+    ({"max_completion_tokens": 10**100}, "max_completion_tokens"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -61,7 +61,7 @@ from serving import Service
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
         ({"parrot": {"output": "x"}}, "parrot", "unsupported_parameter"),
         ({"input": "x" * 600}, "input", "context_length_exceeded"),
-        ({"max_output_tokens": 510}, "input", "context_length_exceeded"),
+        ({"max_output_tokens": 510}, "max_output_tokens", "context_length_exceeded"),
         (
             {"previous_response_id": "resp_1", "conversation": "conv_1"},
             "previous_response_id",
