@@ -77,6 +77,7 @@ class _Head(msgspec.Struct):
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _head_decoder = msgspec.json.Decoder(_Head)
 _any_decoder = msgspec.json.Decoder()
+_NULL = msgspec.Raw(b"null")
 
 
 def parse_line(raw: bytes, number: int, endpoint: str) -> BatchLine | LineError:
@@ -90,6 +91,9 @@ def parse_line(raw: bytes, number: int, endpoint: str) -> BatchLine | LineError:
         # NOTE: msgspec does not look into what it leaves raw.
         raw.decode()
         fields = _fields_decoder.decode(raw)
+        custom_id, method, url = (
+            _any_decoder.decode(fields.get(name, _NULL)) for name in ("custom_id", "method", "url")
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return LineError(
             "invalid_json_line", "This line is not parseable as a JSON object.", None, number
@@ -99,9 +103,6 @@ def parse_line(raw: bytes, number: int, endpoint: str) -> BatchLine | LineError:
             return LineError(
                 "missing_required_parameter", f"Missing required parameter: '{name}'.", name, number
             )
-    custom_id, method, url = (
-        _any_decoder.decode(fields[name]) for name in ("custom_id", "method", "url")
-    )
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
         message = f"'custom_id' must be a string of 1 to {MAX_CUSTOM_ID} characters."
         return LineError("invalid_custom_id", message, "custom_id", number)
@@ -216,7 +217,7 @@ class _Tokens(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    usage: msgspec.Raw = msgspec.Raw(b"null")
+    usage: msgspec.Raw = _NULL
 
 
 class _Response(msgspec.Struct):

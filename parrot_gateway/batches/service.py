@@ -233,7 +233,8 @@ class BatchService:
 
     def _needed(self) -> dict[str, str]:
         """Batches that have not ended, by the files that they need."""
-        return {run.batch.input_file_id: id for id, run in self._runs.items()}
+        unfinished = (run.batch for run in self._runs.values() if not run.batch.has_ended)
+        return {batch.input_file_id: batch.id for batch in unfinished}
 
     def _run(self, batch: Batch) -> None:
         assert self._folder is not None
