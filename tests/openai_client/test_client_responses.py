@@ -149,6 +149,35 @@ async def test_tools(api: Driver) -> None:
     assert [item.type for item in items] == ["function_call_output", "function_call", "message"]
 
 
+async def test_custom_tools_with_grammars(api: Driver) -> None:
+    sums = 'start: NUMBER ("+" NUMBER)+\nNUMBER: /[0-9]{1,2}/\n'
+    for syntax, definition in (("lark", sums), ("regex", "[0-9]{1,2}[+][0-9]{1,2}")):
+        grammar = {"type": "grammar", "syntax": syntax, "definition": definition}
+        tool = {"type": "custom", "name": "calculate", "format": grammar}
+        answer = await create(
+            api,
+            input="One and one?",
+            tools=[tool],
+            tool_choice={"type": "custom", "name": "calculate"},
+            max_output_tokens=80,
+        )
+        (call,) = answer.output
+        assert (call.type, call.name) == ("custom_tool_call", "calculate")
+        assert all(number.isdigit() for number in call.input.split("+"))
+        assert "+" in call.input
+
+
+async def test_compact(api: Driver) -> None:
+    made = await result(api.client.responses.compact(model=DEMO_MODEL, input=STORY))
+    (item,) = made.output
+    assert item.type == "compaction"
+    assert made.usage.output_tokens > 0
+    more = [{"type": item.type, "encrypted_content": item.encrypted_content}]
+    more.append({"role": "user", "content": "And then?"})
+    answer = await create(api, input=more, max_output_tokens=16)
+    assert answer.usage.input_tokens > made.usage.output_tokens
+
+
 async def test_background(api: Driver) -> None:
     queued = await create(api, input="Hello!", background=True, max_output_tokens=16)
     assert queued.status == "queued"
