@@ -6,7 +6,7 @@ import json
 import operator
 import warnings
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,6 +44,7 @@ from langchain_parrot.deferred import (
 )
 from langchain_parrot.exceptions import ParrotFeatureError
 from langchain_parrot.linking import fields_here, fields_of_run
+from langchain_parrot.tokens import TokenCounter
 
 #: Names that ChatOpenAI and OpenAI have for the same things, so that one import is all to change.
 _OPENAI_NAMES = {
@@ -216,6 +217,7 @@ class ParrotModel(BaseModel):
     linking: bool = True
 
     _openai_clients: OpenAIClients | None = PrivateAttr(default=None)
+    _counter: TokenCounter | None = PrivateAttr(default=None)
 
     # -- construction -------------------------------------------------------------------------
 
@@ -485,6 +487,40 @@ class ParrotModel(BaseModel):
             yield assembly.last()
 
     # -- answers ------------------------------------------------------------------------------
+
+    # -- tokens -------------------------------------------------------------------------------
+
+    @property
+    def _tokens(self) -> TokenCounter:
+        clients = self._clients
+        counter = self._counter
+        if counter is None or (counter.clients, counter.model) != (clients, self.model):
+            counter = self._counter = TokenCounter(clients, self.model)
+        return counter
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The model's tokens of a text, from the gateway, without special ones.
+
+        Raises:
+            ParrotError: the gateway is not there, or has no tokenizer of this model.
+        """
+        if self._own_token_ids is not None:
+            return self._own_token_ids(text)
+        with self._translated():
+            return self._tokens.token_ids(prompt=text, add_special_tokens=False)
+
+    def get_num_tokens(self, text: str) -> int:
+        """The number of `get_token_ids`; raises as that."""
+        if self._own_token_ids is not None:
+            return len(self._own_token_ids(text))
+        with self._translated():
+            return self._tokens.count(prompt=text, add_special_tokens=False)
+
+    @property
+    def _own_token_ids(self) -> Callable[[str], list[int]] | None:
+        """LangChain's field for the user's own tokenizer."""
+        found: Callable[[str], list[int]] | None = getattr(self, "custom_get_token_ids", None)
+        return found
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, get_buffer_string
 from langchain_core.output_parsers import (
     BaseOutputParser,
     JsonOutputParser,
@@ -87,6 +88,33 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
 
     def _combine_llm_outputs(self, llm_outputs: list[dict[str, Any] | None]) -> dict[str, Any]:
         return token_usage(llm_outputs)
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """The length of the prompt that the model's chat template makes of messages; of messages
+        that it refuses, such as the end of a conversation, that of their texts.
+
+        Args:
+            messages: none have no tokens.
+            tools: not counted, as by LangChain's own models.
+
+        Raises:
+            ParrotError: the gateway is not there, or has no tokenizer of this model.
+        """
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages, tools)
+        if tools is not None:
+            warnings.warn("Tools are not counted.", stacklevel=2)
+        if not messages:
+            return 0
+        from langchain_parrot._openai_errors import ParrotInvalidRequestError
+
+        try:
+            with self._translated():
+                return self._tokens.count(messages=to_wire(messages))
+        except ParrotInvalidRequestError:
+            return self.get_num_tokens(get_buffer_string(messages))
 
     # -- requests and answers -----------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from functools import partial
 
 from parrot_gateway.api.anthropic.chat_request import count_tokens_request, messages_request
 from parrot_gateway.api.anthropic.shape import ANTHROPIC
+from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
@@ -355,6 +356,7 @@ class CallRoutes:
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)
+        name_ignored(exchange, request.ignored)
         generation_request = await call.generation_request(context.metadata.salt)
         await answer_call(
             exchange,

@@ -17,6 +17,7 @@ import msgspec
 
 from parrot_gateway.api.call_shape import CallShape
 from parrot_gateway.api.event_stream import EventStream
+from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.openai.shape import OPENAI
 from parrot_gateway.api.semantic.fields import Given, SemanticFields, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
@@ -295,6 +296,7 @@ class SemanticCalls:
         self, exchange: Exchange, request: CallRequest, job: Job, shape: CallShape
     ) -> None:
         assert job.output is not None
+        name_ignored(exchange, request.ignored)
         answer = shape.deferred(request, job.id, reference_of(job.output.id))
         content_type = EVENT_STREAM if request.semantic_head.stream else ()
         await exchange.respond(200, answer, [*content_type, *_headers(job)])

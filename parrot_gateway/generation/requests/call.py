@@ -49,11 +49,33 @@ class SemanticHead(CallHead):
     best_of: Any = None
 
 
+class _ChatFields(ChatBody, forbid_unknown_fields=True, kw_only=True):
+    """A chat with no field that has no meaning here."""
+
+    previous_response_id: msgspec.Raw = _ABSENT
+    conversation: msgspec.Raw = _ABSENT
+    parrot: msgspec.Raw = _ABSENT
+
+
+class _CompletionFields(CompletionBody, forbid_unknown_fields=True, kw_only=True):
+    """A completion with no such field."""
+
+    previous_response_id: msgspec.Raw = _ABSENT
+    conversation: msgspec.Raw = _ABSENT
+    prompt_cache_key: msgspec.Raw = _ABSENT
+    metadata: msgspec.Raw = _ABSENT
+    parrot: msgspec.Raw = _ABSENT
+
+
 _HEAD = msgspec.json.Decoder(CallHead)
 _SEMANTIC_HEAD = msgspec.json.Decoder(SemanticHead)
 _BODIES: Mapping[CallKind, msgspec.json.Decoder[Any]] = {
     "chat": msgspec.json.Decoder(ChatBody),
     "completions": msgspec.json.Decoder(CompletionBody),
+}
+_FIELDS: Mapping[CallKind, type[CallBody]] = {"chat": _ChatFields, "completions": _CompletionFields}
+_STRICT_BODIES: Mapping[CallKind, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(body) for kind, body in _FIELDS.items()
 }
 
 
@@ -66,10 +88,12 @@ class CallRequest:
         typed: gives the typed body, where that takes no decoding.
         head: where it is known.
         size: of the JSON in bytes, about; of a `body` that is bytes, their number.
+        origin: the request as received, which this was made of.
     """
 
     __slots__ = (
-        "_body", "_fields", "_head", "_read_typed", "_semantic_head", "_typed", "kind", "size"
+        "_body", "_fields", "_head", "_ignored", "_origin", "_read_typed", "_semantic_head",
+        "_typed", "kind", "size"
     )  # fmt: skip
 
     def __init__(
@@ -80,8 +104,11 @@ class CallRequest:
         typed: Callable[[], CallBody] | None = None,
         head: CallHead | None = None,
         size: int = 0,
+        origin: CallRequest | None = None,
     ) -> None:
         self.kind: CallKind = kind
+        self._ignored: tuple[str, ...] = ()
+        self._origin = origin
         self.size = len(body) if isinstance(body, bytes) else size
         self._body = body
         self._fields: dict[str, msgspec.Raw] | None = None
@@ -161,8 +188,26 @@ class CallRequest:
             if self._read_typed is not None:
                 self._typed = self._read_typed()
             else:
-                self._typed = decode(self.body, _BODIES[self.kind])
+                self._typed = self._decode()
         return self._typed
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that mean nothing to own engines; known once `typed` is."""
+        return self._ignored if self._origin is None else self._origin.ignored
+
+    def _decode(self) -> CallBody:
+        try:
+            # NOTE: most bodies have known fields only, for which this is the whole work.
+            typed: CallBody = decode(self.body, _STRICT_BODIES[self.kind])
+            return typed
+        except InvalidRequestError as error:
+            if error.code != "unknown_parameter":
+                raise
+        typed = decode(self.body, _BODIES[self.kind])
+        known = _FIELDS[self.kind].__struct_fields__
+        self._ignored = tuple(name for name in self.known_fields if name not in known)
+        return typed
 
     def bound(self, template: Template, values: Mapping[str, str]) -> CallRequest:
         """This request with values in it; JSON is written on first use.
@@ -179,6 +224,7 @@ class CallRequest:
             typed=lambda: template.bind(self.typed, values),
             head=self.semantic_head,
             size=self.size + sum(map(len, values.values())),
+            origin=self,
         )
 
 
