@@ -40,6 +40,13 @@ class DrainingServer(uvicorn.Server):
         self._gateway = gateway
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: Set once connections are taken.
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.listening.set()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal (see `uvicorn.Server.serve`)."""
@@ -142,6 +149,7 @@ def run_server(
 
     async def announce_when_ready() -> None:
         nonlocal status
+        await server.listening.wait()
         await gateway.wait_ready()
         if gateway.gate.draining:
             return
