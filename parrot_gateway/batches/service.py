@@ -298,4 +298,7 @@ class BatchService:
             if number < surplus or batch.ended_at + self.settings.file_ttl_s <= now:
                 del self._batches[batch.id]
                 assert self._folder is not None
-                await asyncio.to_thread(remove, self._path(self._folder, batch))
+                path = self._path(self._folder, batch)
+                # Answers are left of a batch that could not go on.
+                left = (path.with_suffix(".output"), path.with_suffix(".errors"))
+                await asyncio.to_thread(remove, path, *left)

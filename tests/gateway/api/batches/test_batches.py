@@ -14,7 +14,7 @@ import pytest_asyncio
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, error
 from parrot_engine.protocol import Generate
 from scripted_remote import ScriptedRemoteEngine
-from serving import Service, serving, until
+from serving import Service, linked, serving, until
 
 from parrot_gateway.settings.model import BatchSettings, UpstreamSettings
 
@@ -115,12 +115,12 @@ async def test_calls_are_the_least_urgent(
     """They are throughput tasks of one application, behind all others, and bounded in number."""
     engine.automatic = False
     batch = await begin(client, [line(f"{n}") for n in range(60)])
-    await engine.wait_for(lambda: len(engine.contexts) >= 32)
+    await engine.wait_for(lambda: len(engine.contexts) >= 32, 20)
     assert kept.gateway.batches.describe()["running_lines"] == 32
     chat = asyncio.create_task(
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
     )
-    await engine.wait_for(lambda: len(engine.contexts) >= 33)
+    await engine.wait_for(lambda: len(engine.contexts) >= 33, 20)
     engine.automatic = True
     engine.step()
     await chat
@@ -221,7 +221,7 @@ async def test_cancelling_in_the_middle(
 ) -> None:
     engine.automatic = False
     batch = await begin(client, [line(f"{n}") for n in range(80)])
-    await engine.wait_for(lambda: len(engine.contexts) == 32)
+    await engine.wait_for(lambda: len(engine.contexts) == 32, 20)
     with pytest.raises(openai.ConflictError) as caught:
         await client.files.delete(batch.input_file_id)
     assert batch.id in caught.value.message
@@ -266,7 +266,7 @@ async def test_a_restart_goes_on_and_answers_nothing_twice(
     engine.automatic = False
     async with serving(engine, batches=batches) as service, service.client() as client:
         batch = await begin(client, [line(f"{n}") for n in range(50)])
-        await engine.wait_for(lambda: len(engine.contexts) == 32)
+        await engine.wait_for(lambda: len(engine.contexts) == 32, 20)
         while (await client.batches.retrieve(batch.id)).request_counts.completed < 20:
             engine.step()
             await asyncio.sleep(0)
@@ -372,3 +372,36 @@ async def test_batches_belong_to_a_tenant(kept: Service, client: openai.AsyncOpe
     with pytest.raises(Exception, match="No batch found"):
         service.find("another", batch.id)
     await until(lambda: not service.describe()["running_batches"])
+
+
+async def test_a_disk_that_takes_no_more_fails_the_batch(
+    kept: Service, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> bool:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("parrot_gateway.batches.journal.Journal.add", full)
+    done = await ended(client, (await begin(client, [line("a"), line("b")])).id)
+    assert (done.status, done.errors.data[0].code) == ("failed", "internal_error")
+    assert "No space" not in done.errors.data[0].message
+    assert done.failed_at is not None
+    await until(lambda: not kept.gateway.batches.describe()["running_batches"])
+    await client.files.delete(done.input_file_id)
+
+
+async def test_an_engine_that_leaves_is_waited_for(
+    engine: ScriptedRemoteEngine, batches: BatchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that an engine took with it run again once there is one."""
+    monkeypatch.setattr("parrot_gateway.batches.runner._FIRST_PAUSE_S", 0.01)
+    engine.automatic = False
+    async with serving(engine, batches=batches) as service, service.client() as client:
+        batch = await begin(client, [line(f"{n}") for n in range(4)])
+        await engine.wait_for(lambda: len(engine.contexts) == 4, 20)
+        service.gateway.registry.remove(service.remote.id, "gone")
+        engine.contexts.clear()
+        again = ScriptedRemoteEngine()
+        async with linked(again, service.gateway):
+            done = await ended(client, batch.id)
+            assert done.request_counts.to_dict() == {"total": 4, "completed": 4, "failed": 0}
+            await again.settle()
