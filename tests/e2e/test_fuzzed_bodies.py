@@ -1,0 +1,219 @@
+"""Rich bodies of the clients' types with one or two places gone wrong, against the real process.
+
+A wrong place may be harmless: what counts is that each body is answered, by a result or by an
+error in the route's own shape, and never by a fault of the gateway.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness.processes import DEMO_MODEL, GatewayProcess
+from harness.raw_http import RawConnection, Response
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+EXAMPLES = 60
+#: A call whose limit was what went wrong ends after this.
+CALL_TIMEOUT_S = 1.0
+#: Faults that say which, of an engine or of time.
+KNOWN_FAULTS = {"timeout", "overloaded_error", "timeout_error", "engine_overloaded"}
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 3}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION: dict[str, Any] = {
+    "name": "f",
+    "description": "d",
+    "parameters": SCHEMA,
+    "strict": True,
+}
+CHAT: dict[str, Any] = {
+    "model": DEMO_MODEL,
+    "messages": [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "n"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "parallel_tool_calls": False,
+    "max_completion_tokens": 2,
+    "logprobs": True,
+    "top_logprobs": 1,
+    "stop": ["x"],
+    "seed": 1,
+    "n": 1,
+    "logit_bias": {"5": 1},
+    "metadata": {"session_id": "fuzzed"},
+    "parrot": {"session": "fuzzed", "priority": 1},
+}
+FORM: dict[str, Any] = {
+    "model": DEMO_MODEL,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "w", "schema": SCHEMA, "strict": True},
+    },
+    "max_tokens": 2,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+RESPONSE: dict[str, Any] = {
+    "model": DEMO_MODEL,
+    "instructions": "s",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+    ],
+    "tools": [{"type": "function", **FUNCTION}],
+    "tool_choice": "auto",
+    "text": {"format": {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}},
+    "max_output_tokens": 2,
+    "temperature": 0.5,
+    "store": True,
+    "include": ["message.output_text.logprobs"],
+    "metadata": {"a": "b"},
+    "truncation": "auto",
+    "reasoning": {"effort": "low"},
+}
+MESSAGE: dict[str, Any] = {
+    "model": DEMO_MODEL,
+    "max_tokens": 2,
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"city": "x"}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": "sunny"}],
+        },
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "stop_sequences": ["x"],
+    "temperature": 0.5,
+    "top_k": 5,
+    "metadata": {"user_id": "u"},
+}
+STREAMED = {**RESPONSE, "stream": True}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", FORM),
+    ("/v1/responses", RESPONSE),
+    ("/v1/responses", STREAMED),
+    ("/v1/responses/input_tokens", RESPONSE),
+    ("/v1/messages", MESSAGE),
+    ("/v1/messages", {**MESSAGE, "stream": True}),
+    ("/v1/messages/count_tokens", {k: v for k, v in MESSAGE.items() if k != "max_tokens"}),
+]
+
+STRANGE: list[Any] = [
+    None, True, False, 0, -1, 1.5, 2**53, 2**64, -(10**30), 1e308, "", "x", "\x00", "\ud800",
+    "[[parrot:x]]", "{{x}}", "<tool_call>", "null", [], [None], [[]], [{}], [1], ["x"], {}, {"": 0},
+    {"type": "x"}, {"type": None}, {"type": ["object", "null"]}, {"$ref": "#"},
+    {"$ref": "#/$defs/x"}, {"pattern": "(a+)+$"}, {"anyOf": []}, {"enum": []},
+    {"minLength": 5, "maxLength": 1}, {"type": "array", "minItems": 10**9},
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of everything inside of a body."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in inside:
+        yield (*path, key)
+        if isinstance(item, dict | list):
+            yield from places(item, (*path, key))
+
+
+def spoiled(body: dict[str, Any], changes: list[tuple[int, Any]]) -> dict[str, Any]:
+    """The body with other values, or without one (`...`), in places counted from its beginning."""
+    body = copy.deepcopy(body)
+    for number, value in changes:
+        known = list(places(body))
+        *path, last = known[number % len(known)]
+        holder: Any = body
+        for key in path:
+            holder = holder[key]
+        if value is ...:
+            del holder[last]
+        else:
+            holder[last] = copy.deepcopy(value)
+        if not body:
+            break
+    return body
+
+
+def check_answer(path: str, response: Response) -> None:
+    """A result, or an error in the shape of the route."""
+    if response.headers["content-type"].startswith("text/event-stream"):
+        assert response.status == 200
+        assert response.body.endswith(b"\n\n")
+        assert b'"server_error"' not in response.body
+        return
+    answer = response.json
+    if response.status == 200:
+        return
+    error = answer["error"]
+    if "/messages" in path:
+        assert answer["type"] == "error"
+        assert error["message"]
+        assert response.status < 500 or error["type"] in KNOWN_FAULTS, error
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
+        assert response.status < 500 or error["code"] in KNOWN_FAULTS, error
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    config = {
+        "models": [{"model": DEMO_MODEL, "max_batch_size": 8, "num_blocks": 512}],
+        "server": {"call_timeout_s": CALL_TIMEOUT_S},
+    }
+    with GatewayProcess(config=config) as process:
+        yield process
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
+def test_nothing_breaks(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> None:
+    change = st.tuples(st.integers(0, 200), st.sampled_from([..., *STRANGE]))
+    with RawConnection(gateway.port) as connection:
+        response = connection.ask("POST", path, body)
+        assert response.status == 200, response.body
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.lists(change, min_size=1, max_size=2))
+        def ask(changes: list[tuple[int, Any]]) -> None:
+            encoded = json.dumps(spoiled(body, changes)).encode()
+            check_answer(path, connection.ask("POST", path, encoded))
+
+        ask()
+    assert "Traceback" not in gateway.stderr()
+
+
+def test_nothing_is_left_running(gateway: GatewayProcess) -> None:
+    assert gateway.wait_idle()["running"] == 0
