@@ -1,5 +1,6 @@
 # make serve   sets up what is missing and runs the gateway on the demo model
 # make test    sets up what is missing and runs the tests
+# make drop-in runs agent frameworks against the gateway and writes docs/compatibility.md
 #
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
 # ARGS="--port 8123"  arguments for `parrot-gateway serve`
@@ -9,12 +10,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 CLIENT_VENV ?= .venv-openai3
+DROP_IN_VENV ?= .venv-drop-in
 BIN = $(VENV)/bin
 ARGS ?=
 PIP_ARGS ?=
+NPM ?= npm
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test lint format bench clean
+.PHONY: serve test drop-in lint format bench clean
 
 serve: $(VENV)/.serve-stamp
 	$(BIN)/parrot-gateway serve $(ARGS)
@@ -22,6 +25,10 @@ serve: $(VENV)/.serve-stamp
 # Hundreds of processes start: Python keeps what it compiles, even where it is told not to elsewhere.
 test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
 	PYTHONDONTWRITEBYTECODE= PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Programs of others, in environments of their own; the table says which could not be installed.
+drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/.stamp tests/drop_in/node/node_modules/.stamp
+	$(BIN)/python tests/drop_in/compatibility.py --python $(abspath $(DROP_IN_VENV))/bin/python --write docs/compatibility.md
 
 lint: $(VENV)/.test-stamp
 	$(BIN)/ruff check .
@@ -36,7 +43,7 @@ bench: $(VENV)/.serve-stamp
 	$(BIN)/parrot-gateway bench overhead
 
 clean:
-	rm -rf $(VENV) $(CLIENT_VENV)
+	rm -rf $(VENV) $(CLIENT_VENV) $(DROP_IN_VENV) tests/drop_in/node/node_modules
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12")'
@@ -57,3 +64,13 @@ $(CLIENT_VENV)/.stamp: pyproject.toml
 	$(PYTHON) -m venv $(CLIENT_VENV)
 	$(CLIENT_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'openai>=3,<4' 'pytest>=8.4,<10' 'pytest-asyncio>=1.2,<2' 'pytest-timeout>=2.4,<3'
 	@touch $@
+
+$(DROP_IN_VENV)/.stamp: tests/drop_in/requirements.txt
+	$(PYTHON) -m venv $(DROP_IN_VENV)
+	$(DROP_IN_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --requirement $< || grep -v '^#' $< | while read -r line; do \
+		$(DROP_IN_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) "$$line" || true; done
+	@touch $@
+
+tests/drop_in/node/node_modules/.stamp: tests/drop_in/node/package.json
+	cd tests/drop_in/node && $(NPM) install --no-audit --no-fund --no-package-lock --loglevel=error || true
+	@mkdir -p $(@D) && touch $@

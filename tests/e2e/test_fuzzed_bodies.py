@@ -167,7 +167,7 @@ def check_answer(path: str, response: Response) -> None:
     if response.headers["content-type"].startswith("text/event-stream"):
         assert response.status == 200
         assert response.body.endswith(b"\n\n")
-        assert b'"server_error"' not in response.body
+        assert b'"code":"server_error"' not in response.body
         return
     answer = response.json
     if response.status == 200:

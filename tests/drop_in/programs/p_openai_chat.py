@@ -1,0 +1,41 @@
+"""openai: chat completions, a tool loop that streams, `parse`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+from common import MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report
+from weather import Weather
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def main() -> None:
+    client = openai.OpenAI()
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    text: str | None = ""
+    while not ONLY_STRUCTURED:
+        with client.chat.completions.stream(model=MODEL, messages=messages, tools=[TOOL]) as stream:
+            message = stream.get_final_completion().choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        text = message.content
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            result = get_weather(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    parsed = client.chat.completions.parse(
+        model=MODEL, messages=[{"role": "user", "content": QUESTION}], response_format=Weather
+    )
+    report("openai", text, parsed.choices[0].message.parsed)
+
+
+main()
