@@ -150,6 +150,11 @@ class RemoteEngine:
         self._idle_waiters: dict[asyncio.Future[None], bool] = {}
 
     @property
+    def parses_reasoning(self) -> bool:
+        """Always, as far as an engine is concerned; `ModelPlacer` knows the setting."""
+        return True
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; building it at first use takes up to a second."""
         if self._tokenizer is None:

@@ -106,7 +106,7 @@ class EngineProcess:
 
 def worker_command(model: ModelSettings, join_url: str, name: str) -> list[str]:
     """The command line of an engine process; holds no secret."""
-    options = model.model_dump(mode="json", exclude={"name", "engines"})
+    options = model.model_dump(mode="json", exclude={"name", "engines", "reasoning_parser"})
     options["name"] = model.served_name
     return [
         sys.executable,

@@ -33,6 +33,8 @@ class Usage(NamedTuple):
     completion_tokens: int
     #: Part of `prompt_tokens` that was found in a prefix cache.
     cached_tokens: int
+    #: Part of `completion_tokens` that is reasoning, of own engines.
+    reasoning_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from parrot_engine.protocol import Filled
 from parrot_gateway.exceptions import DeadlineError, EngineLostError, OverloadedError
 from parrot_gateway.generation.observer import GenerationObserver, Observers
 from parrot_gateway.generation.placement import Channel, Placement, Placer
+from parrot_gateway.generation.reasoning import ReasoningText
 from parrot_gateway.generation.request import (
     AnswerFinishReason,
     ChoiceDelta,
@@ -65,8 +66,10 @@ class Generation:
         tools = request.tools
         #: By candidate of the only prompt, where tools may be called.
         self._tool_texts = [] if tools is None else [ToolCallText(tools) for _ in range(request.n)]
+        start = request.reasoning
+        self._reasoning = [] if start is None else [ReasoningText(start) for _ in range(request.n)]
         #: Whether updates concern anybody but the caller.
-        self._is_watched = tools is not None or self._observers is not None
+        self._is_watched = bool(self._tool_texts or self._reasoning) or self._observers is not None
         self._placement: Placement
         #: Once there is a place for the call.
         self._channel: Channel | None = None
@@ -150,6 +153,8 @@ class Generation:
                     for choice in range(self._request.n)
                 )
             return update
+        if self._reasoning:
+            update = self._split(update)
         if self._tool_texts:
             text, reason = self._tool_texts[update.choice], update.finish_reason
             pieces = text.push(update.text, ends=reason is not None)
@@ -159,6 +164,15 @@ class Generation:
         if not self._ranks:
             self.observe([update])
         return update
+
+    def _split(self, update: ChoiceDelta) -> ChoiceDelta:
+        """Part reasoning from the text."""
+        thought = self._reasoning[update.choice]
+        was_reasoning = thought.is_reasoning
+        reasoning, content = thought.push(update.text, ends=update.finish_reason is not None)
+        if was_reasoning or thought.is_reasoning or reasoning:
+            self.state.reasoning_tokens += len(update.token_ids)
+        return update._replace(text=content, reasoning=reasoning)
 
     def observe(self, deltas: Iterable[ChoiceDelta]) -> None:
         """Notify observers of the answer. Where candidates are ranked, each chosen one comes whole,
@@ -228,6 +242,7 @@ class Candidate:
 
     #: Content; of a call that may use tools, without the calls.
     texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[CollectedCall] = field(default_factory=list)
     tokens: list[TextToken] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -243,6 +258,8 @@ class Candidate:
 
     def add(self, delta: ChoiceDelta) -> None:
         """Take more of it."""
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
         if delta.pieces is None:
             if delta.text:
                 self.texts.append(delta.text)

@@ -106,6 +106,10 @@ class ServedModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
 
+    @property
+    def parses_reasoning(self) -> bool:
+        """Whether reasoning is parted from the content, if the model writes any."""
+
 
 class GenerationEngine(ServedModel, Protocol):
     """What a call needs of an engine: `RemoteEngine`, or a double of it."""

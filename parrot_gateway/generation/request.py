@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.protocol import FinishReason, SamplingParams, TokenLogprobs
 
+from parrot_gateway.generation.reasoning import ReasoningStart
 from parrot_gateway.generation.tools.parsing import ContentPiece, ToolParsing, ToolPiece
 
 
@@ -42,6 +43,8 @@ class GenerationRequest:
     echoes: Sequence[str] | None = None
     #: How tool calls are read out of the text; None reads none.
     tools: ToolParsing | None = None
+    #: Where reasoning is read out of the text; None reads none.
+    reasoning: ReasoningStart | None = None
 
 
 class TextToken(NamedTuple):
@@ -83,6 +86,8 @@ class ChoiceDelta(NamedTuple):
     finish_reason: AnswerFinishReason | None
     #: The text as content and pieces of tool calls, where tools may be called.
     pieces: list[ToolPiece] | None = None
+    #: Reasoning that precedes the text, and is no part of it.
+    reasoning: str = ""
     #: The one that ended the candidate, if a stop string did and that is known.
     stop_string: str | None = None
 

@@ -179,6 +179,8 @@ class GenerationState:
         self._filled_tokens = 0
         #: Tokens of all candidates so far.
         self.generated = 0
+        #: Those of them that were read as reasoning.
+        self.reasoning_tokens = 0
         self._cached = 0
         #: Sum and number of the log-probabilities of each candidate, for ranking.
         self._scores: dict[_Place, tuple[float, int]] = {}
@@ -197,7 +199,7 @@ class GenerationState:
     def usage(self) -> Usage:
         """Tokens so far."""
         cached = min(self._cached, self._prompt_tokens)
-        return Usage(self._prompt_tokens, self.generated, cached)
+        return Usage(self._prompt_tokens, self.generated, cached, self.reasoning_tokens)
 
     @property
     def filled_tokens(self) -> int:

@@ -14,7 +14,7 @@ Keeps no state: the registry of engines and the upstreams have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -173,6 +173,7 @@ class ModelDirectory(Catalog):
         aliases: from the settings.
         scheduler: places calls.
         updater: passes on what becomes known of calls later.
+        keeps_reasoning: models whose reasoning stays in the content.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class ModelDirectory(Catalog):
         aliases: Mapping[str, str],
         scheduler: SchedulerRunner,
         updater: TaskUpdater,
+        keeps_reasoning: Collection[str] = (),
     ) -> None:
         super().__init__(self.engine_models, upstreams, aliases)
         self.upstreams = upstreams
@@ -191,6 +193,7 @@ class ModelDirectory(Catalog):
         self._configured = supervisor.models()
         self._scheduler = scheduler
         self._updater = updater
+        self._keeps_reasoning = frozenset(keeps_reasoning)
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
@@ -243,7 +246,12 @@ class ModelDirectory(Catalog):
             ModelLoadingError, OverloadedError: as `engine_of`.
         """
         return ModelPlacer(
-            self._scheduler, self._updater, self._registry, self.engine_of(model), metadata
+            self._scheduler,
+            self._updater,
+            self._registry,
+            self.engine_of(model),
+            metadata,
+            parses_reasoning=model not in self._keeps_reasoning,
         )
 
 

@@ -104,6 +104,7 @@ class ModelPlacer:
         registry: where its engines are.
         sample: any engine of the model, for what all of them have in common.
         metadata: of the call.
+        parses_reasoning: see `ServedModel`.
     """
 
     def __init__(
@@ -113,12 +114,15 @@ class ModelPlacer:
         registry: EngineRegistry,
         sample: RemoteEngine,
         metadata: CallMetadata,
+        *,
+        parses_reasoning: bool = True,
     ) -> None:
         self.runner = runner
         self.updater = updater
         self.info = sample.info
         self.tokenizer = sample.tokenizer
         self.metadata = metadata
+        self.parses_reasoning = parses_reasoning
         self._registry = registry
 
     def place(self, request: GenerationRequest) -> EnginePlacement:

@@ -76,6 +76,7 @@ class Gateway:
             settings.aliases,
             self.scheduling,
             self.task_updater,
+            [item.served_name for item in settings.models if item.reasoning_parser == "off"],
         )
         self.batches = BatchService(
             settings.batches, self.models, clock=time.time, on_ended=self._application_ended

@@ -126,6 +126,9 @@ class ModelSettings(_Section):
     num_threads: int = Field(default=1, ge=1, le=256)
     #: Run Python code that comes with the checkpoint (huggingface engine only).
     trust_remote_code: bool = False
+    #: Whether reasoning between `<think>` and `</think>` is parted from the content of chats: where
+    #: the chat template knows the markers, or never.
+    reasoning_parser: Literal["auto", "off"] = "auto"
 
     @property
     def served_name(self) -> str:

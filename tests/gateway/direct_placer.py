@@ -51,6 +51,11 @@ class DirectPlacer:
         """See `Placer`."""
         return self._engine.tokenizer
 
+    @property
+    def parses_reasoning(self) -> bool:
+        """See `Placer`."""
+        return self._engine.parses_reasoning
+
     def place(self, request: GenerationRequest) -> DirectPlacement:
         """See `Placer`."""
         return DirectPlacement(self._engine)

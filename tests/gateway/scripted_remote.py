@@ -91,6 +91,7 @@ class ScriptedRemoteEngine:
         supports_grammars: bool = False,
     ) -> None:
         self.tokenizer = byte_tokenizer()
+        self.parses_reasoning = True
         self.im_end = self.tokenizer.token_id("<|im_end|>") or 0
         self.info = EngineInfo(
             model="m",

@@ -28,6 +28,7 @@ from parrot_gateway.server.app import create_app
 from parrot_gateway.server.gateway import Gateway
 from parrot_gateway.settings.model import (
     BatchSettings,
+    ModelSettings,
     SchedulerSettings,
     ServerSettings,
     SessionSettings,
@@ -150,6 +151,7 @@ async def serving(
     sessions: SessionSettings | None = None,
     batches: BatchSettings | None = None,
     upstreams: Sequence[UpstreamSettings] = (),
+    models: Sequence[ModelSettings] = (),
 ) -> AsyncIterator[Service]:
     """The whole gateway with joined engines, until the end of the block. Any model name does.
 
@@ -163,6 +165,7 @@ async def serving(
         ),
         batches=batches or BatchSettings(),
         upstreams=list(upstreams),
+        models=list(models),
         aliases={"*": engines[0].info.model},
     )
     gateway = Gateway(settings)

@@ -45,9 +45,13 @@ class ChatAnswer(ChunkedAnswer):
         """See `Answer`: the text of the update, then its finish reason."""
         if isinstance(update, PromptFilled):
             return b""
-        if update.pieces is not None:
-            return self._tool_events(update, update.pieces)
         head, events = self._heads[update.choice], b""
+        if update.reasoning:
+            thought = {"reasoning_content": update.reasoning, "reasoning": update.reasoning}
+            tail = b',"logprobs":null,"finish_reason":null}'
+            events = self.event(head + encode(thought) + tail)
+        if update.pieces is not None:
+            return events + self._tool_events(update, update.pieces)
         wants_ids = self._wants_ids and update.token_ids
         shown = update.text or any(not token.is_end for token in update.tokens)
         if shown or wants_ids:
@@ -56,7 +60,7 @@ class ChatAnswer(ChunkedAnswer):
                 logprobs = encode(
                     chat_logprobs(self._tokenizer, update.tokens, as_ids=self._as_ids)
                 )
-            events = self.event(
+            events += self.event(
                 b'%s{"content":%s},"logprobs":%s,"finish_reason":null%s}'
                 % (
                     head,
@@ -122,6 +126,9 @@ class ChatAnswer(ChunkedAnswer):
         if (candidate.calls or self._calls_only) and not candidate.text.strip():
             content = None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if candidate.reasoning:
+            thought = "".join(candidate.reasoning)
+            message |= {"reasoning_content": thought, "reasoning": thought}
         if candidate.calls:
             message["tool_calls"] = [
                 {

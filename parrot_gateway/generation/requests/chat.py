@@ -28,6 +28,11 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts, tokenize
+from parrot_gateway.generation.reasoning import (
+    behind_reasoning,
+    reasoning_start,
+    uses_special_tokens,
+)
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.output import OutputOptions, output_options
@@ -47,6 +52,7 @@ from parrot_gateway.generation.tools.definitions import (
     Tool,
     described_in_text,
     knows_tools,
+    template_source,
 )
 
 #: Bodies that are rendered in place: about a millisecond.
@@ -150,6 +156,14 @@ class ChatCall(PreparedCall[ChatBody]):
         )
         if max_tokens is None:
             max_tokens = default_max_tokens(served.info, limit - length)
+        start, grammar = None, options.grammar
+        if request.separate_reasoning is not False and served.parses_reasoning:
+            start = reasoning_start(template_source(served.tokenizer), self._prompt.text)
+        if start is not None and grammar is not None:
+            grammar = behind_reasoning(grammar, start, served.tokenizer)
+            if grammar is None:
+                # It cannot begin behind anything, so that there is no reasoning.
+                start, grammar = None, options.grammar
         n = request.n or 1
         return GenerationRequest(
             [self._prompt],
@@ -158,15 +172,17 @@ class ChatCall(PreparedCall[ChatBody]):
                 served.info,
                 max_tokens=max_tokens,
                 logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-                grammar=options.grammar,
+                grammar=grammar,
             ),
             n=n,
             best_of=n,
             skip_special_tokens=request.skip_special_tokens is not False
-            and not options.needs_special_tokens(served.tokenizer),
+            and not options.needs_special_tokens(served.tokenizer)
+            and not (start is not None and uses_special_tokens(served.tokenizer)),
             salt=salt,
             grammar_param=options.grammar_param,
             tools=options.parsing,
+            reasoning=start,
         )
 
 

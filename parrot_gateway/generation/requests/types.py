@@ -149,6 +149,8 @@ class ChatBody(SamplingFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # An extension, named as in SGLang: false leaves reasoning in the content.
+    separate_reasoning: bool | None = None
     # Refused unless harmless.
     audio: Any = None
     chat_template: Any = None

@@ -63,7 +63,7 @@ class ToolUse:
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
     """How a model writes calls, by its chat template."""
-    source = _template(tokenizer)
+    source = template_source(tokenizer)
     if "[TOOL_CALLS]" in source:
         return "mistral"
     if "<tool_call>" in source or not knows_tools(tokenizer):
@@ -75,10 +75,11 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 def knows_tools(tokenizer: Tokenizer) -> bool:
     """Whether the chat template reads `tools`."""
-    return _KNOWS_TOOLS.search(_template(tokenizer)) is not None
+    return _KNOWS_TOOLS.search(template_source(tokenizer)) is not None
 
 
-def _template(tokenizer: Tokenizer) -> str:
+def template_source(tokenizer: Tokenizer) -> str:
+    """The chat template of a model, the one for tools where there are several; empty without."""
     source = tokenizer.assets.chat_template
     if isinstance(source, dict):
         return source.get("tool_use") or source.get("default") or ""
