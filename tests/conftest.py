@@ -48,6 +48,8 @@ LONG = (
     "test_deferred_apps.py",
     "test_bench_engine.py",
     "test_schemathesis.py",
+    "test_drop_in.py",
+    "test_fuzzed_bodies.py",
     "test_host_tier.py",
     "test_graph_command.py",
     "test_graphs.py",
