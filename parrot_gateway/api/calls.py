@@ -204,6 +204,7 @@ class CallRoutes:
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.semantic_head)
         model, context = request.model, CallContext(shape=ANTHROPIC)
+        exchange.model = model
         if may_be_semantic(exchange.scope["headers"], request.body):
             target = self._models.resolve(model)
             if not self._is_passed(target):

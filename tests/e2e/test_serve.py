@@ -117,9 +117,11 @@ def test_the_log_has_one_format_and_names_engines() -> None:
         body = {"model": DEMO_MODEL, "prompt": "x", "max_tokens": 1}
         _, headers, _ = gateway.post("/v1/completions", body)
         gateway.get("/v1/models")
+        message = {"model": DEMO_MODEL, "max_tokens": 1, "messages": CHAT["messages"]}
+        gateway.post("/v1/messages", message)
         engine = gateway.health()["engine_processes"][0]["name"]
         assert gateway.stdout().rstrip().endswith('"max_tokens": 60}\'')
-        wait_until(lambda: gateway.stderr().count(".access: ") == 3, "all calls in the log")
+        wait_until(lambda: gateway.stderr().count(".access: ") == 4, "all calls in the log")
         lines = gateway.stderr().splitlines()
     assert [line for line in lines if not LOG_LINE.fullmatch(line)] == []
     assert any(f" parrot_engine: {engine}: loading {DEMO_MODEL}" in line for line in lines)
@@ -127,6 +129,7 @@ def test_the_log_has_one_format_and_names_engines() -> None:
     pattern = rf"POST /v1/completions 200 [\d.]+ ms {headers['x-request-id']} '{DEMO_MODEL}'"
     assert re.fullmatch(pattern, access[0])
     assert re.fullmatch(r"GET /v1/models 200 [\d.]+ ms req_\w+ -", access[1])
+    assert re.fullmatch(rf"POST /v1/messages 200 [\d.]+ ms req_\w+ '{DEMO_MODEL}'", access[2])
 
 
 def test_a_gateway_that_waits_for_engines_says_where_they_join() -> None:
