@@ -22,9 +22,11 @@ from types import FrameType
 from typing import NamedTuple
 
 #: Frames of these stand between a run and the code that called for it.
-_FRAMEWORKS = (
-    "asyncio", "concurrent.", "contextlib", "functools", "langchain", "langgraph", "langsmith",
-    "threading",
+_FRAMEWORKS = frozenset(
+    {
+        "asyncio", "concurrent", "contextlib", "functools", "langchain", "langchain_core",
+        "langchain_parrot", "langgraph", "langsmith", "threading",
+    }
 )  # fmt: skip
 _TOKEN = uuid.uuid4().hex[:8]
 
@@ -86,9 +88,10 @@ def caller_here() -> Caller:
     folder, place = _folder_of_program(), ""
     while frame is not None:
         module, code = str(frame.f_globals.get("__name__", "")), frame.f_code
-        is_own = module == "__main__" or _is_within(code.co_filename, folder)
-        if is_own or (not place and not module.startswith(_FRAMEWORKS)):
-            place = place or _place_of(frame)
+        is_framework = _is_framework(module, code.co_filename)
+        is_own = not is_framework and (module == "__main__" or _is_within(code.co_filename, folder))
+        if not is_framework and not place:
+            place = _place_of(frame)
         if module == "__main__" and code.co_name == "<module>":
             return Caller(place, is_program=True)
         if not is_own and place:
@@ -106,6 +109,12 @@ def _place_of(frame: FrameType) -> str:
     code = frame.f_code
     name = Path(code.co_filename).stem if code.co_name == "<module>" else code.co_name
     return f"{name.strip('<>')}:{frame.f_lineno}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_framework(module: str, path: str) -> bool:
+    root = module.partition(".")[0]
+    return root in _FRAMEWORKS or (root.startswith("langchain_") and "site-packages" in path)
 
 
 @functools.cache

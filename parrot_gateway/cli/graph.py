@@ -169,7 +169,9 @@ def list_text(sessions: _Sessions, now: float) -> str:
         age = f"{ago:.0f} s" if ago < 120 else f"{ago / 60:.0f} min"
         calls = each.calls.finished + each.calls.unfinished
         running = f", {each.calls.unfinished} unfinished" if each.calls.unfinished else ""
-        lines.append(f"{each.name}  ·  {calls} calls{running}  ·  {age} ago")
+        lines.append(
+            f"{each.name}  ·  {calls} call{'' if calls == 1 else 's'}{running}  ·  {age} ago"
+        )
     if sessions.has_more:
         lines.append("… and older ones")
     return "\n".join(lines or ["no sessions"]) + "\n"

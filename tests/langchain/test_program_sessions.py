@@ -100,6 +100,15 @@ def test_functions_of_other_files_of_the_program_count(
     assert [str(name).partition(":")[0] for _, name in told] == ["combine", "report"]
 
 
+def test_a_program_may_lie_above_its_libraries(upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    """As with a checkout of this repository in the program's folder."""
+    library = Path(langchain_parrot.__file__).parent
+    tmp_path.joinpath("langchain_parrot").symlink_to(library)
+    told = told_by(upstream, tmp_path, MAIN)
+    assert len({session for session, _ in told}) == 1
+    assert all(str(name).startswith("main:") for _, name in told)
+
+
 @pytest.mark.parametrize(
     "script",
     [
