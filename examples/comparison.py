@@ -99,8 +99,7 @@ def _counters(base_url: str) -> Counter[str]:
         `calls`, and the tokens `filled`, `cached` and `generated` if it has engines of its own.
     """
     request = urllib.request.Request(  # noqa: S310 - the user's own address
-        base_url.removesuffix("/v1") + "/health",
-        headers={"Authorization": f"Bearer {API_KEY}"},
+        base_url.removesuffix("/v1") + "/health", headers={"Authorization": f"Bearer {API_KEY}"}
     )
     began = time.monotonic()
     while True:

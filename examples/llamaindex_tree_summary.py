@@ -66,10 +66,7 @@ def summarise(setting: Setting, *, side_by_side: bool, knows_graph: bool) -> Res
     )
     pages = Document(text=book.passage(2500 if setting.quick else 5000))
     engine = SummaryIndex.from_documents([pages]).as_query_engine(
-        llm=llm,
-        response_mode="tree_summarize",
-        summary_template=question,
-        use_async=side_by_side,
+        llm=llm, response_mode="tree_summarize", summary_template=question, use_async=side_by_side
     )
     response = engine.query("What happens to Alice?")
     return Result([str(response).strip()], calls=llm.count)

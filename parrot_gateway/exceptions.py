@@ -61,11 +61,7 @@ class GatewayError(Exception):
     should_retry: ClassVar[bool | None] = None
 
     def __init_subclass__(
-        cls,
-        *,
-        status: int | None = None,
-        code: str | None = None,
-        should_retry: bool | None = None,
+        cls, *, status: int | None = None, code: str | None = None, should_retry: bool | None = None
     ) -> None:
         if status is not None:
             cls.status = status
@@ -92,12 +88,7 @@ class GatewayError(Exception):
 
     def to_dict(self) -> dict[str, str | None]:
         """The value of `error` in the body: the four keys that clients require."""
-        return {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
     def body(self) -> bytes:
         """The JSON body of the answer."""

@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 from harness import processes
-from harness.processes import (
-    API_KEY,
-    DEMO_MODEL,
-    GatewayProcess,
-    free_port,
-    upstream_settings,
-)
+from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, free_port, upstream_settings
 from harness.scripted_upstream import LISTED_MODEL, ScriptedUpstream
 
 #: Counters come with heartbeats; an engine silent for three of them is lost.
@@ -146,8 +140,8 @@ def relay(upstream: ScriptedUpstream) -> Iterator[GatewayProcess]:
                 upstream_settings("lame", nowhere, fallback=LISTED_MODEL),
                 upstream_settings("fragile", url, max_retries=0, breaker_failures=2),
                 upstream_settings("claude", url, max_retries=0, api="anthropic"),
-            ],
-        },
+            ]
+        }
     ) as gateway:
         yield gateway
 

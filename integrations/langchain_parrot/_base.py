@@ -36,12 +36,7 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_parrot.deferred import (
-    DEFAULT_TIMEOUT_S,
-    DeferredText,
-    GatewayResolver,
-    current_run,
-)
+from langchain_parrot.deferred import DEFAULT_TIMEOUT_S, DeferredText, GatewayResolver, current_run
 from langchain_parrot.exceptions import ParrotFeatureError
 from langchain_parrot.linking import fields_here, fields_of_run
 from langchain_parrot.tokens import TokenCounter
@@ -440,11 +435,7 @@ class ParrotModel(BaseModel):
         return self._read(call, prompt, raw.content, raw.headers)
 
     def _stream(
-        self,
-        prompt: Any,
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, prompt: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[Any]:
         call = self._options(stop, run_manager, kwargs)
         if call.is_deferred:
@@ -463,11 +454,7 @@ class ParrotModel(BaseModel):
             yield assembly.last()
 
     async def _astream(
-        self,
-        prompt: Any,
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, prompt: Any, stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         call = self._options(stop, run_manager, kwargs)
         if call.is_deferred:

@@ -35,13 +35,7 @@ from langchain_core.exceptions import (
     ModelRateLimitError,
     ModelTimeoutError,
 )
-from parrot_client.errors import (
-    NO_ANSWER,
-    NO_ANSWER_IN_TIME,
-    UNKNOWN_FIELD,
-    advice_for,
-    sentence,
-)
+from parrot_client.errors import NO_ANSWER, NO_ANSWER_IN_TIME, UNKNOWN_FIELD, advice_for, sentence
 
 from langchain_parrot.exceptions import (
     DeferredCancelledError,

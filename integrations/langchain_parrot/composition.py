@@ -536,10 +536,7 @@ plan_compositions()
 
 
 def submit(
-    runnable: Runnable[Any, Any],
-    input: Any,
-    config: RunnableConfig | None = None,
-    **kwargs: Any,
+    runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None, **kwargs: Any
 ) -> DeferredText:
     """Start a call, or a composition that ends in a text, and do not wait for its text.
 
@@ -570,10 +567,7 @@ def submit(
 
 
 async def asubmit(
-    runnable: Runnable[Any, Any],
-    input: Any,
-    config: RunnableConfig | None = None,
-    **kwargs: Any,
+    runnable: Runnable[Any, Any], input: Any, config: RunnableConfig | None = None, **kwargs: Any
 ) -> DeferredText:
     """`submit` without blocking the event loop."""
     start = _submission(runnable, input, config)
@@ -586,10 +580,7 @@ async def asubmit(
 
 def _submission(runnable: Runnable[Any, Any], given: Any, config: Any) -> _Start | None:
     return _start(
-        runnable,
-        given,
-        config,
-        lambda holds: _plan(runnable, Demand.TEXT, holds, every=True),
+        runnable, given, config, lambda holds: _plan(runnable, Demand.TEXT, holds, every=True)
     )
 
 

@@ -148,8 +148,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
 def _side_by_side(results: Sequence[LLMResult]) -> LLMResult:
     """The result of deferred calls of one prompt each."""
     return LLMResult(
-        generations=[result.generations[0] for result in results],
-        llm_output=results[0].llm_output,
+        generations=[result.generations[0] for result in results], llm_output=results[0].llm_output
     )
 
 

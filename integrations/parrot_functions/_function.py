@@ -80,10 +80,7 @@ class Output:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }
-        return {
-            **{name: value for name, value in named.items() if value is not None},
-            **self.extra,
-        }
+        return {**{name: value for name, value in named.items() if value is not None}, **self.extra}
 
 
 #: A parameter is put in by the server, rendered here, or written by the model.

@@ -42,10 +42,7 @@ from parrot_gateway.settings.model import ServerSettings
 _REFERENCING = {"/v1/responses": "responses", "/v1/embeddings": "embeddings"}
 
 _ORDINARY = CallContext()
-_KINDS: dict[str, CallKind] = {
-    "/v1/completions": "completions",
-    "/v1/chat/completions": "chat",
-}
+_KINDS: dict[str, CallKind] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 
 
 class CallRoutes:

@@ -108,7 +108,7 @@ _OWN_BODIES: dict[str, dict[str, Any]] = {
 _OWN_ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/files/{file_id}/content": {
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
-    },
+    }
 }
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")

@@ -153,13 +153,7 @@ class FileStore:
         num_bytes = (await asyncio.to_thread(content.stat)).st_size
         lifetime_s = int(self._settings.file_ttl_s) if lifetime_s is None else lifetime_s
         file = StoredFile(
-            file_id or new_file_id(),
-            tenant,
-            filename,
-            purpose,
-            num_bytes,
-            now,
-            now + lifetime_s,
+            file_id or new_file_id(), tenant, filename, purpose, num_bytes, now, now + lifetime_s
         )
         await asyncio.to_thread(self._write, file, content)
         self._files[file.id] = file

@@ -48,10 +48,7 @@ _UNANSWERED = {
         "batch_expired",
         "This request could not be executed before the completion window expired.",
     ),
-    "cancelled": (
-        "batch_cancelled",
-        "This request was not executed, as its batch was cancelled.",
-    ),
+    "cancelled": ("batch_cancelled", "This request was not executed, as its batch was cancelled."),
 }
 
 

@@ -115,12 +115,7 @@ class GenerationEngine(ServedModel, Protocol):
     """What a call needs of an engine: `RemoteEngine`, or a double of it."""
 
     def open(
-        self,
-        count: int,
-        *,
-        salt: str = "",
-        retention: Retention = "normal",
-        application: str = "",
+        self, count: int, *, salt: str = "", retention: Retention = "normal", application: str = ""
     ) -> Channel:
         """A channel with `count` fresh contexts.
 

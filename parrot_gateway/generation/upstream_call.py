@@ -44,10 +44,7 @@ _MAX_MESSAGE = 2000
 _MAX_CODE = 200
 #: The field of a body that is meant for the gateway.
 _OURS = re.compile(rb'"parrot"')
-_ROUTES: Mapping[CallKind, str] = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-}
+_ROUTES: Mapping[CallKind, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 class _Delta(msgspec.Struct):

@@ -45,10 +45,7 @@ class EngineEventForwarder:
             guess = _step_model(engine.info)
             info = engine.info
             self._step_times[engine.id] = StepTimes(
-                guess,
-                info.num_blocks * info.block_size,
-                info.block_size,
-                self._scale_of(info),
+                guess, info.num_blocks * info.block_size, info.block_size, self._scale_of(info)
             )
             self._runner.notify(EngineJoined(describe(engine.id, engine.info, guess)))
         elif change == "draining":

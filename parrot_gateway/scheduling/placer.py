@@ -136,12 +136,7 @@ class ModelPlacer:
 
         def make(task_id: int) -> Task:
             return task_of(
-                task_id,
-                request,
-                self.metadata,
-                info=self.info,
-                prefix=prefix,
-                prefers=prefers,
+                task_id, request, self.metadata, info=self.info, prefix=prefix, prefers=prefers
             )
 
         placement = self.runner.submit(make)

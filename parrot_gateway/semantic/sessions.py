@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from parrot_gateway.exceptions import (
-    OverloadedError,
-    SessionNotFoundError,
-    VariableNotFoundError,
-)
+from parrot_gateway.exceptions import OverloadedError, SessionNotFoundError, VariableNotFoundError
 from parrot_gateway.semantic.session import Session, check_name
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings

@@ -71,12 +71,6 @@ PRESETS: dict[str, SchedulerConfig] = {
             group_tasks=False,
             predict_lengths=False,
         )
-        for name in (
-            "round-robin",
-            "least-loaded",
-            "session-affinity",
-            "prefix-linear",
-            "lmetric",
-        )
+        for name in ("round-robin", "least-loaded", "session-affinity", "prefix-linear", "lmetric")
     },
 }

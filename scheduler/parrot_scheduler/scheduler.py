@@ -189,8 +189,7 @@ class Scheduler:
                 model.update(state, event, self._now)
 
     def _apply_to_engine(
-        self,
-        event: EngineDraining | EngineLeft | EngineReport | BlocksStored | BlocksEvicted,
+        self, event: EngineDraining | EngineLeft | EngineReport | BlocksStored | BlocksEvicted
     ) -> None:
         model = self._engines.get(event.engine_id)
         if model is None:

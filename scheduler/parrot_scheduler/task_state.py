@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from parrot_scheduler.prefix_index.index import PrefixClaim
-from parrot_scheduler.task import (
-    ApplicationId,
-    EngineId,
-    GroupRef,
-    Objective,
-    Task,
-    TenantId,
-)
+from parrot_scheduler.task import ApplicationId, EngineId, GroupRef, Objective, Task, TenantId
 
 #: `new`: just submitted; `held`: its application waits for admission; `queued`: it waits for an
 #: engine; `placed`: it has one; `ended`: the scheduler has forgotten it.

@@ -49,15 +49,7 @@ CHAT: dict[str, Any] = {
 }  # fmt: skip
 
 #: Values that no field takes.
-STRANGE: list[Any] = [
-    {"a": {"b": []}},
-    [[[[]]]],
-    [{"type": 5}],
-    [None],
-    {"": None},
-    [1.5],
-    [True],
-]
+STRANGE: list[Any] = [{"a": {"b": []}}, [[[[]]]], [{"type": 5}], [None], {"": None}, [1.5], [True]]
 #: Values that a field of this type does not take.
 WRONG: dict[type, list[Any]] = {
     bool: ["true", 1, 0.5, [], "no"],

@@ -9,13 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.processes import (
-    DEMO_MODEL,
-    GatewayProcess,
-    ServerProcess,
-    free_port,
-    wait_until,
-)
+from harness.processes import DEMO_MODEL, GatewayProcess, ServerProcess, free_port, wait_until
 from harness.raw_http import RawConnection, check_error
 
 ENGINE = ["-m", "parrot_gateway", "engine", "--model", DEMO_MODEL, "--num-blocks", "256"]

@@ -29,12 +29,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-FUNCTION: dict[str, Any] = {
-    "name": "f",
-    "description": "d",
-    "parameters": SCHEMA,
-    "strict": True,
-}
+FUNCTION: dict[str, Any] = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 CHAT: dict[str, Any] = {
     "model": DEMO_MODEL,
     "messages": [

@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.processes import (
-    DEMO_MODEL,
-    GatewayProcess,
-    run_cli,
-    upstream_settings,
-    wait_until,
-)
+from harness.processes import DEMO_MODEL, GatewayProcess, run_cli, upstream_settings, wait_until
 from harness.raw_http import RawConnection, check_error
 from harness.scripted_upstream import (
     LISTED_MODEL,

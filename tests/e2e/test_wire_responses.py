@@ -7,13 +7,7 @@ from typing import Any
 
 from harness.processes import DEMO_MODEL, GatewayProcess
 from harness.raw_http import RawConnection, Response, check_error
-from harness.scripted_upstream import (
-    ScriptedUpstream,
-    chat_document,
-    chat_events,
-    document,
-    error,
-)
+from harness.scripted_upstream import ScriptedUpstream, chat_document, chat_events, document, error
 from harness.scripted_upstream import event_stream as scripted_stream
 
 RESPONSES = "/v1/responses"
@@ -123,12 +117,7 @@ def test_contexts_before_an_upstream(relay: GatewayProcess, upstream: ScriptedUp
     calls = [call.json for call in upstream.calls(model)]
     assert all("parrot" not in call for call in calls)
     shown = [[message["content"] for message in call["messages"]] for call in calls]
-    assert shown == [
-        ["a"],
-        ["a", "One.", "b"],
-        ["a", "One.", "c"],
-        ["a", "One.", "c", "Two.", "d"],
-    ]
+    assert shown == [["a"], ["a", "One.", "b"], ["a", "One.", "c"], ["a", "One.", "c", "Two.", "d"]]
 
 
 def test_deep_json_is_a_bad_request(demo: GatewayProcess, relay: GatewayProcess) -> None:

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 from harness.processes import DEMO_MODEL, GatewayProcess
 from harness.raw_http import RawConnection, Response
-from harness.scripted_upstream import (
-    ScriptedUpstream,
-    chat_events,
-    event_stream,
-)
+from harness.scripted_upstream import ScriptedUpstream, chat_events, event_stream
 
 CHAT = {
     "model": DEMO_MODEL,

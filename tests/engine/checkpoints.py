@@ -62,8 +62,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama-linear": LlamaConfig(**_SMALL, rope_parameters=_rope("linear", factor=4.0)),
     "llama-dynamic": LlamaConfig(**_SMALL, rope_parameters=_rope("dynamic", factor=2.0)),
     "llama-yarn": LlamaConfig(
-        **_SMALL,
-        rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=128),
+        **_SMALL, rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=128)
     ),
     "llama-longrope": LlamaConfig(
         **_SMALL,

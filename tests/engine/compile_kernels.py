@@ -285,10 +285,7 @@ def compile_variant(variant: Variant, capability: int) -> dict[str, Any]:
 
 
 #: A cache of float8, from compute capability 8.9 on.
-_QUANTIZED = [
-    (AttentionShape(32, 8, 128, 16), 89),
-    (AttentionShape(32, 8, 128, 64), 90),
-]
+_QUANTIZED = [(AttentionShape(32, 8, 128, 16), 89), (AttentionShape(32, 8, 128, 64), 90)]
 
 
 def compile_quantized() -> None:

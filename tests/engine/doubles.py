@@ -16,13 +16,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 import torch
-from parrot_engine.batch import (
-    UNKNOWN_TOKEN,
-    RowOutcome,
-    SampledToken,
-    SamplingRow,
-    StepBatch,
-)
+from parrot_engine.batch import UNKNOWN_TOKEN, RowOutcome, SampledToken, SamplingRow, StepBatch
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.kv_cache.host_copies import BlockCopies
@@ -99,11 +93,7 @@ class ScriptedRunner:
     """Implements `parrot_engine.batch.Runner` with `fake_logits`."""
 
     def __init__(
-        self,
-        *,
-        num_blocks: int = 64,
-        block_size: int = 4,
-        max_position: int = 256,
+        self, *, num_blocks: int = 64, block_size: int = 4, max_position: int = 256
     ) -> None:
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids = [EOS]
@@ -230,12 +220,7 @@ class ScriptedRunner:
 class ScriptedLaunch:
     """Implements `Launch`; what it holds is not looked at before `outcome` is called."""
 
-    def __init__(
-        self,
-        runner: ScriptedRunner,
-        number: int,
-        error: Exception | None,
-    ) -> None:
+    def __init__(self, runner: ScriptedRunner, number: int, error: Exception | None) -> None:
         self._runner = runner
         self._number = number
         self._error = error

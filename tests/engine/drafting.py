@@ -42,9 +42,7 @@ class OracleSpeculation(Speculation):
         assert generate.row is not None
         tokens = list(context.token_ids)
         row = replace(
-            generate.row,
-            generated_token_ids=list(generate.row.generated_token_ids),
-            num_pending=0,
+            generate.row, generated_token_ids=list(generate.row.generated_token_ids), num_pending=0
         )
         drafts: list[int] = []
         while len(drafts) < count:

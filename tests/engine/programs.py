@@ -12,12 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from doubles import (
-    POISON,
-    Trace,
-    reference_generate,
-    reference_logprobs,
-)
+from doubles import POISON, Trace, reference_generate, reference_logprobs
 from parrot_engine.protocol import (
     Failed,
     FailureCode,

@@ -471,8 +471,7 @@ def test_waits_end_when_nothing_is_answered(server: Recorded) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [httpx.Response(200, json={"choices": []}), httpx.Response(200, text="<html>")],
+    "answer", [httpx.Response(200, json={"choices": []}), httpx.Response(200, text="<html>")]
 )
 def test_other_servers_are_noticed(server: Recorded, answer: httpx.Response) -> None:
     server.special = lambda sent: answer

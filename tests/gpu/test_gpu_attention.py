@@ -15,13 +15,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import (
-    Context,
-    PagedCase,
-    mixed_contexts,
-    relative_error,
-    shared_contexts,
-)
+from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
 from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts

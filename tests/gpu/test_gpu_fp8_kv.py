@@ -17,13 +17,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from attention_cases import (
-    Context,
-    PagedCase,
-    mixed_contexts,
-    relative_error,
-    shared_contexts,
-)
+from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape

@@ -61,11 +61,7 @@ def _runner(
     num_blocks: int = 2000,
 ) -> ModelRunner:
     settings = BuiltinSettings(
-        device="cuda",
-        dtype=dtype,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        cuda_graphs="off",
+        device="cuda", dtype=dtype, num_blocks=num_blocks, block_size=block_size, cuda_graphs="off"
     )
     runner = load_runner(path, settings)
     if wide_min_bytes is not None:

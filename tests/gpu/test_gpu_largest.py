@@ -32,8 +32,7 @@ def test_what_torch_finds(vocab_size: int) -> None:
     logits = awkward_logits(vocab_size, vocab_size).cuda()
     rows = len(logits)
     found = Largest(
-        torch.empty(rows, device="cuda"),
-        *torch.empty((2, rows), dtype=torch.int64, device="cuda"),
+        torch.empty(rows, device="cuda"), *torch.empty((2, rows), dtype=torch.int64, device="cuda")
     )
     find_largest(logits, *found)
     _check(logits, found)

@@ -56,8 +56,4 @@ def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert texts is None
     delta, stop = rest[-2:]
     assert (delta["type"], stop) == ("message_delta", {"type": "message_stop"})
-    return {
-        **message,
-        **delta["delta"],
-        "usage": {**message["usage"], **delta["usage"]},
-    }
+    return {**message, **delta["delta"], "usage": {**message["usage"], **delta["usage"]}}

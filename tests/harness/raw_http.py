@@ -76,11 +76,7 @@ class RawConnection:
         self.socket.sendall(data)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: dict[str, str] | None = None,
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> bytes:
         """A well-formed request, as bytes; `body` is encoded as JSON unless it is bytes."""
         encoded = b"" if body is None else body if isinstance(body, bytes) else _json(body)
@@ -94,11 +90,7 @@ class RawConnection:
         return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + encoded
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: dict[str, str] | None = None,
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Response:
         """Send a request and read its answer."""
         self.send(self.request(method, path, body, headers))

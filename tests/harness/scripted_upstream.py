@@ -183,8 +183,7 @@ class ScriptedUpstream:
         """Wait until a model was called this often; its calls."""
         with self._arrival:
             arrived = self._arrival.wait_for(
-                lambda: sum(_model_of(call) == model for call in self.received) >= count,
-                DEADLINE_S,
+                lambda: sum(_model_of(call) == model for call in self.received) >= count, DEADLINE_S
             )
         assert arrived, f"{model} was called {len(self.calls(model))} times, not {count}"
         return self.calls(model)

@@ -157,8 +157,7 @@ async def test_a_model_named_parrot_is_no_field(upstream: ScriptedUpstream) -> N
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"output": "x"}, {"inputs": {"a": "b"}}, {"transform": "strip"}],
+    "fields", [{"output": "x"}, {"inputs": {"a": "b"}}, {"transform": "strip"}]
 )
 @HOW
 async def test_a_server_that_passes_over_parrots_fields(

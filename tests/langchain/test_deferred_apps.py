@@ -12,12 +12,7 @@ import pytest
 from harness.processes import GatewayProcess
 from langchain_core.output_parsers import NumberedListOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_core.runnables import (
-    Runnable,
-    RunnableLambda,
-    RunnableParallel,
-    RunnablePassthrough,
-)
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_parrot import ChatParrot, JoinTexts, ParrotLLM, submit
 
 _names = itertools.count()

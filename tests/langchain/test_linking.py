@@ -16,12 +16,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import (
-    Runnable,
-    RunnableLambda,
-    RunnableParallel,
-    RunnablePassthrough,
-)
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.tools import tool
 from langchain_parrot.linking import RunTree, fields_of_run, run_tree
 from pydantic import Field
@@ -97,11 +92,7 @@ def test_a_call_alone_is_a_session(invoke: Callable[..., Any]) -> None:
     model = Told()
     invoke(model, "a")
     fields = model.calls["a"]
-    assert fields == {
-        "session": fields["run"],
-        "run": fields["run"],
-        "name": fields["name"],
-    }
+    assert fields == {"session": fields["run"], "run": fields["run"], "name": fields["name"]}
 
 
 def test_a_chain_is_a_session_and_its_steps_are_no_group(invoke: Callable[..., Any]) -> None:
@@ -195,20 +186,14 @@ def test_a_batch_inside_a_chain_belongs_to_its_session(invoke: Callable[..., Any
 
     invoke(RunnableLambda(summarize) | model, ["a", "b", "c"])
     assert len(set(model.all("session"))) == 1
-    assert set(map(frozenset, model.groups().values())) == {
-        frozenset("abc"),
-        frozenset({"a.b.c."}),
-    }
+    assert set(map(frozenset, model.groups().values())) == {frozenset("abc"), frozenset({"a.b.c."})}
     assert [model.calls[name].get("name") for name in "abc"] == ["summarize"] * 3
 
 
 def test_a_mapped_chain_is_a_group(invoke: Callable[..., Any]) -> None:
     model = Told()
     invoke((model | StrOutputParser()).map() | "".join | model, ["a", "b"])
-    assert set(map(frozenset, model.groups().values())) == {
-        frozenset("ab"),
-        frozenset({"a.b."}),
-    }
+    assert set(map(frozenset, model.groups().values())) == {frozenset("ab"), frozenset({"a.b."})}
     assert len(set(model.all("session"))) == 1
 
 
@@ -260,9 +245,7 @@ def test_a_thread_is_the_session_of_a_batch(chain: Any) -> None:
     assert model.all("session") == ["t1"] * 6
 
 
-def test_a_call_that_refers_to_texts_leaves_its_session_to_them(
-    invoke: Callable[..., Any],
-) -> None:
+def test_a_call_that_refers_to_texts_leaves_its_session_to_them(invoke: Callable[..., Any]) -> None:
     model, reference = Told(), "[[parrot:v]]"
     invoke(RunnableLambda(lambda text: text) | model, reference)
     invoke(model, [("system", f"a {reference}"), ("user", "b")])

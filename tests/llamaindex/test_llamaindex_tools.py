@@ -32,11 +32,7 @@ TOOL = FunctionTool.from_defaults(add)
 
 
 def call(identity: str, arguments: str) -> dict[str, Any]:
-    return {
-        "id": identity,
-        "type": "function",
-        "function": {"name": "add", "arguments": arguments},
-    }
+    return {"id": identity, "type": "function", "function": {"name": "add", "arguments": arguments}}
 
 
 def answer_of(*calls: dict[str, Any]) -> Answer:

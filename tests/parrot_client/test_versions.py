@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("extra", "ranges"),
-    [("langchain", langchain_parrot._RANGES), ("llama-index", parrot._RANGES)],
+    ("extra", "ranges"), [("langchain", langchain_parrot._RANGES), ("llama-index", parrot._RANGES)]
 )
 def test_the_ranges_are_those_of_the_extra(extra: str, ranges: dict[str, str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

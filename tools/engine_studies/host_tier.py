@@ -359,9 +359,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `harness.Study`."""
     on_gpu = torch.cuda.is_available()
     parser.add_argument(
-        "--shape",
-        choices=["tiny", *shape_names()],
-        default="llama-3.1-8b" if on_gpu else "tiny",
+        "--shape", choices=["tiny", *shape_names()], default="llama-3.1-8b" if on_gpu else "tiny"
     )
     parser.add_argument("--contexts", type=int, default=64 if on_gpu else 16)
     parser.add_argument("--tokens", type=int, default=4096 if on_gpu else 256, help="of each")

@@ -18,11 +18,7 @@ import torch
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts, TileCuts
-from parrot_engine.attention.triton_backend import (
-    DEFAULT_CUTS,
-    DEFAULT_TILE_CUTS,
-    TritonAttention,
-)
+from parrot_engine.attention.triton_backend import DEFAULT_CUTS, DEFAULT_TILE_CUTS, TritonAttention
 from parrot_engine.batch import BatchRow
 from parrot_engine.bench.device import Limits, measure_limits, time_s
 from parrot_engine.kernels import rowwise
@@ -135,12 +131,7 @@ def _backend(shape: AttentionShape, *, quantized: bool = False, **settings: Any)
 
 
 def time_attention(
-    load: Load,
-    shape: AttentionShape,
-    *,
-    layers: int = 4,
-    quantized: bool = False,
-    **settings: Any,
+    load: Load, shape: AttentionShape, *, layers: int = 4, quantized: bool = False, **settings: Any
 ) -> float:
     """Seconds of one layer's `forward` (writing the new keys included)."""
     backend = _backend(shape, quantized=quantized, **settings)

@@ -69,11 +69,7 @@ def run(options: argparse.Namespace) -> None:
     for block_size in options.block_sizes:
         shape = LLAMA_8B._replace(block_size=block_size)
         attention = TritonAttention(
-            shape,
-            windows=[None],
-            device=torch.device("cpu"),
-            dtype=torch.bfloat16,
-            limits=_H200,
+            shape, windows=[None], device=torch.device("cpu"), dtype=torch.bfloat16, limits=_H200
         )
         for count, context, shared in _CASES:
             load = decode_load(count, context, shape, shared=shared)

@@ -155,10 +155,7 @@ def time_steps(
     }
 
 
-_CASES: dict[str, type[Speculation]] = {
-    "forced": _ForcedSpeculation,
-    "ruled": _RuledSpeculation,
-}
+_CASES: dict[str, type[Speculation]] = {"forced": _ForcedSpeculation, "ruled": _RuledSpeculation}
 
 
 def run_forced(

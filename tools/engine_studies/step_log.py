@@ -27,16 +27,7 @@ from parrot_engine.runner.model_runner import ModelRunner
 #: not fewer than this.
 _LONGEST_SHARE, _LEAST_LONGEST = 0.01, 3
 #: Names of the times that `StepRecord.to_dict` gives.
-_TIMES = (
-    "ms",
-    "cpu_ms",
-    "launch_ms",
-    "wait_ms",
-    "copies_ms",
-    "rest_ms",
-    "garbage_ms",
-    "device_ms",
-)
+_TIMES = ("ms", "cpu_ms", "launch_ms", "wait_ms", "copies_ms", "rest_ms", "garbage_ms", "device_ms")
 
 
 @dataclass(slots=True)
@@ -83,11 +74,7 @@ class StepRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, times in milliseconds; `rest_ms` is planning and applying."""
-        parts = {
-            "launch_ms": self.launch_s,
-            "wait_ms": self.wait_s,
-            "copies_ms": self.copies_s,
-        }
+        parts = {"launch_ms": self.launch_s, "wait_ms": self.wait_s, "copies_ms": self.copies_s}
         device_s = self.device_s()
         return {
             "ms": _ms(self.seconds),

@@ -178,10 +178,7 @@ def time_decode(
     for number in range(1, batch + 1):
         own = _random_tokens(context - shared - before, vocab)
         engine.submit(
-            [
-                Fill(number, own, parent_context_id=0 if shared else None),
-                Generate(number, sampling),
-            ]
+            [Fill(number, own, parent_context_id=0 if shared else None), Generate(number, sampling)]
         )
     started: set[int] = set()
     _run(engine, lambda seen: len(seen) == batch, started)
@@ -293,10 +290,7 @@ def run(options: argparse.Namespace) -> None:
     torch.cuda.empty_cache()
     emit({"shape": options.shape, **limits._asdict()})
     settings = BuiltinSettings.for_device(
-        "cuda",
-        device="cuda",
-        dtype="bfloat16",
-        block_size=options.block_size,
+        "cuda", device="cuda", dtype="bfloat16", block_size=options.block_size
     )
     num_blocks = _CACHE_TOKENS // options.block_size
     runner = dummy_runner(options.block_size, num_blocks, options.layers, options.shape)

@@ -33,12 +33,7 @@ _NO_MERGES.flags.writeable = False
 
 
 def build_decodes(
-    tables: Tables,
-    shape: AttentionShape,
-    policy: Policy,
-    window: int | None,
-    *,
-    share: bool = True,
+    tables: Tables, shape: AttentionShape, policy: Policy, window: int | None, *, share: bool = True
 ) -> WorkList | None:
     """The list that `build` makes of the same; None for a step that is not of this kind."""
     position = tables.positions

@@ -22,14 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parrot_engine.attention.policy import Policy
-from parrot_engine.attention.tables import (
-    Ints,
-    Tables,
-    as_table,
-    first_keys,
-    largest_first,
-    spans,
-)
+from parrot_engine.attention.tables import Ints, Tables, as_table, first_keys, largest_first, spans
 
 
 class Tiles(NamedTuple):

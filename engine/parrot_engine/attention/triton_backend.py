@@ -24,11 +24,7 @@ from parrot_engine.attention.host_plan import (
     PlanLayout,
     sizes_of,
 )
-from parrot_engine.attention.interface import (
-    AttentionShape,
-    FusedAttention,
-    HeadNorms,
-)
+from parrot_engine.attention.interface import AttentionShape, FusedAttention, HeadNorms
 from parrot_engine.attention.policy import MAX_SLOTS, Cuts, Policy, TileCuts
 from parrot_engine.attention.storage import token_bytes
 from parrot_engine.batch import BatchRow

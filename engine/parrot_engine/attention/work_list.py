@@ -32,14 +32,7 @@ from parrot_engine.attention.sharing import (
     join_chunks,
     nothing_shared,
 )
-from parrot_engine.attention.tables import (
-    Ints,
-    Tables,
-    as_table,
-    first_keys,
-    largest_first,
-    spans,
-)
+from parrot_engine.attention.tables import Ints, Tables, as_table, first_keys, largest_first, spans
 from parrot_engine.attention.tiles import make_tiles
 
 
@@ -104,12 +97,7 @@ class _Queries(NamedTuple):
 
 
 def build(
-    tables: Tables,
-    shape: AttentionShape,
-    policy: Policy,
-    window: int | None,
-    *,
-    share: bool = True,
+    tables: Tables, shape: AttentionShape, policy: Policy, window: int | None, *, share: bool = True
 ) -> WorkList:
     """The list for layers with this `window`; without `share` every row reads for itself."""
     counts = tables.counts

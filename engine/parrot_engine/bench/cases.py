@@ -16,13 +16,7 @@ import numpy as np
 
 from parrot_engine.bench.device import Bounds
 from parrot_engine.bench.load import run_requests
-from parrot_engine.bench.prompts import (
-    PRINTED_ALONE,
-    PRINTED_PAGED,
-    Prompts,
-    PromptSource,
-    Sizes,
-)
+from parrot_engine.bench.prompts import PRINTED_ALONE, PRINTED_PAGED, Prompts, PromptSource, Sizes
 from parrot_engine.bench.report import BenchError, CaseResult, Figure
 from parrot_engine.bench.subjects import ParrotSubject, Subject
 

@@ -187,11 +187,7 @@ def _measure_own(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[CaseR
             PromptSource(info.vocab_size, parsed.seed),
             _sizes(parsed),
             bounds_of(
-                config,
-                info.dtype,
-                limits,
-                devices,
-                kv_cache_dtype=parsed.kv_cache_dtype or "auto",
+                config, info.dtype, limits, devices, kv_cache_dtype=parsed.kv_cache_dtype or "auto"
             ),
             parsed.repetitions,
         )

@@ -147,7 +147,6 @@ def _devices(name: str, size: int) -> list[str]:
     begin, there = first.index, torch.cuda.device_count()
     if begin + size > there:
         raise SettingsError(
-            "tensor_parallel",
-            f"{size} GPUs from {first} on are asked for, torch sees {there}",
+            "tensor_parallel", f"{size} GPUs from {first} on are asked for, torch sees {there}"
         )
     return [f"cuda:{index}" for index in range(begin, begin + size)]

@@ -17,17 +17,7 @@ from parrot_engine.kernels.softmax_fp8 import attend_quantized_keys, product_que
 
 @triton.jit
 def attend(
-    q,
-    positions,
-    cache,
-    run,
-    begin,
-    masked_from,
-    end,
-    head,
-    window,
-    scale_log2,
-    C: tl.constexpr,
+    q, positions, cache, run, begin, masked_from, end, head, window, scale_log2, C: tl.constexpr
 ):
     """Normalised output `[block_m, block_d]` and log-sum-exp of queries `q` and these keys.
 

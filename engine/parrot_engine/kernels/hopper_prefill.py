@@ -111,13 +111,7 @@ def _make_ring(DTYPE: gl.constexpr, LAYOUT: gl.constexpr, READERS: gl.constexpr,
 
 
 @gluon.jit
-def _attend(
-    arguments,
-    q_memory,
-    ring,
-    FIRST_ROW: gl.constexpr,
-    C: gl.constexpr,
-):
+def _attend(arguments, q_memory, ring, FIRST_ROW: gl.constexpr, C: gl.constexpr):
     """A group's rows, from `FIRST_ROW` on, of all tiles of the program."""
     query, query_stride, work, results, scale_log2 = arguments
     tiles, num_tiles, _block_ids = work

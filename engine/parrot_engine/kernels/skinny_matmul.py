@@ -232,10 +232,7 @@ def tile_product(
             w = tl.load(source + start, mask=inside, other=0.0, eviction_policy="evict_first")
             if GATED:
                 v = tl.load(
-                    source + start + OUT * IN,
-                    mask=inside,
-                    other=0.0,
-                    eviction_policy="evict_first",
+                    source + start + OUT * IN, mask=inside, other=0.0, eviction_policy="evict_first"
                 )
         if DESCRIPTORS and not HAS_NORM:
             value = x_tiles.load([0, start])
@@ -293,15 +290,7 @@ def tile_product(
             for other in tl.static_range(1, SPLITS):
                 total += tl.load(parts + other * (BLOCK_OUT * TOKENS))
             _finish(
-                total,
-                places,
-                present[:, None],
-                stored,
-                bias,
-                residual,
-                out,
-                HAS_BIAS,
-                HAS_RESIDUAL,
+                total, places, present[:, None], stored, bias, residual, out, HAS_BIAS, HAS_RESIDUAL
             )
 
 

@@ -46,11 +46,7 @@ class BlockPool:
     """
 
     def __init__(
-        self,
-        num_blocks: int,
-        *,
-        host_slots: int = 0,
-        on_reuse: Callable[[int], None] | None = None,
+        self, num_blocks: int, *, host_slots: int = 0, on_reuse: Callable[[int], None] | None = None
     ) -> None:
         """A pool of which no block is in use.
 

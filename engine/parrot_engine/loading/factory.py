@@ -220,9 +220,7 @@ def _prepare(options: EngineOptions) -> tuple[BuiltinSettings | None, Path]:
     # Settings first, as a download may be long.
     settings = None if options.kind == "huggingface" else _builtin_settings(options)
     folder = resolve_model(
-        options.model,
-        with_code=options.trust_remote_code,
-        with_weights=not options.dummy_weights,
+        options.model, with_code=options.trust_remote_code, with_weights=not options.dummy_weights
     )
     return settings, folder
 

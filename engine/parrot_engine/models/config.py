@@ -188,8 +188,7 @@ def read_rope(
     partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModelError(
-            f"partial rotary embedding (partial_rotary_factor={partial})",
-            architecture=architecture,
+            f"partial rotary embedding (partial_rotary_factor={partial})", architecture=architecture
         )
     theta = given.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA
     # A value beside the rope parameters wins over the one among them, as in transformers.
@@ -291,8 +290,7 @@ def window_of_all_layers(raw: Mapping[str, Any], *, default_window: int) -> tupl
     layer_types = set(raw.get("layer_types") or ())
     if layer_types - {"full_attention" if window is None else "sliding_attention"}:
         raise UnsupportedModelError(
-            "layer types other than what `sliding_window` says",
-            architecture=architecture_of(raw),
+            "layer types other than what `sliding_window` says", architecture=architecture_of(raw)
         )
     return (window,) * _positive(raw, "num_hidden_layers")
 

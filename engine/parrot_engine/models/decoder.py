@@ -229,10 +229,7 @@ class DecoderLayer(nn.Module):
         attended = attention(qkv, layer_kv, step)
         residual = ops.linear_onto(hidden, attended, attention.o_proj.affine)
         activated, hidden = ops.norm_gated(
-            residual,
-            self.post_attention_layernorm.norm,
-            mlp.gate_up_proj.affine,
-            self._activation,
+            residual, self.post_attention_layernorm.norm, mlp.gate_up_proj.affine, self._activation
         )
         return ops.linear_onto(hidden, activated, mlp.down_proj.affine)
 

@@ -18,29 +18,15 @@ from torch import nn
 from parrot_engine.exceptions import CheckpointError, SettingsError, UnsupportedModelError
 from parrot_engine.kernels.selection import Kernels
 from parrot_engine.models.checkpoint import TensorFiles, read_json, read_optional_json
-from parrot_engine.models.config import (
-    GenerationDefaults,
-    ModelConfig,
-    read_generation_defaults,
-)
+from parrot_engine.models.config import GenerationDefaults, ModelConfig, read_generation_defaults
 from parrot_engine.models.decoder import Decoder, Linear, RMSNorm, TensorSpec, weight_parts
 from parrot_engine.models.families import family_of
-from parrot_engine.models.sharding import (
-    Collective,
-    Shard,
-    part_of,
-    parts_of_stack,
-    shard_config,
-)
+from parrot_engine.models.sharding import Collective, Shard, part_of, parts_of_stack, shard_config
 
 #: Called after each tensor with (tensors loaded, tensors in all).
 Progress: TypeAlias = Callable[[int, int], None]
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: Standard deviation of weights and biases: that of fresh Llama models (`initializer_range`).
 _STD = 0.02

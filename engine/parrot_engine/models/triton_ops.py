@@ -17,12 +17,7 @@ from torch import Tensor
 from parrot_engine.attention.launch import DeviceLimits, device_limits
 from parrot_engine.kernels import rowwise
 from parrot_engine.kernels.skinny_matmul import product
-from parrot_engine.kernels.skinny_tuning import (
-    MAX_TOKENS,
-    Product,
-    Tuning,
-    tuning_for,
-)
+from parrot_engine.kernels.skinny_tuning import MAX_TOKENS, Product, Tuning, tuning_for
 from parrot_engine.models.ops import Affine, Norm, Normed, Ops, Residual
 from parrot_engine.models.sharding import Collective
 

@@ -281,12 +281,7 @@ class ModelRunner:
         )
         shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, block_size)
         self._attention = _attention_backend(
-            kernels,
-            shape,
-            windows=config.windows,
-            device=device,
-            dtype=dtype,
-            quantized=quantized,
+            kernels, shape, windows=config.windows, device=device, dtype=dtype, quantized=quantized
         )
 
         #: The step launched last, and the tokens sampled in the one before the running launch.

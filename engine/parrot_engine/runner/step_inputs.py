@@ -214,10 +214,7 @@ def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.flo
 
 
 def prepare(
-    rows: Sequence[SamplingRow],
-    vocab_size: int,
-    upload: Upload,
-    ahead: Sequence[int] | None = None,
+    rows: Sequence[SamplingRow], vocab_size: int, upload: Upload, ahead: Sequence[int] | None = None
 ) -> SamplingInputs:
     """Gather what `sampler.choose` needs for these rows; `upload` is sent by the caller.
 

@@ -147,11 +147,7 @@ async def run_joined(loaded: LoadedEngine, url: str, engine_name: str | None) ->
 
     driver = EngineDriver(loaded.engine, on_crash=on_crash)
     link = EngineLink(
-        driver,
-        loaded.text,
-        url=url,
-        join_key=os.environ[JOIN_KEY_VARIABLE],
-        name=engine_name,
+        driver, loaded.text, url=url, join_key=os.environ[JOIN_KEY_VARIABLE], name=engine_name
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, link.stop)

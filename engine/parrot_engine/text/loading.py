@@ -227,11 +227,7 @@ def _verbatim(folder: Path, source: str, config: Json, chat_template: _Templates
 
 
 def _rebuilt(
-    folder: Path,
-    class_name: str,
-    source: str,
-    config: Json,
-    chat_template: _Templates,
+    folder: Path, class_name: str, source: str, config: Json, chat_template: _Templates
 ) -> TextAssets:
     """The pipeline that a class builds around the file's vocabulary, merges and post-processor."""
     content = json.loads(source)

@@ -12,12 +12,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.anthropic.bodies import (
-    Block,
-    CountTokensBody,
-    MessagesBody,
-    ToolChoice,
-)
+from parrot_gateway.api.anthropic.bodies import Block, CountTokensBody, MessagesBody, ToolChoice
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     empty_array,

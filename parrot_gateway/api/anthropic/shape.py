@@ -21,12 +21,7 @@ from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
 from parrot_gateway.generation.observer import GenerationObserver, Observers
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import (
-    ChoiceDelta,
-    GenerationRequest,
-    PromptFilled,
-    Update,
-)
+from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.upstream_call import run_on_upstream
 from parrot_gateway.http.exchange import Exchange, Headers

@@ -263,8 +263,4 @@ def _chat_entry(
     tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool
 ) -> dict[str, Any]:
     raw = _named(tokenizer, token_id, True).encode() if as_ids else tokenizer.token_bytes(token_id)
-    return {
-        "token": raw.decode(errors="replace"),
-        "logprob": finite(logprob),
-        "bytes": list(raw),
-    }
+    return {"token": raw.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(raw)}

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parrot_gateway.api.openai.answers import (
-    ChunkedAnswer,
-    chat_logprobs,
-    encode,
-)
+from parrot_gateway.api.openai.answers import ChunkedAnswer, chat_logprobs, encode
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
-from parrot_gateway.generation.request import (
-    ChoiceDelta,
-    PromptFilled,
-    Update,
-)
+from parrot_gateway.generation.request import ChoiceDelta, PromptFilled, Update
 from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
 
 

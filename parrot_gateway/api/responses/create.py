@@ -50,12 +50,7 @@ from parrot_gateway.generation.requests.validation import (
     sampling_of,
 )
 from parrot_gateway.generation.responses.background import BackgroundTasks, EventLog
-from parrot_gateway.generation.responses.items import (
-    Item,
-    Turn,
-    history_of,
-    mint_response_id,
-)
+from parrot_gateway.generation.responses.items import Item, Turn, history_of, mint_response_id
 from parrot_gateway.generation.responses.store import Cut, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
@@ -118,12 +113,7 @@ async def handle_responses(
 
 
 async def handle_input_tokens(
-    exchange: Exchange,
-    placer: Placer,
-    body: bytes,
-    *,
-    store: ResponseStore,
-    tenant: str,
+    exchange: Exchange, placer: Placer, body: bytes, *, store: ResponseStore, tenant: str
 ) -> None:
     """Answer `{object, input_tokens}`: the length of the prompt that a response would have.
 

@@ -16,11 +16,7 @@ from parrot_gateway.generation.requests.chat import chat_prompt
 from parrot_gateway.generation.requests.types import ChatBody, Message
 from parrot_gateway.generation.responses.items import Item, MessageItem, ToolOutputItem, Turn
 from parrot_gateway.generation.responses.messages import messages_of
-from parrot_gateway.generation.responses.store import (
-    Conversation,
-    ResponseStore,
-    StoredResponse,
-)
+from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.generation.tools.definitions import Tool
 
 

@@ -409,10 +409,7 @@ def _discard(session: Session, variable: Variable) -> None:
 
 
 def _headers(job: Job) -> Headers:
-    headers = [
-        (b"x-parrot-session", job.session.id.encode()),
-        (b"x-parrot-call", job.id.encode()),
-    ]
+    headers = [(b"x-parrot-session", job.session.id.encode()), (b"x-parrot-call", job.id.encode())]
     if job.output is not None:
         headers.append((b"x-parrot-variable", job.output.id.encode()))
     return headers

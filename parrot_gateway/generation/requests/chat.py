@@ -257,10 +257,7 @@ async def chat_prompt(
 
 
 async def render_chat(
-    tokenizer: Tokenizer,
-    body: ChatBody | TokenizeBody,
-    num_bytes: int,
-    tools: Sequence[Tool] = (),
+    tokenizer: Tokenizer, body: ChatBody | TokenizeBody, num_bytes: int, tools: Sequence[Tool] = ()
 ) -> str:
     """The prompt text of a chat, as the model's template writes it.
 

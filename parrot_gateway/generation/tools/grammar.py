@@ -15,12 +15,7 @@ from parrot_engine.text import Tokenizer
 
 from parrot_gateway.generation.schemas import closed_objects
 from parrot_gateway.generation.tools.definitions import Tool
-from parrot_gateway.generation.tools.parsing import (
-    RAW_CLOSING,
-    RAW_OPENING,
-    WRITINGS,
-    ToolFormat,
-)
+from parrot_gateway.generation.tools.parsing import RAW_CLOSING, RAW_OPENING, WRITINGS, ToolFormat
 
 #: Calls in one answer where a model is kept to them.
 MAX_CALLS = 16

@@ -9,14 +9,7 @@ from __future__ import annotations
 from xml.sax.saxutils import escape
 
 from parrot_gateway.semantic.drawing.diagram import Box, Diagram, diagram_of, left_out_note
-from parrot_gateway.semantic.drawing.labels import (
-    SIGNS,
-    clean,
-    clip,
-    duration,
-    style_of,
-    summary,
-)
+from parrot_gateway.semantic.drawing.labels import SIGNS, clean, clip, duration, style_of, summary
 from parrot_gateway.semantic.drawing.layout import Layout, layout_of
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 

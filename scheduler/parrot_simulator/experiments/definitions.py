@@ -253,10 +253,7 @@ PAPER: tuple[Experiment, ...] = (
             (10, 15, 20, 25),
             lambda clients: {"count": clients},
             {_VLLM.name: (1.38, 1.52, 1.63, 1.68)},
-            {
-                _VLLM.name: (112.8, 171.9, 234.7, 292.9),
-                OURS.name: (81.7, 113.3, 143.7, 174.6),
-            },
+            {_VLLM.name: (112.8, 171.9, 234.7, 292.9), OURS.name: (81.7, 113.3, 143.7, 174.6)},
             unit="{} clients",
         ),
         arms=(_VLLM, *_ONE),
@@ -372,11 +369,7 @@ PAPER: tuple[Experiment, ...] = (
                 "as in the paper",
                 {},
                 {"vLLM 2023, latency": 5.5, "vLLM 2023, throughput": 1.23},
-                {
-                    "vLLM 2023, latency": 827.6,
-                    "vLLM 2023, throughput": 184.6,
-                    OURS.name: 149.1,
-                },
+                {"vLLM 2023, latency": 827.6, "vLLM 2023, throughput": 184.6, OURS.name: 149.1},
             ),
         ),
         arms=(old("vLLM 2023, latency", 4096), old("vLLM 2023, throughput", None), *_ALL),
@@ -421,9 +414,7 @@ FLEET: tuple[Experiment, ...] = (
         title="GPTs at today's speed",
         workload="gpts",
         points=_points(
-            (15, 30, 45, 60, 75),
-            lambda rate: {"rate": rate, "count": 20 * rate},
-            unit="{} calls/s",
+            (15, 30, 45, 60, 75), lambda rate: {"rate": rate, "count": 20 * rate}, unit="{} calls/s"
         ),
         arms=_FLEET_ARMS,
         engines=4,
@@ -519,9 +510,7 @@ def _ablation(
 
 ABLATION: tuple[Experiment, ...] = (
     _ablation(
-        "agents",
-        {"clients": 96, "count": 96, "turns_scale": 0.2, "spread": 30},
-        metric="call_s",
+        "agents", {"clients": 96, "count": 96, "turns_scale": 0.2, "spread": 30}, metric="call_s"
     ),
     # Room for some 25 calls where twice as many would run.
     _ablation("backlog", {}, capacity_tokens=40_000),

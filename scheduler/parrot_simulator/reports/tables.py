@@ -20,12 +20,7 @@ from parrot_simulator.experiments.runner import ArmResult, Comparison
 from parrot_simulator.metrics import Measures, Results
 
 #: Of the metrics of experiments.
-UNITS = {
-    "job_s": "s",
-    "call_s": "s",
-    "ms_per_token": "ms/token",
-    "decode_ms_per_token": "ms/token",
-}
+UNITS = {"job_s": "s", "call_s": "s", "ms_per_token": "ms/token", "decode_ms_per_token": "ms/token"}
 
 _HEAD = (
     "jobs", "failed", "job s", "p50", "p90", "p99", "ttft p50", "p99", "s/token", "wait p99",

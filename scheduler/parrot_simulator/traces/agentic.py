@@ -29,11 +29,7 @@ from parrot_simulator.traces.lines import (
     objects_of,
     tokens_of,
 )
-from parrot_simulator.traces.mooncake import (
-    MOONCAKE_BLOCK_TOKENS,
-    block_size,
-    segments,
-)
+from parrot_simulator.traces.mooncake import MOONCAKE_BLOCK_TOKENS, block_size, segments
 
 #: Rows that are held in memory, in search of more rows of their applications.
 WINDOW_ROWS = 100_000

@@ -26,11 +26,7 @@ def main() -> None:
             message = stream.get_final_message()
         messages.append({"role": "assistant", "content": message.content})
         results = [
-            {
-                "type": "tool_result",
-                "tool_use_id": block.id,
-                "content": get_weather(**block.input),
-            }
+            {"type": "tool_result", "tool_use_id": block.id, "content": get_weather(**block.input)}
             for block in message.content
             if block.type == "tool_use"
         ]

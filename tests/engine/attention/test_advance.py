@@ -172,10 +172,7 @@ def test_a_step_goes_on_from_the_one_before(more: list[int]) -> None:
         _next([_ROW._replace(block_table=[2, 2, 3, 4, 5, 6, 7]), _OTHER]),
         # The same blocks, but not the same rows'.
         _next(
-            [
-                _ROW._replace(block_table=[1, 2, 3, 4, 5, 6, 7]),
-                _OTHER._replace(block_table=[8, 9]),
-            ]
+            [_ROW._replace(block_table=[1, 2, 3, 4, 5, 6, 7]), _OTHER._replace(block_table=[8, 9])]
         ),
     ],
 )

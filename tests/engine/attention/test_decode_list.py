@@ -42,10 +42,7 @@ def decodes(draw: st.DrawFn) -> list[BatchRow]:
 
 @settings(max_examples=600, deadline=None)
 @given(
-    decodes(),
-    st.one_of(st.none(), st.integers(1, 100)),
-    st.booleans(),
-    st.sampled_from(_POLICIES),
+    decodes(), st.one_of(st.none(), st.integers(1, 100)), st.booleans(), st.sampled_from(_POLICIES)
 )
 def test_it_is_the_list_that_build_makes(
     rows: list[BatchRow], window: int | None, share: bool, policy: Policy

@@ -22,13 +22,7 @@ from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.engine.grammar import CompiledGrammar, GrammarCompiler
 from parrot_engine.link.wire import Submit, decode_from_gateway, encode
 from parrot_engine.loading.factory import EngineOptions, load_engine
-from parrot_engine.protocol import (
-    Fill,
-    FreeContext,
-    Generate,
-    Grammar,
-    SamplingParams,
-)
+from parrot_engine.protocol import Fill, FreeContext, Generate, Grammar, SamplingParams
 from parrot_engine.runner.sampler import sample
 from parrot_engine.settings import BuiltinSettings
 from parrot_engine.text import Tokenizer

@@ -83,13 +83,7 @@ class SpeculationMachine(OverlapMachine):
         overlap=st.sampled_from(["on", "off"]),
     )
     def start(  # type: ignore[override]
-        self,
-        block_size: int,
-        num_blocks: int,
-        rows: int,
-        budget: int,
-        caching: bool,
-        overlap: str,
+        self, block_size: int, num_blocks: int, rows: int, budget: int, caching: bool, overlap: str
     ) -> None:
         for drafts in (4, 0):
             engine, _ = scripted_engine(

@@ -124,10 +124,7 @@ def test_few_caches_change_no_token(
 ) -> None:
     primitives: list[Any] = [Fill(0, list(range(50)))]
     for number in range(1, 7):
-        primitives += [
-            Fill(number, [number], parent_context_id=0),
-            Generate(number, greedy(6)),
-        ]
+        primitives += [Fill(number, [number], parent_context_id=0), Generate(number, greedy(6))]
     engine = load(folders["llama"])
     once = count_computed(engine, monkeypatch)
     plenty = run_until_idle(engine, *primitives)

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import (
-    Context,
-    PagedCase,
-    mixed_contexts,
-    relative_error,
-    shared_contexts,
-)
+from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
 from interpreted import CHUNK, TUNINGS
 from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape

@@ -118,9 +118,7 @@ class TestIsTrained:
         assert abs(float(at_end) - _loss(model, HELD_OUT[0])) < 0.2
 
     def test_answers_a_chat_turn_with_prose_and_ends_it(
-        self,
-        model: transformers.PreTrainedModel,
-        tokenizer: transformers.PreTrainedTokenizerBase,
+        self, model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase
     ) -> None:
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": "Tell me a story about a fox."}],

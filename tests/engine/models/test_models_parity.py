@@ -179,10 +179,7 @@ def _error_of_mixed_batch(pair: Pair) -> float:
     prompts = [_prompt(length) for length in LENGTHS]
     tokens, logits = PagedHarness(pair.runner).generate(prompts, 4, chunk=7)
     return max(
-        _worst(
-            ours,
-            _reference_logits(pair.reference, prompt + generated[:-1])[len(prompt) - 1 :],
-        )
+        _worst(ours, _reference_logits(pair.reference, prompt + generated[:-1])[len(prompt) - 1 :])
         for prompt, generated, ours in zip(prompts, tokens, logits, strict=True)
     )
 

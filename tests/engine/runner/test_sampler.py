@@ -109,9 +109,7 @@ def _distribution(logits: Tensor, row: SamplingRow) -> Tensor:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(rows(), min_size=1, max_size=6),
-    st.integers(0, 10_000),
-    st.sampled_from([1, 8, 512]),
+    st.lists(rows(), min_size=1, max_size=6), st.integers(0, 10_000), st.sampled_from([1, 8, 512])
 )
 def test_equals_the_reference(batch: list[SamplingRow], seed: int, span: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

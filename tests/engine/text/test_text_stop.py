@@ -18,10 +18,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text[:start], matched
 
 
-@given(
-    pieces=st.lists(SMALL, max_size=8),
-    stops=st.lists(st.text("abc", max_size=5), max_size=4),
-)
+@given(pieces=st.lists(SMALL, max_size=8), stops=st.lists(st.text("abc", max_size=5), max_size=4))
 @example(pieces=["ab", "c"], stops=["abcc", "bc"])
 @example(pieces=["ab", "cc"], stops=["abcc", "bc"])
 @example(pieces=["abc", "c"], stops=["abcc", "bc"])

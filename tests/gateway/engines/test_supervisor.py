@@ -110,9 +110,7 @@ async def test_a_killed_process_is_started_again() -> None:
         assert (await joined(registry)).id != first.id
 
 
-async def test_a_process_that_dies_at_once_is_given_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_process_that_dies_at_once_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     async with supervised("crash", "3") as (supervisor, _):
         await settled(supervisor)
         assert supervisor.state("scripted") == "failed"

@@ -57,9 +57,7 @@ class Recorder(GenerationObserver):
 
 
 async def run(
-    engine: ScriptedRemoteEngine,
-    observers: Sequence[GenerationObserver],
-    **fields: Any,
+    engine: ScriptedRemoteEngine, observers: Sequence[GenerationObserver], **fields: Any
 ) -> Generation:
     request = GenerationRequest([TokenizedPrompt([1, 2])], fields.pop("sampling", GREEDY), **fields)
     async with serving(engine) as service:
@@ -84,9 +82,7 @@ async def test_every_choice_and_the_echo_are_told(engine: ScriptedRemoteEngine) 
         assert observer.texts(choice) == "So: Hello world"
 
 
-async def test_of_several_candidates_the_chosen_ones_are_told(
-    engine: ScriptedRemoteEngine,
-) -> None:
+async def test_of_several_candidates_the_chosen_ones_are_told(engine: ScriptedRemoteEngine) -> None:
     answers = iter("ab")
     engine.script = lambda prompt, sampling: engine.text(next(answers))
     likely = {engine.text("a")[0]: -3.0, engine.text("b")[0]: -1.0, engine.im_end: 0.0}

@@ -105,10 +105,7 @@ def test_what_a_text_says(
     assert read(format, *text)[:2] == (content, calls)
 
 
-@given(
-    case=st.sampled_from(CASES),
-    cuts=st.lists(st.integers(0, 120), max_size=5),
-)
+@given(case=st.sampled_from(CASES), cuts=st.lists(st.integers(0, 120), max_size=5))
 def test_it_does_not_matter_where_the_text_is_cut(case: Any, cuts: list[int]) -> None:
     format, text, content, calls = case
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -161,9 +158,7 @@ def test_text_without_calls_stays_as_it_is(format: ToolFormat, text: str) -> Non
 
 def test_arguments_come_as_they_are_written() -> None:
     reader = ToolCallReader("hermes", NAMES)
-    assert reader.push('Hm <tool_call>\n{"name": "add", "arg') == [
-        ContentPiece("Hm "),
-    ]
+    assert reader.push('Hm <tool_call>\n{"name": "add", "arg') == [ContentPiece("Hm ")]
     assert reader.push('uments": {"a"') == [CallBegin(0, "add"), ArgumentsPiece(0, '{"a"')]
     assert reader.push(": 1}") == [ArgumentsPiece(0, ": 1}")]
     assert reader.push("}\n</tool_call>") == []

@@ -236,9 +236,7 @@ async def test_a_stronger_wait_reaches_a_call_that_is_queued(tmp_path: Path) -> 
     assert [update.objective for update in updates] == [Objective("latency")]
 
 
-async def test_the_last_member_of_a_group_that_is_queued_is_not_slowed_down(
-    tmp_path: Path,
-) -> None:
+async def test_the_last_member_of_a_group_that_is_queued_is_not_slowed_down(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     engine = small_engine(1, automatic=False)
     settings = SchedulerSettings(record=log)

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from parrot_gateway.exceptions import (
-    InvalidRequestError,
-    ModelLoadingError,
-    ModelNotFoundError,
-)
+from parrot_gateway.exceptions import InvalidRequestError, ModelLoadingError, ModelNotFoundError
 from parrot_gateway.scheduling.model_directory import Catalog, EngineTarget, UpstreamTarget
 
 

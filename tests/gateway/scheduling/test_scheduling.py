@@ -297,10 +297,7 @@ def test_an_engine_that_was_not_used_learns_from_others_of_its_kind() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 1000),
-            st.integers(0, 10**6),
-            st.floats(0, 1e4),
-            st.integers(0, BLOCKS),
+            st.integers(0, 1000), st.integers(0, 10**6), st.floats(0, 1e4), st.integers(0, BLOCKS)
         ),
         max_size=40,
     )

@@ -88,8 +88,7 @@ def test_exactly_the_references_written_are_found(parts: list[str | tuple[str]])
 
 
 @given(
-    st.lists(st.one_of(FRAGMENTS, IDS.map(lambda id_: (id_,))), max_size=8),
-    st.text(max_size=10),
+    st.lists(st.one_of(FRAGMENTS, IDS.map(lambda id_: (id_,))), max_size=8), st.text(max_size=10)
 )
 def test_replacing_joins_the_values_and_does_not_look_at_them(
     parts: list[str | tuple[str]], value: str

@@ -46,10 +46,7 @@ class Listed:
 
 
 def run(
-    workload: Workload,
-    order: str,
-    admission: str = "working-set",
-    engine: EngineProfile = ENGINE,
+    workload: Workload, order: str, admission: str = "working-set", engine: EngineProfile = ENGINE
 ) -> Results:
     config = replace(PRESETS["parrot"], order=order, admission=admission)
     return simulate(workload, SimulationOptions(engines=[engine], config=config))

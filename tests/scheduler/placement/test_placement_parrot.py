@@ -462,8 +462,7 @@ def test_what_nobody_waits_for_keeps_out_of_the_way_of_what_somebody_waits_for()
 
 @pytest.mark.parametrize("few_rows", [16, -1], ids=["one by one", "by columns"])
 @pytest.mark.parametrize(
-    ("queued", "slack", "row"),
-    [(8000, 2.0, 0), (12000, 2.0, 1), (12000, 4.0, 0), (8000, 1.0, 1)],
+    ("queued", "slack", "row"), [(8000, 2.0, 0), (12000, 2.0, 1), (12000, 4.0, 0), (8000, 1.0, 1)]
 )
 def test_what_nobody_waits_for_gives_way_up_to_a_bound(
     queued: int, slack: float, row: int, few_rows: int, monkeypatch: pytest.MonkeyPatch

@@ -19,14 +19,7 @@ from parrot_scheduler.placement.prediction import predict_row
 from parrot_scheduler.policy import EngineChoice, EngineWait, PlacementPolicy, Policies
 from parrot_scheduler.queue.blocked_tasks import BlockedTasks
 from parrot_scheduler.scheduler import Scheduler, policies_of
-from parrot_scheduler.task import (
-    LATENCY,
-    THROUGHPUT,
-    EngineDescription,
-    Objective,
-    StepModel,
-    Task,
-)
+from parrot_scheduler.task import LATENCY, THROUGHPUT, EngineDescription, Objective, StepModel, Task
 from parrot_scheduler.task_state import Application, TaskState
 
 LONG = 400
@@ -173,8 +166,7 @@ def test_what_waits_for_one_engine_is_not_asked_for_by_others(
     )
     names = [f"e{i}" for i in range(3)]
     scheduler.step(
-        0.0,
-        [EngineJoined(EngineDescription(name, "m", 10**6, 8, 2048, BLOCK)) for name in names],
+        0.0, [EngineJoined(EngineDescription(name, "m", 10**6, 8, 2048, BLOCK)) for name in names]
     )
     rng = random.Random(0)
 

@@ -81,9 +81,7 @@ def test_mixed_requests_of_the_h200() -> None:
 def test_the_assistant_of_figure_14_on_the_a100(batch: int, measured_s: float) -> None:
     """The paper's second baseline: one copy of the prompt in memory, read once for each call."""
     options = SimulationOptions(
-        engines=[PROFILES["A100-7B-2024"]],
-        config=PRESETS["lmetric"],
-        mode="plain",
+        engines=[PROFILES["A100-7B-2024"]], config=PRESETS["lmetric"], mode="plain"
     )
     results = simulate(build("copilot", {"batch": batch}), options)
     assert results.total.job_s.mean == pytest.approx(measured_s, rel=0.13)

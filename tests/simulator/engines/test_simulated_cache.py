@@ -61,11 +61,7 @@ def test_other_salts_share_nothing() -> None:
 def test_hashes_are_the_same_everywhere() -> None:
     prompt = PromptMaker(4).make("t", [Segment(("a", 1), 6), Segment("b", 1), Segment("c", 5)])
     assert prompt.tokens == 12
-    assert prompt.hashes() == (
-        0x1B653307492A133D,
-        0x8D7357DC16FC5521,
-        0x2BAAD1959646D136,
-    )
+    assert prompt.hashes() == (0x1B653307492A133D, 0x8D7357DC16FC5521, 0x2BAAD1959646D136)
 
 
 def test_least_recently_used_goes_first() -> None:

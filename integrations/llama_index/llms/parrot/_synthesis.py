@@ -24,9 +24,7 @@ from llama_index.core.response_synthesizers import (
     SimpleSummarize,
     TreeSummarize,
 )
-from llama_index.core.response_synthesizers.compact_and_accumulate import (
-    CompactAndAccumulate,
-)
+from llama_index.core.response_synthesizers.compact_and_accumulate import CompactAndAccumulate
 from llama_index.llms.parrot.linking import LinkingSpanHandler
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import NullEventHandler

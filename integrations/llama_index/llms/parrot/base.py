@@ -112,8 +112,7 @@ class Parrot(StructuredOutput):
     timeout: float = Field(default=600.0, gt=0, description="Of one request, in seconds.")
     max_retries: int = Field(default=3, ge=0, description="Of requests that may be repeated.")
     additional_kwargs: dict[str, Any] = Field(
-        default_factory=dict,
-        description="More fields of the request's body: seed, stop, top_k, …",
+        default_factory=dict, description="More fields of the request's body: seed, stop, top_k, …"
     )
     default_headers: dict[str, str] | None = Field(
         default=None, exclude=True, repr=False, description="Sent with every request."

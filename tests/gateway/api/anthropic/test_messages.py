@@ -12,11 +12,7 @@ from scripted_remote import ScriptedRemoteEngine
 from serving import Service
 
 HI = [{"role": "user", "content": "Hi"}]
-USAGE = {
-    "cache_creation_input_tokens": 0,
-    "cache_read_input_tokens": 0,
-    "service_tier": "standard",
-}
+USAGE = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "service_tier": "standard"}
 
 
 async def post(service: Service, **body: Any) -> dict[str, Any]:

@@ -158,8 +158,7 @@ async def test_results_are_shown_as_in_a_chat(
     )
     assert prompt_of(engine) == mine
     status, _, answer = await service.post(
-        "/v1/messages/count_tokens",
-        {"model": "m", "messages": messages, "tools": [ADD, NOW]},
+        "/v1/messages/count_tokens", {"model": "m", "messages": messages, "tools": [ADD, NOW]}
     )
     assert (status, json.loads(answer)["input_tokens"]) == (200, message["usage"]["input_tokens"])
 

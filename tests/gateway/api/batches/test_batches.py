@@ -25,12 +25,7 @@ def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
     if url == CHAT:
         message = {"role": "user", "content": custom_id}
         body = {"messages": [message], "max_tokens": 20, **body}
-    return {
-        "custom_id": custom_id,
-        "method": "POST",
-        "url": url,
-        "body": {"model": "m", **body},
-    }
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "m", **body}}
 
 
 def jsonl(lines: Iterable[Any]) -> bytes:

@@ -483,10 +483,7 @@ async def test_deadline() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_hopeless_text_is_refused_before_it_is_tokenized(
-    service: Service,
-    engine: ScriptedRemoteEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
+    service: Service, engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     def encode(text: str, **_: Any) -> list[int]:
         raise AssertionError("this costs seconds")

@@ -147,10 +147,7 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
-    (
-        {"continue_final_message": True, "add_generation_prompt": True},
-        "continue_final_message",
-    ),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
 ]
 
 CASES = [

@@ -50,10 +50,7 @@ async def test_each_way_of_writing_calls(format: str) -> None:
         assert not allows(engine, "Well.")
         assert not allows(engine, TEXTS[format].replace('"a": 1', '"a": 10'))
         named = {"type": "function", "name": "add"}
-        for choice in (
-            named,
-            {"type": "allowed_tools", "mode": "required", "tools": [named]},
-        ):
+        for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
             answer = await client.responses.create(
                 model="m", input="Hi", tools=[ADD, NOW], tool_choice=choice  # type: ignore[list-item, arg-type]
             )  # fmt: skip

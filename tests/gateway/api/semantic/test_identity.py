@@ -27,18 +27,10 @@ SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
     ({"x-litellm-session-id": "l"}, {}, "x-litellm-session-id:l"),
     ({"x-session-token": "t"}, {}, "x-session-token:t"),
     ({"x-smg-routing-key": "r"}, {}, "x-smg-routing-key:r"),
-    (
-        {"conversation_id": "c", "user-agent": "codex_cli_rs/0.1"},
-        {},
-        "conversation_id:c",
-    ),
+    ({"conversation_id": "c", "user-agent": "codex_cli_rs/0.1"}, {}, "conversation_id:c"),
     ({"x-acme-session-id": "12345678"}, {}, "x-acme-session-id:12345678"),
     ({"baggage": "a=b, session.id=s%201;p=1"}, {}, "baggage:s 1"),
-    (
-        {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"},
-        {},
-        f"traceparent:{'ab' * 16}",
-    ),
+    ({"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}, {}, f"traceparent:{'ab' * 16}"),
     ({}, {"prompt_cache_key": "pck"}, "prompt_cache_key:pck"),
     ({}, {"metadata": {"session_id": "m"}}, "metadata:m"),
 ]
