@@ -168,7 +168,16 @@ class UpstreamAnswerReader:
         matched = choice.stop_reason or choice.matched_stop
         stop_string = matched if isinstance(matched, str) else None
         self._observers.delta(
-            ChoiceDelta(0, choice.index, text, [], [], choice.finish_reason, pieces, stop_string)  # type: ignore[arg-type]
+            ChoiceDelta(
+                0,
+                choice.index,
+                text,
+                [],
+                [],
+                choice.finish_reason,  # type: ignore[arg-type]
+                pieces,
+                stop_string=stop_string,
+            )
         )
 
     def _decode(self, data: bytes) -> _Answer:

@@ -139,7 +139,7 @@ async def test_a_deferred_chat_is_decoded_and_checked_once(
         value = (await http.value(answer.headers["x-parrot-variable"])).json()["value"]
     assert "bound" in value
     assert len(checks) == 1
-    assert decodes.count(ChatBody) == 1
+    assert sum(issubclass(kind, ChatBody) for kind in decodes) == 1
     assert len(decodes) == 2
 
 

@@ -263,7 +263,9 @@ async def test_a_restart_goes_on_and_answers_nothing_twice(
         batch = await begin(client, [line(f"{n}") for n in range(50)])
         await engine.wait_for(lambda: len(engine.contexts) == 32, 20)
         while (await client.batches.retrieve(batch.id)).request_counts.completed < 20:
-            engine.step()
+            # Those after the first 32 are not to end, however long the answers take to be written.
+            if sum(isinstance(each, Generate) for each in engine.submitted) <= 32:
+                engine.step()
             await asyncio.sleep(0)
     folder = batches.data_folder
     output = folder / "batches" / f"{batch.id}.output"
