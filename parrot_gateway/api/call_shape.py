@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable
+from typing import Protocol
 
 from parrot_gateway.api.event_stream import Answer
-from parrot_gateway.api.upstream.passthrough import Fallback
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.http.exchange import Exchange
 
 
 class CallShape(Protocol):
@@ -33,16 +30,6 @@ class CallShape(Protocol):
         """The answer of a deferred call: JSON, or events where the request is for a stream."""
         ...
 
-    def forward(
-        self,
-        exchange: Exchange,
-        upstream: Upstream,
-        request: CallRequest,
-        *,
-        body: bytes,
-        timeout_s: float,
-        fallback: Fallback | None,
-        observers: Sequence[GenerationObserver],
-    ) -> Awaitable[Any]:
+    def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[None]:
         """Let an upstream that speaks OpenAI's API answer; see `passthrough.forward`."""
         ...

@@ -17,7 +17,7 @@ from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
 from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.api.semantic.recording import RECORDED_ROUTES, Recording, Recordings
-from parrot_gateway.api.upstream.passthrough import envelope_of, forward_any
+from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.exceptions import (
     InvalidRequestError,
@@ -130,8 +130,7 @@ class CallRoutes:
             if not upstreams:
                 raise _unknown_route(exchange)
             first = next(iter(upstreams.values()))
-            timeout_s = self._server.call_timeout_s
-            await forward_any(exchange, first, body=body, timeout_s=timeout_s)
+            await forward_any(ForwardedCall(exchange, first, body, self._server.call_timeout_s))
             return
         kind = RECORDED_ROUTES.get(exchange.path) if exchange.method == "POST" else None
         recording = kind and self._recordings.begin(exchange, kind, name, envelope)
@@ -184,14 +183,16 @@ class CallRoutes:
             await self._pass_any(exchange, requested, other, body, tried_now, recording)
 
         await forward_any(
-            exchange,
-            self._models.upstreams[target.upstream],
-            body=body,
+            ForwardedCall(
+                exchange,
+                self._models.upstreams[target.upstream],
+                body,
+                self._server.call_timeout_s,
+                None if target.upstream in tried else fall_back,
+                () if recording is None else (recording.call,),
+            ),
             model=target.model,
             requested_model=requested,
-            timeout_s=self._server.call_timeout_s,
-            fallback=None if target.upstream in tried else fall_back,
-            observers=() if recording is None else (recording.call,),
             on_first=None if recording is None else recording.read_first,
         )
 
@@ -247,14 +248,16 @@ class CallRoutes:
             await self._message(exchange, request, context, other, tried | {target.upstream})
 
         await forward_any(
-            exchange,
-            self._models.upstreams[target.upstream],
-            body=request.body,
+            ForwardedCall(
+                exchange,
+                self._models.upstreams[target.upstream],
+                request.body,
+                self._server.call_timeout_s,
+                None if target.upstream in tried else fall_back,
+                context.observers,
+            ),
             model=target.model,
             requested_model=request.model,
-            timeout_s=self._server.call_timeout_s,
-            fallback=None if target.upstream in tried else fall_back,
-            observers=context.observers,
         )
 
     async def count_tokens(self, exchange: Exchange) -> None:
@@ -324,15 +327,15 @@ class CallRoutes:
             body = await asyncio.to_thread(
                 upstream_body, request, upstream, target.model, context.metadata
             )
-        await context.shape.forward(
+        call = ForwardedCall(
             exchange,
             upstream,
-            request,
-            body=body,
-            timeout_s=self._server.call_timeout_s,
-            fallback=None if target.upstream in tried else fall_back,
-            observers=context.observers,
+            body,
+            self._server.call_timeout_s,
+            None if target.upstream in tried else fall_back,
+            context.observers,
         )
+        await context.shape.forward(request, call)
 
     async def _generate(
         self, exchange: Exchange, request: CallRequest, model: str, context: CallContext

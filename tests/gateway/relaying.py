@@ -14,7 +14,7 @@ import uvicorn
 from harness.fake_upstream import FakeUpstream
 from yarl import URL
 
-from parrot_gateway.api.upstream.passthrough import forward, forward_any, model_of
+from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward, forward_any, model_of
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.generation.placement import ORDINARY_CALL
 from parrot_gateway.generation.requests.call import CallHead, CallRequest
@@ -154,20 +154,21 @@ async def relaying(**settings: Any) -> AsyncIterator[Relay]:
         head = msgspec.json.decode(body, type=_Head)
         model = relay.aliases.get(head.model, head.model)
         request = CallRequest("chat", body, head=CallHead(head.model, head.stream))
-        await forward(
+        forwarded = ForwardedCall(
             exchange,
             upstream,
-            path=exchange.path,
-            body=upstream_body(request, upstream, model, ORDINARY_CALL),
-            timeout_s=relay.timeout_s,
-            fallback=await fall_back_on(exchange) if relay.use_fallback else None,
+            upstream_body(request, upstream, model, ORDINARY_CALL),
+            relay.timeout_s,
+            await fall_back_on(exchange) if relay.use_fallback else None,
         )
+        await forward(forwarded)
 
     async def any_route(exchange: Exchange) -> None:
         body = await exchange.body(1 << 26)
         name = model_of(exchange, body)
         model = None if name is None else relay.aliases.get(name, name)
-        await forward_any(exchange, upstream, body=body, model=model, requested_model=name)
+        forwarded = ForwardedCall(exchange, upstream, body)
+        await forward_any(forwarded, model=model, requested_model=name)
 
     async def quiet(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError(f"not expected here: {scope}")

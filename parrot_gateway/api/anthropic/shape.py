@@ -14,8 +14,7 @@ import msgspec
 from parrot_gateway.api.anthropic.errors import error_of, failure_event
 from parrot_gateway.api.anthropic.message import MessageWriter
 from parrot_gateway.api.event_stream import Answer, EventStream
-from parrot_gateway.api.upstream.passthrough import Fallback
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
@@ -83,34 +82,25 @@ class AnthropicShape:
         candidate.add(delta)
         return writer.whole(candidate, usage)
 
-    async def forward(
-        self,
-        exchange: Exchange,
-        upstream: Upstream,
-        request: CallRequest,
-        *,
-        body: bytes,
-        timeout_s: float,
-        fallback: Fallback | None,
-        observers: Sequence[GenerationObserver],
-    ) -> None:
-        other = None if fallback is None else upstream.settings.fallback
+    async def forward(self, request: CallRequest, call: ForwardedCall) -> None:
+        exchange, upstream = call.exchange, call.upstream
+        other = None if call.fallback is None else upstream.settings.fallback
         message = _UpstreamMessage(exchange, request, upstream.name)
-        everyone = Observers([message, *observers])
+        everyone = Observers([message, *call.observers])
         exchange.cancel_on_disconnect()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(call.timeout_s):
                 answered = await run_on_upstream(
                     upstream,
                     request.kind,
                     _openai_headers(exchange.scope["headers"]),
-                    body,
+                    call.body,
                     everyone,
                     may_fall_back=other is not None,
                     between_reads=message.send,
                 )
         except TimeoutError:
-            late = DeadlineError(f"The call took longer than {timeout_s:g} s.")
+            late = DeadlineError(f"The call took longer than {call.timeout_s:g} s.")
             everyone.failed(late)
             await message.fail(late)
             return
@@ -123,8 +113,8 @@ class AnthropicShape:
             raise
         if answered:
             await message.finish()
-        elif fallback is not None and other is not None:
-            await fallback(other)
+        elif call.fallback is not None and other is not None:
+            await call.fallback(other)
 
 
 ANTHROPIC = AnthropicShape()

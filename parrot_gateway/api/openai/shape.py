@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
 
 from parrot_gateway.api.event_stream import DONE, Answer, failure_events
-from parrot_gateway.api.upstream.passthrough import Fallback, forward
-from parrot_gateway.engines.upstream import Upstream
+from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.http.exchange import Exchange
 
 
 class OpenAIShape:
@@ -48,26 +45,8 @@ class OpenAIShape:
         usage = options is not None and bool(options.include_usage)
         return _deferred_stream(request, call_id, text, include_usage=usage)
 
-    def forward(
-        self,
-        exchange: Exchange,
-        upstream: Upstream,
-        request: CallRequest,
-        *,
-        body: bytes,
-        timeout_s: float,
-        fallback: Fallback | None,
-        observers: Sequence[GenerationObserver],
-    ) -> Awaitable[None]:
-        return forward(
-            exchange,
-            upstream,
-            path=exchange.path,
-            body=body,
-            timeout_s=timeout_s,
-            fallback=fallback,
-            observers=observers,
-        )
+    def forward(self, request: CallRequest, call: ForwardedCall) -> Awaitable[None]:
+        return forward(call)
 
 
 OPENAI = OpenAIShape()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -50,8 +50,6 @@ _ACCOUNTED = ("/completions", "/responses", "/embeddings", "/messages")
 _END_TIMEOUT_S = 0.01
 
 _NO_OBSERVERS = Observers()
-
-
 #: Headers of one part, and the value of a field.
 MAX_PART_HEAD_BYTES = 4096
 MAX_VALUE_BYTES = 256
@@ -71,30 +69,28 @@ class Envelope(IdentityFields):
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 
 
-def forward(
-    exchange: Exchange,
-    upstream: Upstream,
-    *,
-    path: str,
-    body: bytes,
-    timeout_s: float | None = None,
-    fallback: Fallback | None = None,
-    observers: Sequence[GenerationObserver] = (),
-) -> Awaitable[None]:
-    """Let `upstream` answer this exchange. Call after the request body has been read.
+class ForwardedCall(NamedTuple):
+    """A request that an upstream shall answer; its body has been read."""
+
+    #: Not answered yet, or begun with comments as a stream. Its path decides how streams end.
+    exchange: Exchange
+    upstream: Upstream
+    #: As the upstream gets it (`upstream_body`).
+    body: bytes
+    #: The whole call ends after this time with a `DeadlineError`.
+    timeout_s: float | None = None
+    #: Called instead of answering when the upstream has `fallback` set and cannot answer, while
+    #: nothing has been sent.
+    fallback: Fallback | None = None
+    #: Notified of the answer to a chat or a completion; of other routes, such as read no text.
+    observers: Sequence[GenerationObserver] = ()
+
+
+def forward(call: ForwardedCall) -> Awaitable[None]:
+    """Let the upstream answer the exchange.
 
     Ends the watch for a disconnect itself. When the client goes away, in whatever phase, the
     upstream's request is aborted.
-
-    Args:
-        exchange: not answered yet, or begun with comments as a stream.
-        upstream: where to.
-        path: the route (`/v1/…`), which decides how streams end.
-        body: as the upstream gets it (`upstream_body`).
-        timeout_s: the whole call ends after this time with a `DeadlineError`.
-        fallback: called instead of answering when the upstream has `fallback` set and cannot
-            answer, while nothing has been sent.
-        observers: are notified of the answer to a chat or a completion.
 
     Raises:
         GatewayError: nothing has been sent yet; the caller answers with it.
@@ -102,20 +98,14 @@ def forward(
             connection must be cut, as nothing else shows it to the client.
         ClientDisconnected: the client went away.
     """
-    relay = _Relay(exchange, upstream, path, Observers(observers) if observers else _NO_OBSERVERS)
-    return relay.run(body, timeout_s, fallback)
+    return _Relay(call).run()
 
 
 async def forward_any(
-    exchange: Exchange,
-    upstream: Upstream,
+    call: ForwardedCall,
     *,
-    body: bytes,
     model: str | None = None,
     requested_model: str | None = None,
-    timeout_s: float | None = None,
-    fallback: Fallback | None = None,
-    observers: Sequence[GenerationObserver] = (),
     on_first: Callable[[bytes], None] | None = None,
 ) -> None:
     """`forward` for any other route, method and content type under `/v1/`.
@@ -123,25 +113,26 @@ async def forward_any(
     Only a JSON body is rewritten; see `envelope_of` for what routes a body.
 
     Args:
-        observers: such as read no text.
+        call: its body is as received.
+        model: as the upstream knows it.
+        requested_model: as the body names it.
         on_first: called with the first bytes of a successful answer.
 
     Raises:
         InvalidRequestError: the model's name would have to be changed in a body that is not JSON.
         GatewayError, UpstreamError, ClientDisconnected: as `forward`.
     """
-    content_type = (exchange.header(b"content-type") or b"").lower()
+    content_type = (call.exchange.header(b"content-type") or b"").lower()
     if content_type.startswith(b"application/json"):
-        body = rewrite(body, None if model == requested_model else model)
+        body = rewrite(call.body, None if model == requested_model else model)
+        call = call._replace(body=body)
     elif model != requested_model:
         raise InvalidRequestError(
             f"'{requested_model}' is another name of '{model}', which can only be replaced in a "
             f"JSON body: name '{model}' itself.",
             param="model",
         )
-    notified = Observers(observers) if observers else _NO_OBSERVERS
-    relay = _Relay(exchange, upstream, exchange.path, notified, on_first)
-    await relay.run(body, timeout_s, fallback)
+    await _Relay(call, on_first).run()
 
 
 def model_of(exchange: Exchange, body: bytes) -> str | None:
@@ -218,34 +209,29 @@ class _Relay:
     """One call that passes through."""
 
     __slots__ = (
-        "_accounted", "_events", "_exchange", "_is_late", "_observers", "_on_first", "_path",
+        "_accounted", "_call", "_events", "_exchange", "_is_late", "_observers", "_on_first",
         "_reader", "_status", "_upstream"
     )  # fmt: skip
 
     def __init__(
-        self,
-        exchange: Exchange,
-        upstream: Upstream,
-        path: str,
-        observers: Observers,
-        on_first: Callable[[bytes], None] | None = None,
+        self, call: ForwardedCall, on_first: Callable[[bytes], None] | None = None
     ) -> None:
+        self._call = call
+        self._exchange = call.exchange
+        self._upstream = call.upstream
+        self._observers = Observers(call.observers) if call.observers else _NO_OBSERVERS
         self._on_first = on_first
-        self._exchange = exchange
-        self._upstream = upstream
-        self._path = path
-        self._accounted = path.endswith(_ACCOUNTED)
+        self._accounted = call.exchange.path.endswith(_ACCOUNTED)
         self._events: EventTail | None = None
         #: Of the upstream's answer, once it is there.
         self._status = 0
         #: The call's time is up.
         self._is_late = False
-        self._observers = observers
         #: Reads the answer for observers, until it cannot be read.
         self._reader: UpstreamAnswerReader | None = None
 
-    async def run(self, body: bytes, timeout_s: float | None, fallback: Fallback | None) -> None:
-        exchange = self._exchange
+    async def run(self) -> None:
+        exchange, timeout_s, fallback = self._exchange, self._call.timeout_s, self._call.fallback
         task = asyncio.current_task()
         assert task is not None
         exchange.cancel_on_disconnect()
@@ -255,7 +241,7 @@ class _Relay:
         if timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, task)
         try:
-            answered = await self._answer(body, other)
+            answered = await self._answer(other)
         except asyncio.CancelledError as error:
             if exchange.disconnected:
                 self._observers.failed(error)
@@ -282,7 +268,7 @@ class _Relay:
         self._is_late = True
         task.cancel()
 
-    async def _answer(self, body: bytes, other: str | None) -> bool:
+    async def _answer(self, other: str | None) -> bool:
         """Answer the exchange; False when nothing was sent because `other` shall answer."""
         exchange, upstream = self._exchange, self._upstream
         scope = exchange.scope
@@ -292,7 +278,7 @@ class _Relay:
                 scope.get("raw_path") or exchange.path,
                 scope.get("query_string", b""),
                 scope["headers"],
-                body,
+                self._call.body,
                 first_byte_timeout_s=_client_read_timeout_s(exchange),
                 readable=self._accounted,
             )
@@ -328,7 +314,7 @@ class _Relay:
             await self._end_in_band(response)
             return
         if is_stream:
-            self._events = events = EventTail(dialect_of(self._path))
+            self._events = events = EventTail(dialect_of(exchange.path))
             await self._pass_events(response, headers, events)
             if succeeded and self._accounted:
                 upstream.usage.add(events.usage())
