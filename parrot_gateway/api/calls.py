@@ -6,6 +6,7 @@ Reads `model` and `stream` only; the body is decoded where an own engine answers
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -14,7 +15,7 @@ from parrot_gateway.api.anthropic.shape import ANTHROPIC
 from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
-from parrot_gateway.api.semantic.fields import may_be_semantic, read_fields
+from parrot_gateway.api.semantic.fields import MARKER, PREFIX, may_be_semantic, read_fields
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.api.semantic.recording import RECORDED_ROUTES, Recording, Recordings
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, envelope_of, forward_any
@@ -32,7 +33,12 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory, Target
+from parrot_gateway.scheduling.model_directory import (
+    EngineTarget,
+    ModelDirectory,
+    Target,
+    UpstreamTarget,
+)
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
 from parrot_gateway.semantic.templates.reference import has_reference
@@ -40,6 +46,10 @@ from parrot_gateway.settings.model import ServerSettings
 
 #: Other routes whose texts may hold references, and what kind of request they take.
 _REFERENCING = {"/v1/responses": "responses", "/v1/embeddings": "embeddings"}
+
+#: Names of headers that are remembered as ordinary, and bytes of each.
+_MAX_ORDINARY_HEADERS = 256
+_MAX_ORDINARY_HEADER_BYTES = 64
 
 _ORDINARY = CallContext()
 _KINDS: dict[str, CallKind] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
@@ -67,7 +77,9 @@ class CallRoutes:
         self._models = models
         self._service = service
         self._server = server
-        identity = SessionIdentity(service.limits.identity)
+        #: Names of headers seen so far that neither are ours nor may name a session.
+        self._ordinary_headers: set[bytes] = set()
+        self._identity = identity = SessionIdentity(service.limits.identity)
         self._recordings = Recordings(identity, service)
         self._semantic = SemanticCalls(
             service, models, identity, keep_alive_s=server.keep_alive_s, answer=self._answer
@@ -282,6 +294,21 @@ class CallRoutes:
 
     async def _call(self, kind: CallKind, exchange: Exchange) -> None:
         request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
+        if (
+            request.size <= MAX_INLINE_BYTES
+            and exchange.headers.keys() <= self._ordinary_headers
+            and MARKER.search(request.body) is None
+            and not request.head.may_name_session
+        ):
+            await self._answer(exchange, request, _ORDINARY)
+        else:
+            await self._answer_in_session(kind, exchange, request)
+
+    async def _answer_in_session(
+        self, kind: CallKind, exchange: Exchange, request: CallRequest
+    ) -> None:
+        """Answer a call that may be semantic, or name a session in which it is recorded."""
+        self._note_ordinary(exchange.headers)
         headers = exchange.scope["headers"]
         if request.size <= MAX_INLINE_BYTES:
             is_semantic = may_be_semantic(headers, request.body)
@@ -297,25 +324,46 @@ class CallRoutes:
             context = CallContext(recording.call.metadata, (recording.call,))
             await self._answer(exchange, request, context)
 
-    async def _answer(
+    def _note_ordinary(self, headers: Iterable[bytes]) -> None:
+        """Remember names of headers that mean nothing here; there are few, as clients make them."""
+        for name in headers:
+            if (
+                len(name) <= _MAX_ORDINARY_HEADER_BYTES
+                and len(self._ordinary_headers) < _MAX_ORDINARY_HEADERS
+                and not name.startswith(PREFIX)
+                and not self._identity.reads(name)
+            ):
+                self._ordinary_headers.add(name)
+
+    def _answer(
         self,
         exchange: Exchange,
         request: CallRequest,
         context: CallContext,
         model: str | None = None,
         tried: frozenset[str] = frozenset(),
-    ) -> None:
-        """Answer a call.
+    ) -> Awaitable[None]:
+        """The answering of a call, to be awaited.
 
         Args:
             model: other than the one that the request names.
             tried: the upstreams that could not, so that fallbacks end.
         """
-        exchange.model = request.model
-        target = self._models.resolve(model or request.model)
+        exchange.model = requested = request.model
+        target = self._models.resolve(model or requested)
         if isinstance(target, EngineTarget):
-            await self._generate(exchange, request, target.model, context)
-            return
+            return self._generate(exchange, request, target.model, context)
+        return self._forward(exchange, request, target, context, tried)
+
+    async def _forward(
+        self,
+        exchange: Exchange,
+        request: CallRequest,
+        target: UpstreamTarget,
+        context: CallContext,
+        tried: frozenset[str],
+    ) -> None:
+        """Let an upstream answer; arguments as of `_answer`."""
 
         async def fall_back(other: str) -> None:
             await self._answer(exchange, request, context, other, tried | {target.upstream})
@@ -357,7 +405,8 @@ class CallRoutes:
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)
-        name_ignored(exchange, request.ignored)
+        if request.ignored:
+            name_ignored(exchange, request.ignored)
         generation_request = await call.generation_request(context.metadata.salt)
         await answer_call(
             exchange,

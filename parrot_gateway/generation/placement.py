@@ -108,7 +108,7 @@ class ServedModel(Protocol):
 
     @property
     def parses_reasoning(self) -> bool:
-        """Whether reasoning is parted from the content, if the model writes any."""
+        """Whether reasoning is parted from the content; may be true of a model that writes none."""
 
 
 class GenerationEngine(ServedModel, Protocol):

@@ -22,6 +22,11 @@ _START_RULE = re.compile(r"^start\s*:", re.MULTILINE)
 _GAP = "\n\r\t "
 
 
+def writes_reasoning(template: str) -> bool:
+    """Whether the answers of a model may hold reasoning, by the source of its chat template."""
+    return CLOSING in template
+
+
 def reasoning_start(template: str, prompt: str | None) -> ReasoningStart | None:
     """How an answer begins; None where it holds no reasoning.
 
@@ -29,7 +34,7 @@ def reasoning_start(template: str, prompt: str | None) -> ReasoningStart | None:
         template: the source of the model's chat template.
         prompt: as rendered.
     """
-    if CLOSING not in template or prompt is None:
+    if not writes_reasoning(template) or prompt is None:
         return None
     end = prompt.rstrip()
     if end.endswith(CLOSING):

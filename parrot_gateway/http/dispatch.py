@@ -48,15 +48,12 @@ class KeyCheck:
         key: the secret; None when the gateway serves its own host only.
     """
 
-    __slots__ = ("_digest",)
+    __slots__ = ("_digest", "required")
 
     def __init__(self, key: str | None) -> None:
         self._digest = None if key is None else _digest(key.encode())
-
-    @property
-    def required(self) -> bool:
-        """Whether callers need a key."""
-        return self._digest is not None
+        #: Whether callers need a key.
+        self.required = key is not None
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
         """The tenant of a caller; either header is enough.
@@ -239,30 +236,30 @@ class Dispatcher:
         finally:
             _log_request(exchange)
 
-    async def _dispatch(
+    def _dispatch(
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    ) -> Awaitable[None]:
+        """The answering of a request by its handler, to be awaited."""
         path = exchange.path
         handler = self._hot.get(path)
         if handler is not None:
             shape = self._shapes.get(path)
             if shape is not None:
                 shape(exchange)
-            await self._call(exchange, handler, post_only=True)
-        elif (handler := self._parrot(exchange)) is not None:
-            await self._call(exchange, handler, post_only=False, check_key=False)
-        elif (handler := self._own(exchange)) is not None:
-            await self._call(exchange, handler, post_only=False)
-        elif (handler := self._forms(exchange)) is not None:
-            await self._call(exchange, handler, post_only=False, json_only=False)
-        elif (
+            return self._call(exchange, handler, post_only=True)
+        if (handler := self._parrot(exchange)) is not None:
+            return self._call(exchange, handler, post_only=False, check_key=False)
+        if (handler := self._own(exchange)) is not None:
+            return self._call(exchange, handler, post_only=False)
+        if (handler := self._forms(exchange)) is not None:
+            return self._call(exchange, handler, post_only=False, json_only=False)
+        if (
             self._passthrough is not None
             and path.startswith("/v1/")
             and not self._is_management(path)
         ):
-            await self._call(exchange, self._passthrough, post_only=False, json_only=False)
-        else:
-            await self._ask_quiet(exchange, scope, receive, send)
+            return self._call(exchange, self._passthrough, post_only=False, json_only=False)
+        return self._ask_quiet(exchange, scope, receive, send)
 
     async def _call(
         self,
@@ -274,14 +271,17 @@ class Dispatcher:
         json_only: bool = True,
     ) -> None:
         try:
+            headers = exchange.headers
             if not self._keys.required:
-                self._guard.check_host(exchange)
-                self._guard.check_page(exchange, json_only=json_only)
-            elif not check_key and exchange.header(b"authorization") is None:
-                # May be served without a key, under whatever name this host has.
-                self._guard.check_page(exchange, json_only=json_only)
-            if check_key:
+                sender = headers.get(b"host"), headers.get(b"origin"), headers.get(b"content-type")
+                if sender not in self._guard.accepted:
+                    self._guard.check(sender, json_only=json_only)
+            elif check_key:
                 exchange.tenant = self._tenant_of(exchange)
+            elif b"authorization" not in headers:
+                # May be served without a key, under whatever name this host has.
+                sender = headers.get(b"host"), headers.get(b"origin"), headers.get(b"content-type")
+                self._guard.check_page(sender, json_only=json_only)
             if post_only and exchange.method != "POST":
                 raise MethodNotAllowedError(f"{exchange.path} takes POST, not {exchange.method}.")
             task = asyncio.current_task()
@@ -311,7 +311,8 @@ class Dispatcher:
             self._gate.leave(task)
 
     def _tenant_of(self, exchange: Exchange) -> str:
-        return self._keys.check(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+        headers = exchange.headers
+        return self._keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
     async def _cut_off(self, exchange: Exchange, error: GatewayError) -> None:
         try:
@@ -336,7 +337,7 @@ class Dispatcher:
     ) -> None:
         try:
             if not self._keys.required:
-                self._guard.check_host(exchange)
+                self._guard.check_host(exchange.headers.get(b"host"))
             elif exchange.path not in OPEN_PATHS:
                 self._tenant_of(exchange)
         except GatewayError as error:

@@ -59,6 +59,7 @@ class Exchange:
     Attributes:
         method: `GET`, `POST`, …; `GET` for `HEAD` too, of whose answer the server sends the head.
         path: decoded, without the query.
+        headers: by lower-case name; the first of a name counts.
         tenant: of the caller, once its key has been checked.
         model: that the request names, once it is known; for the access log.
         status: of the answer, once it has begun; 0 before.
@@ -67,8 +68,8 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_add_headers", "_end_with", "_error_body", "_headers", "_notifier", "_receive",
-                 "_send", "_watched", "_watcher", "completed", "disconnected", "metadata",
+    __slots__ = ("_add_headers", "_end_with", "_error_body", "_notifier", "_receive", "_send",
+                 "_watched", "_watcher", "completed", "disconnected", "headers", "metadata",
                  "method", "model", "path", "request_id", "responded", "scope", "started", "status",
                  "tenant")  # fmt: skip
 
@@ -77,6 +78,7 @@ class Exchange:
         self.scope = scope
         self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.tenant = DEFAULT_TENANT
         self.model: str | None = None
         self.status = 0
@@ -89,7 +91,6 @@ class Exchange:
         self.disconnected = False
         self._receive = receive
         self._send = send
-        self._headers: dict[bytes, bytes] | None = None
         self._end_with: Callable[[GatewayError], Awaitable[None]] | None = None
         self._error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self._add_headers: Callable[[Headers], None] | None = None
@@ -100,12 +101,6 @@ class Exchange:
         self._watched: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    def header(self, name: bytes) -> bytes | None:
-        """The first header of this lower-case name."""
-        if self._headers is None:
-            self._headers = dict(reversed(self.scope["headers"]))
-        return self._headers.get(name)
-
     async def body(self, limit: int) -> bytes:
         """The whole request body, decompressed; its `Content-Encoding` is then gone.
 
@@ -114,7 +109,7 @@ class Exchange:
             UnsupportedMediaTypeError: it is compressed, but not with gzip.
             ClientDisconnected: the client left before it was complete.
         """
-        encoding = self.header(b"content-encoding")
+        encoding = self.headers.get(b"content-encoding")
         if encoding is None:
             return await self._raw_body(limit)
         compressed = is_gzip(encoding)
@@ -127,7 +122,7 @@ class Exchange:
         return body
 
     async def _raw_body(self, limit: int) -> bytes:
-        announced = self.header(b"content-length")
+        announced = self.headers.get(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit:
             raise body_too_large(limit)
         message = await self._receive()
@@ -173,7 +168,8 @@ class Exchange:
         `finish` ends the watch; `disconnected` distinguishes a cancellation by this from any other.
         A second watch takes the place of the first.
         """
-        self.finish()
+        if self._watched is not None:
+            self.finish()
         self._watched = asyncio.current_task()
         if self._notifier is not None:
             self._notifier.notify_disconnect(self._disconnect)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ipaddress import ip_address
+from typing import TypeAlias
 
 from parrot_gateway.exceptions import ForbiddenError, UnsupportedMediaTypeError
-from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.sources import is_loopback
 
 _FORM = b"application/x-www-form-urlencoded"
 #: Content types that a page may send without a preflight, beside multipart forms.
 _PAGE_TYPES = (b"text/plain", _FORM)
-#: Distinct values of `Host` that are remembered as accepted.
-_MAX_KNOWN_HOSTS = 64
+#: Senders that are remembered as accepted.
+_MAX_ACCEPTED = 64
+
+#: What is known of who sent a request: its headers `Host`, `Origin` and `Content-Type`.
+Sender: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class WebPageGuard:
@@ -31,18 +34,25 @@ class WebPageGuard:
     """
 
     def __init__(self, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+        #: Senders that passed `check` on a route that takes JSON alone, and pass on any route.
+        self.accepted: set[Sender] = set()
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(origins)
-        self._known: set[bytes] = set()
 
-    def check_host(self, exchange: Exchange) -> None:
+    def check(self, sender: Sender, *, json_only: bool) -> None:
+        """Check the name by which the gateway was called, and the page; raises as these."""
+        self.check_host(sender[0])
+        self.check_page(sender, json_only=json_only)
+        if json_only and len(self.accepted) < _MAX_ACCEPTED:
+            self.accepted.add(sender)
+
+    def check_host(self, host: bytes | None) -> None:
         """Check the name by which the gateway was called.
 
         Raises:
             ForbiddenError: a page's own server may have this name.
         """
-        host = exchange.header(b"host")
-        if host is None or host in self._known:
+        if host is None:
             return
         name = _name_of(host.decode("latin-1"))
         if not ("*" in self._hosts or name in self._hosts or _is_local(name)):
@@ -52,10 +62,8 @@ class WebPageGuard:
                 "to the setting server.allowed_hosts, or set a key.",
                 code="host_not_allowed",
             )
-        if len(self._known) < _MAX_KNOWN_HOSTS:
-            self._known.add(host)
 
-    def check_page(self, exchange: Exchange, *, json_only: bool) -> None:
+    def check_page(self, sender: Sender, *, json_only: bool) -> None:
         """Check that no page sent this request, or one that may.
 
         Args:
@@ -65,18 +73,16 @@ class WebPageGuard:
             ForbiddenError: it comes from a page of another server.
             UnsupportedMediaTypeError: its body is no JSON.
         """
-        origin = exchange.header(b"origin")
+        host, origin, content_type = sender
         if origin is not None:
-            self._check_origin(exchange, origin.decode("latin-1"))
-        content_type = exchange.header(b"content-type")
+            self._check_origin(origin.decode("latin-1"), (host or b"").decode("latin-1").lower())
         if content_type is not None and content_type != b"application/json":
             _check_content_type(content_type, json_only)
 
-    def _check_origin(self, exchange: Exchange, origin: str) -> None:
+    def _check_origin(self, origin: str, host: str) -> None:
         if origin in self._origins or "*" in self._origins:
             return
         _, _, authority = origin.lower().partition("://")
-        host = (exchange.header(b"host") or b"").decode("latin-1").lower()
         if authority and (authority == host or is_loopback(_name_of(authority))):
             return
         raise ForbiddenError(

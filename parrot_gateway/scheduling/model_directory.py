@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, TypeAlias
 
-from parrot_gateway.engines.registry import EngineRegistry
+from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
 from parrot_gateway.engines.supervisor import EngineSupervisor
 from parrot_gateway.engines.upstream import Upstream
@@ -30,6 +30,8 @@ from parrot_gateway.exceptions import (
     OverloadedError,
 )
 from parrot_gateway.generation.placement import CallMetadata, Placer
+from parrot_gateway.generation.reasoning import writes_reasoning
+from parrot_gateway.generation.tools.definitions import template_source
 from parrot_gateway.scheduling.placer import ModelPlacer, TaskUpdater
 from parrot_gateway.scheduling.runner import SchedulerRunner
 
@@ -194,6 +196,18 @@ class ModelDirectory(Catalog):
         self._scheduler = scheduler
         self._updater = updater
         self._keeps_reasoning = frozenset(keeps_reasoning)
+        #: Of the models that joined, whether reasoning is parted from the content.
+        self._parses_reasoning: dict[str, bool] = {}
+        registry.subscribe(self._engines_changed)
+
+    def _engines_changed(self, change: Change, engine: RemoteEngine) -> None:
+        model = engine.info.model
+        if change == "joined":
+            self._parses_reasoning[model] = model not in self._keeps_reasoning and writes_reasoning(
+                template_source(engine.text)
+            )
+        elif change == "left" and model not in self._registry.served_names:
+            self._parses_reasoning.pop(model, None)
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
@@ -251,7 +265,7 @@ class ModelDirectory(Catalog):
             self._registry,
             self.engine_of(model),
             metadata,
-            parses_reasoning=model not in self._keeps_reasoning,
+            parses_reasoning=self._parses_reasoning.get(model, model not in self._keeps_reasoning),
         )
 
 

@@ -80,10 +80,10 @@ class FileRoutes:
         # Imported here because a gateway without batches does without the parser.
         from parrot_gateway.api.batches.upload import UploadForm, read_upload
 
-        content_type = exchange.header(b"content-type") or b""
+        content_type = exchange.headers.get(b"content-type") or b""
         body: bytes | None = None
         may_pass = bool(self._models.upstreams) and not self._is_too_long(exchange)
-        if may_pass or exchange.header(b"content-encoding") is not None:
+        if may_pass or exchange.headers.get(b"content-encoding") is not None:
             body = await exchange.body(self._max_body_bytes)
             if may_pass and not await asyncio.to_thread(self._is_ours, content_type, body):
                 await self._passthrough(exchange, body)
@@ -178,7 +178,7 @@ class FileRoutes:
 
     def _is_too_long(self, exchange: Exchange) -> bool:
         """Whether an upload cannot be passed on, and is one of ours if it is any."""
-        announced = exchange.header(b"content-length") or b""
+        announced = exchange.headers.get(b"content-length") or b""
         runs = self._service.settings.upstream_batches == "run"
         return runs and announced.isdigit() and int(announced) > self._max_body_bytes
 

@@ -173,7 +173,7 @@ class ParrotRoutes:
 
     def _tenant(self, exchange: Exchange) -> str:
         """Whose request it is: the key's tenant, or that of those without a key."""
-        authorization = exchange.header(b"authorization")
+        authorization = exchange.headers.get(b"authorization")
         if authorization is not None:
             return self._keys.check(authorization)
         allowed = self._settings.keyless

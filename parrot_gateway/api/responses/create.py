@@ -297,7 +297,7 @@ class _ResponseCall:
                 request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=output.grammar
             ),
             skip_special_tokens=request.skip_special_tokens is not False
-            and not output.needs_special_tokens(self._placer.tokenizer),
+            and not output.needs_special_tokens,
             salt=salt_of(self._tenant),
             grammar_param=output.grammar_param,
             tools=output.parsing,

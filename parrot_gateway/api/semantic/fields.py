@@ -66,8 +66,9 @@ class SemanticFields:
 
 _NOTHING = SemanticFields()
 
-#: What a semantic body has in it. NOTE: one pass of the expression takes half the time of `in`.
-_LIKELY = re.compile(rb'parrot[":]')
+#: What every semantic body has in it, and hardly another. NOTE: one pass of the expression takes
+#: half the time of `in`.
+MARKER = re.compile(rb'parrot[":]')
 
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -77,7 +78,7 @@ def may_be_semantic(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool
 
     No semantic request is missed; some that only look like one are seen through later.
     """
-    if _LIKELY.search(body) is not None and (b'"parrot"' in body or has_reference(body)):
+    if MARKER.search(body) is not None and (b'"parrot"' in body or has_reference(body)):
         return True
     # NOTE: a loop takes half the time of `any` and a generator, and every call comes by here.
     for name, _ in headers:  # noqa: SIM110

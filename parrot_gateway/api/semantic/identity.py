@@ -75,6 +75,12 @@ class SessionIdentity:
     def __bool__(self) -> bool:
         return bool(self._headers or self._body or self._vendors)
 
+    def reads(self, header: bytes) -> bool:
+        """Whether a header of this lower-case name may name a session."""
+        if header in self._headers:
+            return True
+        return self._vendors is not None and header.endswith(_VENDOR_ENDING)
+
     def find(self, headers: Iterable[tuple[bytes, bytes]], body: IdentityFields) -> Identity | None:
         """The session that a request names; None when it names none.
 

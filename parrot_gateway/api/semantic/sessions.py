@@ -177,7 +177,7 @@ def _describe_call(node: CallNode) -> dict[str, Any]:
 
 
 def _accepted(exchange: Exchange) -> str:
-    accept = (exchange.header(b"accept") or b"").lower()
+    accept = (exchange.headers.get(b"accept") or b"").lower()
     if b"image/svg" in accept:
         return "svg"
     return "mermaid" if b"mermaid" in accept else "json"

@@ -241,7 +241,7 @@ def _create(session: Session, name: str | None) -> Variable:
 
 
 def _wants_events(exchange: Exchange) -> bool:
-    return b"text/event-stream" in (exchange.header(b"accept") or b"").lower()
+    return b"text/event-stream" in (exchange.headers.get(b"accept") or b"").lower()
 
 
 def _event(value: Any) -> bytes:

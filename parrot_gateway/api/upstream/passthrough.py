@@ -122,7 +122,7 @@ async def forward_any(
         InvalidRequestError: the model's name would have to be changed in a body that is not JSON.
         GatewayError, UpstreamError, ClientDisconnected: as `forward`.
     """
-    content_type = (call.exchange.header(b"content-type") or b"").lower()
+    content_type = (call.exchange.headers.get(b"content-type") or b"").lower()
     if content_type.startswith(b"application/json"):
         body = rewrite(call.body, None if model == requested_model else model)
         call = call._replace(body=body)
@@ -146,7 +146,7 @@ def envelope_of(exchange: Exchange, body: bytes) -> Envelope:
     Raises:
         InvalidRequestError: the body is declared as JSON and is not, or `model` is no string.
     """
-    content_type = exchange.header(b"content-type") or b""
+    content_type = exchange.headers.get(b"content-type") or b""
     lowered = content_type.lower()
     if lowered.startswith(b"application/json") and body:
         try:
@@ -437,7 +437,7 @@ class _Relay:
 
 def _client_read_timeout_s(exchange: Exchange) -> float | None:
     """Seconds that the OpenAI client waits for bytes, if its headers say so."""
-    text = exchange.header(b"x-stainless-read-timeout")
+    text = exchange.headers.get(b"x-stainless-read-timeout")
     if text is None:
         return None
     try:

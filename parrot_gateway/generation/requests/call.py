@@ -32,6 +32,13 @@ class IdentityFields(msgspec.Struct, kw_only=True):
     prompt_cache_key: msgspec.Raw = _ABSENT
     metadata: msgspec.Raw = _ABSENT
 
+    @property
+    def may_name_session(self) -> bool:
+        """Whether any of them is there."""
+        return bool(
+            self.previous_response_id or self.conversation or self.prompt_cache_key or self.metadata
+        )
+
 
 class CallHead(IdentityFields):
     """The fields that a call is routed by, and those that may name its session."""

@@ -158,7 +158,7 @@ class ChatCall(PreparedCall[ChatBody]):
             max_tokens = default_max_tokens(served.info, limit - length)
         start, grammar = None, options.grammar
         if request.separate_reasoning is not False and served.parses_reasoning:
-            start = reasoning_start(template_source(served.tokenizer), self._prompt.text)
+            start = reasoning_start(template_source(served.tokenizer.assets), self._prompt.text)
         if start is not None and grammar is not None:
             grammar = behind_reasoning(grammar, start, served.tokenizer)
             if grammar is None:
@@ -177,7 +177,7 @@ class ChatCall(PreparedCall[ChatBody]):
             n=n,
             best_of=n,
             skip_special_tokens=request.skip_special_tokens is not False
-            and not options.needs_special_tokens(served.tokenizer)
+            and not options.needs_special_tokens
             and not (start is not None and uses_special_tokens(served.tokenizer)),
             salt=salt,
             grammar_param=options.grammar_param,

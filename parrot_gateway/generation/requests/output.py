@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from parrot_engine.protocol import Grammar
-from parrot_engine.text import Tokenizer
 
 from parrot_gateway.exceptions import UnsupportedError
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.grammars import check_supported
 from parrot_gateway.generation.tools.definitions import Tool, ToolUse, tool_format
 from parrot_gateway.generation.tools.grammar import calls_grammar, optional_calls_grammar
-from parrot_gateway.generation.tools.parsing import WRITINGS, ToolFormat, ToolParsing
+from parrot_gateway.generation.tools.parsing import WRITINGS, ToolParsing
 
 
 class OutputOptions(NamedTuple):
@@ -23,33 +22,12 @@ class OutputOptions(NamedTuple):
     #: The field that sets it.
     grammar_param: str | None = None
     tools: ToolUse | None = None
-    #: How the model writes calls.
-    format: ToolFormat = "hermes"
-
-    @property
-    def shown_tools(self) -> Sequence[Tool]:
-        """Those that the prompt lists."""
-        return () if self.tools is None else self.tools.tools
-
-    @property
-    def parsing(self) -> ToolParsing | None:
-        """How calls are read out of the text; None where none may be made."""
-        if self.tools is None:
-            return None
-        names = frozenset(tool.name for tool in self.tools.callable)
-        return ToolParsing(
-            self.format,
-            names,
-            calls_only=self.tools.mode == "required",
-            parallel=self.tools.parallel,
-        )
-
-    def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
-        """Whether calls are announced by a token that texts are usually shown without."""
-        if self.tools is None:
-            return False
-        token_id = tokenizer.token_id(WRITINGS[self.format].opening)
-        return token_id is not None and tokenizer.is_special(token_id)
+    #: Those that the prompt lists.
+    shown_tools: Sequence[Tool] = ()
+    #: How calls are read out of the text; None where none may be made.
+    parsing: ToolParsing | None = None
+    #: Calls are announced by a token that texts are usually shown without.
+    needs_special_tokens: bool = False
 
 
 def output_options(
@@ -83,4 +61,12 @@ def output_options(
     elif any(tool.strict for tool in callable_) and served.info.supports_grammars:
         # NOTE: where the engine follows no grammar, `strict` is a wish, as it is for an upstream.
         grammar = optional_calls_grammar(callable_, format, tokenizer)
-    return OutputOptions(grammar, "tools", tools, format)
+    parsing = ToolParsing(
+        format,
+        frozenset(tool.name for tool in callable_),
+        calls_only=tools.mode == "required",
+        parallel=tools.parallel,
+    )
+    opening = tokenizer.token_id(WRITINGS[format].opening)
+    is_special = opening is not None and tokenizer.is_special(opening)
+    return OutputOptions(grammar, "tools", tools, tools.tools, parsing, is_special)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from parrot_engine.text import Tokenizer
+from parrot_engine.text import TextAssets, Tokenizer
 
 from parrot_gateway.generation.tools.parsing import ToolFormat
 
@@ -63,7 +63,7 @@ class ToolUse:
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
     """How a model writes calls, by its chat template."""
-    source = template_source(tokenizer)
+    source = template_source(tokenizer.assets)
     if "[TOOL_CALLS]" in source:
         return "mistral"
     if "<tool_call>" in source or not knows_tools(tokenizer):
@@ -75,12 +75,12 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 def knows_tools(tokenizer: Tokenizer) -> bool:
     """Whether the chat template reads `tools`."""
-    return _KNOWS_TOOLS.search(template_source(tokenizer)) is not None
+    return _KNOWS_TOOLS.search(template_source(tokenizer.assets)) is not None
 
 
-def template_source(tokenizer: Tokenizer) -> str:
+def template_source(assets: TextAssets) -> str:
     """The chat template of a model, the one for tools where there are several; empty without."""
-    source = tokenizer.assets.chat_template
+    source = assets.chat_template
     if isinstance(source, dict):
         return source.get("tool_use") or source.get("default") or ""
     return source or ""

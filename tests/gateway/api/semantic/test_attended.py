@@ -138,3 +138,23 @@ async def test_other_sources_name_the_session(http: Http) -> None:
         )
     sessions = (await http.get("/v1/sessions")).json()["data"]
     assert [(s["name"], s["calls"]["finished"]) for s in sessions] == [("x-session-id:abc", 2)]
+
+
+@pytest.mark.parametrize("strangers", [0, 300])
+async def test_headers_seen_before_hide_no_session(http: Http, strangers: int) -> None:
+    """Headers that mean nothing are remembered as such, up to a bound."""
+
+    async def session_of(headers: dict[str, str]) -> str | None:
+        answer = await http.post(COMPLETIONS, json=body_of(COMPLETIONS, "x"), headers=headers)
+        assert answer.status_code == 200
+        return answer.headers.get("x-parrot-session")
+
+    seen = {f"x-stranger-{number}": "s" for number in range(strangers)}
+    assert await session_of(seen) is None
+    for headers in ({"x-session-id": "abc"}, {"x-acme-session-id": "12345678"}):
+        assert await session_of(seen | headers) is not None
+        assert await session_of(seen) is None
+    unknown = await http.post(
+        COMPLETIONS, json=body_of(COMPLETIONS, "x"), headers={"X-Parrot-Defered": "true"}
+    )
+    assert unknown.json()["error"]["code"] == "unknown_header"
