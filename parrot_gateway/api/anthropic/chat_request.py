@@ -14,8 +14,8 @@ import msgspec
 
 from parrot_gateway.api.anthropic.bodies import Block, CountTokensBody, MessagesBody, ToolChoice
 from parrot_gateway.exceptions import (
-    InvalidRequestError,
     empty_array,
+    invalid_value,
     missing_parameter,
     unsupported_value,
 )
@@ -280,10 +280,6 @@ def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
 
 def _response_format(output: dict[str, Any]) -> dict[str, Any]:
     if output.get("type") != "json_schema":
-        raise InvalidRequestError(
-            "Invalid value for 'output_config.format.type'. Supported values are: 'json_schema'.",
-            param="output_config.format.type",
-            code="invalid_value",
-        )
+        raise invalid_value("output_config.format.type", "expected 'json_schema'.")
     schema = {"name": "output", "schema": output.get("schema"), "strict": True}
     return {"type": "json_schema", "json_schema": schema}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from parrot_gateway.api.batches.files import checked_lifetime
-from parrot_gateway.api.batches.pages import page_of
+from parrot_gateway.api.batches.local_routes import LocalRoutes
+from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.batch import BATCH_MARK, WINDOW, Batch
 from parrot_gateway.batches.files import FILE_MARK, FileStore
 from parrot_gateway.batches.lines import ENDPOINTS, LineUsage
-from parrot_gateway.batches.service import BatchService
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     NotFoundError,
@@ -20,12 +19,10 @@ from parrot_gateway.exceptions import (
     invalid_value,
     missing_parameter,
 )
+from parrot_gateway.generation.requests.types import Metadata
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
-from parrot_gateway.scheduling.model_directory import ModelDirectory
-
-_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
 class ExpiresAfter(msgspec.Struct):
@@ -41,7 +38,7 @@ class BatchBody(msgspec.Struct):
     input_file_id: str | None = None
     endpoint: str | None = None
     completion_window: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 
@@ -53,33 +50,23 @@ _body_decoder = msgspec.json.Decoder(BatchBody)
 _head_decoder = msgspec.json.Decoder(_Head)
 
 
-class BatchRoutes:
-    """The routes under `/v1/batches`; arguments as of `FileRoutes`."""
+class BatchRoutes(LocalRoutes):
+    """The routes under `/v1/batches`."""
 
-    def __init__(
-        self,
-        service: BatchService,
-        models: ModelDirectory,
-        passthrough: Callable[[Exchange, bytes | None], Awaitable[None]],
-        max_body_bytes: int,
-    ) -> None:
-        self._service = service
-        self._models = models
-        self._passthrough = passthrough
-        self._max_body_bytes = max_body_bytes
+    mark: ClassVar[str] = BATCH_MARK
 
     def register(self, table: RouteTable) -> None:
         """Add the routes to a table."""
         table.add("POST", "/v1/batches", self.create)
         table.add("GET", "/v1/batches", self.list)
-        table.add("GET", "/v1/batches/{batch_id}", self.retrieve)
-        table.add("POST", "/v1/batches/{batch_id}/cancel", self.cancel)
+        table.add("GET", "/v1/batches/{batch_id}", self.ours(self.retrieve))
+        table.add("POST", "/v1/batches/{batch_id}/cancel", self.ours(self.cancel))
 
     async def create(self, exchange: Exchange) -> None:
         """`POST /v1/batches`: begin a batch"""
-        body = await exchange.body(self._max_body_bytes)
-        if self._models.upstreams and not _is_ours(body):
-            await self._passthrough(exchange, body)
+        body = await exchange.body(self.max_body_bytes)
+        if self.models.upstreams and not _is_ours(body):
+            await self.passthrough(exchange, body)
             return
         given = decode(body, _body_decoder)
         for name in ("input_file_id", "endpoint", "completion_window"):
@@ -96,7 +83,6 @@ class BatchRoutes:
             )
         if given.completion_window != WINDOW:
             raise invalid_value("completion_window", f"expected '{WINDOW}'.")
-        metadata = _checked_metadata(given.metadata)
         expires = given.output_expires_after
         lifetime_s = None
         if expires is not None:
@@ -107,59 +93,40 @@ class BatchRoutes:
                 f"File '{file.id}' has the purpose '{file.purpose}', not 'batch'.",
                 param="input_file_id",
             )
-        batch = await self._service.create(
-            file, given.endpoint, metadata=metadata, output_lifetime_s=lifetime_s
+        batch = await self.service.create(
+            file, given.endpoint, metadata=given.metadata, output_lifetime_s=lifetime_s
         )
-        await self._respond(exchange, batch)
+        await exchange.respond_json(self._shape(batch))
 
     async def list(self, exchange: Exchange) -> None:
         """`GET /v1/batches`: list batches, newest first"""
         query = Query(exchange, "limit", "after")
-        after, found = query.text("after"), self._service.newest_first(exchange.tenant)
-        if self._models.upstreams and (not found or (after and not after.startswith(BATCH_MARK))):
-            await self._passthrough(exchange, None)
+        found = self.service.newest_first(exchange.tenant)
+        if self.is_foreign_list(found, query):
+            await self.passthrough(exchange, None)
             return
-        await exchange.respond_json(
-            page_of(
-                found,
-                query,
-                id_of=lambda batch: batch.id,
-                shape=self._shape,
-                default_limit=20,
-                max_limit=100,
-            )
-        )
+        page = page_of(found, query.text, self._shape, default_limit=20, max_limit=100)
+        await exchange.respond_json(page)
 
     async def retrieve(self, exchange: Exchange, batch_id: str) -> None:
         """`GET /v1/batches/{batch_id}`: describe a batch"""
-        if self._is_foreign(batch_id):
-            await self._passthrough(exchange, None)
-            return
-        await self._respond(exchange, self._service.find(exchange.tenant, batch_id))
+        batch = self.service.find(exchange.tenant, batch_id)
+        await exchange.respond_json(self._shape(batch))
 
     async def cancel(self, exchange: Exchange, batch_id: str) -> None:
         """`POST /v1/batches/{batch_id}/cancel`: stop a batch"""
-        if self._is_foreign(batch_id):
-            await self._passthrough(exchange, None)
-            return
-        await exchange.body(self._max_body_bytes)
-        batch = self._service.find(exchange.tenant, batch_id)
-        await self._service.cancel(batch)
-        await self._respond(exchange, batch)
-
-    async def _respond(self, exchange: Exchange, batch: Batch) -> None:
+        await exchange.body(self.max_body_bytes)
+        batch = self.service.find(exchange.tenant, batch_id)
+        await self.service.cancel(batch)
         await exchange.respond_json(self._shape(batch))
 
-    def _is_foreign(self, batch_id: str) -> bool:
-        return bool(self._models.upstreams) and not batch_id.startswith(BATCH_MARK)
-
     def _files(self, file_id: str) -> FileStore:
-        if self._service.files is None:
+        if self.service.files is None:
             raise NotFoundError(f"No such File object: {file_id[:80]}", param="input_file_id")
-        return self._service.files
+        return self.service.files
 
     def _shape(self, batch: Batch) -> dict[str, Any]:
-        completed, failed, usage = self._service.counts(batch)
+        completed, failed, usage = self.service.counts(batch)
         reached, has_ended = batch.reached, batch.has_ended
         errors = [msgspec.to_builtins(error) for error in batch.errors]
         return {
@@ -204,14 +171,3 @@ def _is_ours(body: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(file_id, str) and file_id.startswith(FILE_MARK)
-
-
-def _checked_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
-    for key, value in (metadata or {}).items():
-        if len(key) > _MAX_KEY or len(value) > _MAX_VALUE or len(metadata or {}) > _MAX_PAIRS:
-            raise invalid_value(
-                "metadata",
-                f"expected at most {_MAX_PAIRS} pairs with keys of up to {_MAX_KEY} and values of "
-                f"up to {_MAX_VALUE} characters.",
-            )
-    return metadata

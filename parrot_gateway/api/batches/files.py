@@ -1,20 +1,20 @@
 """`/v1/files`: files of batches, kept by this gateway; all others are the upstream's.
 
-A file of ours has an id of ours. Whose an upload becomes is decided by its purpose and, where
+Whose an upload becomes is decided by its purpose and, where
 upstreams run batches themselves, by the model of its first line.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
 import msgspec
 
-from parrot_gateway.api.batches.pages import page_of
+from parrot_gateway.api.batches.local_routes import LocalRoutes
+from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.files import FILE_MARK, FileStore, StoredFile
-from parrot_gateway.batches.service import BatchService
 from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
@@ -25,7 +25,7 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, RouteTable
-from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
+from parrot_gateway.scheduling.model_directory import EngineTarget
 
 #: Bytes that are read of a content and sent at a time.
 _CHUNK_BYTES = 256 * 1024
@@ -45,35 +45,18 @@ class _Line(msgspec.Struct):
 _line_decoder = msgspec.json.Decoder(_Line)
 
 
-class FileRoutes:
-    """The routes under `/v1/files`.
+class FileRoutes(LocalRoutes):
+    """The routes under `/v1/files`."""
 
-    Args:
-        service: what is kept.
-        models: who serves which.
-        passthrough: answers what is an upstream's; takes the body if that has been read.
-        max_body_bytes: of a request that may have to be passed on, which is read whole.
-    """
-
-    def __init__(
-        self,
-        service: BatchService,
-        models: ModelDirectory,
-        passthrough: Callable[[Exchange, bytes | None], Awaitable[None]],
-        max_body_bytes: int,
-    ) -> None:
-        self._service = service
-        self._models = models
-        self._passthrough = passthrough
-        self._max_body_bytes = max_body_bytes
+    mark: ClassVar[str] = FILE_MARK
 
     def register(self, table: RouteTable) -> None:
         """Add the routes to a table."""
         table.add("POST", "/v1/files", self.create)
         table.add("GET", "/v1/files", self.list)
-        table.add("GET", "/v1/files/{file_id}", self.retrieve)
-        table.add("DELETE", "/v1/files/{file_id}", self.delete)
-        table.add("GET", "/v1/files/{file_id}/content", self.content)
+        table.add("GET", "/v1/files/{file_id}", self.ours(self.retrieve))
+        table.add("DELETE", "/v1/files/{file_id}", self.ours(self.delete))
+        table.add("GET", "/v1/files/{file_id}/content", self.ours(self.content))
 
     async def create(self, exchange: Exchange) -> None:
         """`POST /v1/files`: upload the lines of a batch"""
@@ -82,14 +65,14 @@ class FileRoutes:
 
         content_type = exchange.headers.get(b"content-type") or b""
         body: bytes | None = None
-        may_pass = bool(self._models.upstreams) and not self._is_too_long(exchange)
+        may_pass = bool(self.models.upstreams) and not self._is_too_long(exchange)
         if may_pass or exchange.headers.get(b"content-encoding") is not None:
-            body = await exchange.body(self._max_body_bytes)
+            body = await exchange.body(self.max_body_bytes)
             if may_pass and not await asyncio.to_thread(self._is_ours, content_type, body):
-                await self._passthrough(exchange, body)
+                await self.passthrough(exchange, body)
                 return
         form = UploadForm(content_type)
-        files = await self._service.open()
+        files = await self.service.open()
         upload = await files.begin_upload()
         try:
             chunks = exchange.chunks() if body is None else _single(body)
@@ -111,46 +94,29 @@ class FileRoutes:
     async def list(self, exchange: Exchange) -> None:
         """`GET /v1/files`: list files, newest first"""
         query = Query(exchange, "purpose", "limit", "order", "after")
-        after, files = query.text("after"), self._service.files
+        files = self.service.files
         found = [] if files is None else files.newest_first(exchange.tenant)
-        if self._models.upstreams and (not found or (after and not after.startswith(FILE_MARK))):
-            await self._passthrough(exchange, None)
+        if self.is_foreign_list(found, query):
+            await self.passthrough(exchange, None)
             return
         purpose = query.text("purpose")
         if purpose is not None:
             found = [file for file in found if file.purpose == purpose]
-        await exchange.respond_json(
-            page_of(
-                found,
-                query,
-                id_of=lambda file: file.id,
-                shape=shape_of,
-                default_limit=10_000,
-                max_limit=10_000,
-            )
-        )
+        page = page_of(found, query.text, shape_of, default_limit=10_000, max_limit=10_000)
+        await exchange.respond_json(page)
 
     async def retrieve(self, exchange: Exchange, file_id: str) -> None:
         """`GET /v1/files/{file_id}`: describe a file"""
-        if self._is_foreign(file_id):
-            await self._passthrough(exchange, None)
-            return
         file = self._files(file_id).find(exchange.tenant, file_id)
         await exchange.respond_json(shape_of(file))
 
     async def delete(self, exchange: Exchange, file_id: str) -> None:
         """`DELETE /v1/files/{file_id}`: delete a file"""
-        if self._is_foreign(file_id):
-            await self._passthrough(exchange, None)
-            return
-        await self._service.delete_file(self._files(file_id).find(exchange.tenant, file_id))
+        await self.service.delete_file(self._files(file_id).find(exchange.tenant, file_id))
         await exchange.respond_json({"id": file_id, "object": "file", "deleted": True})
 
     async def content(self, exchange: Exchange, file_id: str) -> None:
         """`GET /v1/files/{file_id}/content`: the content of a file"""
-        if self._is_foreign(file_id):
-            await self._passthrough(exchange, None)
-            return
         files = self._files(file_id)
         file = files.find(exchange.tenant, file_id)
         try:
@@ -168,19 +134,16 @@ class FileRoutes:
         finally:
             content.close()
 
-    def _is_foreign(self, file_id: str) -> bool:
-        return bool(self._models.upstreams) and not file_id.startswith(FILE_MARK)
-
     def _files(self, file_id: str) -> FileStore:
-        if self._service.files is None:
+        if self.service.files is None:
             raise NotFoundError(f"No such File object: {file_id[:80]}", param="id")
-        return self._service.files
+        return self.service.files
 
     def _is_too_long(self, exchange: Exchange) -> bool:
         """Whether an upload cannot be passed on, and is one of ours if it is any."""
         announced = exchange.headers.get(b"content-length") or b""
-        runs = self._service.settings.upstream_batches == "run"
-        return runs and announced.isdigit() and int(announced) > self._max_body_bytes
+        runs = self.service.settings.upstream_batches == "run"
+        return runs and announced.isdigit() and int(announced) > self.max_body_bytes
 
     def _is_ours(self, content_type: bytes, body: bytes) -> bool:
         from parrot_gateway.api.batches.upload import UploadForm
@@ -192,13 +155,13 @@ class FileRoutes:
             return False
         if form.fields.get("purpose") != "batch":
             return False
-        if self._service.settings.upstream_batches == "run":
+        if self.service.settings.upstream_batches == "run":
             return True
         first = form.take().lstrip().partition(b"\n")[0]
         try:
             line = _line_decoder.decode(first)
             model = None if line.body is None else line.body.model
-            return model is not None and isinstance(self._models.resolve(model), EngineTarget)
+            return model is not None and isinstance(self.models.resolve(model), EngineTarget)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, GatewayError):
             return False
 

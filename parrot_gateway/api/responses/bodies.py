@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from parrot_gateway.api.responses.input_items import InputItem
 from parrot_gateway.exceptions import (
-    InvalidRequestError,
     UnsupportedError,
+    invalid_value,
     mutually_exclusive,
     unsupported_value,
     wrong_type,
@@ -29,9 +29,9 @@ from parrot_gateway.generation.requests.grammars import (
 from parrot_gateway.generation.requests.output import OutputOptions, output_options
 from parrot_gateway.generation.requests.response_tools import response_tools
 from parrot_gateway.generation.requests.types import (
-    MAX_METADATA,
     AtLeast0,
     AtLeast1,
+    Metadata,
     SamplingFields,
     TopLogprobs,
 )
@@ -64,13 +64,6 @@ _RENAMED = {
     "response_format": "text.format",
     "functions": "tools",
 }
-
-
-#: As much as OpenAI takes.
-Metadata: TypeAlias = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-    Meta(max_length=MAX_METADATA),
-]
 
 
 #: Of one request.
@@ -160,32 +153,23 @@ def check_response(body: ResponseBody) -> None:
     check_choice("service_tier", body.service_tier, _SERVICE_TIERS)
     for name, successor in _RENAMED.items():
         if getattr(body, name) is not None:
-            raise UnsupportedError(
-                f"Unsupported parameter: '{name}' is called '{successor}' here; it is taken by "
-                "/v1/chat/completions.",
-                param=name,
-            )
+            raise _of_chats(name, f"is called '{successor}' here")
     if body.n not in (None, 1):
-        raise UnsupportedError(
-            "Unsupported parameter: 'n' above 1 has no place in a response; it is taken by "
-            "/v1/chat/completions.",
-            param="n",
-        )
+        raise _of_chats("n", "above 1 has no place in a response")
     if body.return_token_ids:
-        raise UnsupportedError(
-            "Unsupported parameter: 'return_token_ids' is not taken here; it is by "
-            "/v1/chat/completions.",
-            param="return_token_ids",
-        )
+        raise _of_chats("return_token_ids", "is not taken here")
     if body.background and body.store is False:
-        raise InvalidRequestError(
-            "Invalid value for 'store': a response with 'background' has to be stored, to be read "
-            "later.",
-            param="store",
-            code="invalid_value",
+        raise invalid_value(
+            "store", "a response with 'background' has to be stored, to be read later."
         )
     refuse(body, ("access_programs", "context_management", "moderation"), _WHY)
     check_input_fields(body)
+
+
+def _of_chats(name: str, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"Unsupported parameter: '{name}' {what}; it is taken by /v1/chat/completions.", param=name
+    )
 
 
 def check_input_fields(body: ResponseBody | InputFields) -> None:
@@ -203,12 +187,7 @@ def check_input_fields(body: ResponseBody | InputFields) -> None:
             raise wrong_type("reasoning.effort", "a string")
         check_choice("reasoning.effort", effort, _EFFORTS)
     if body.previous_response_id is not None and body.conversation is not None:
-        raise InvalidRequestError(
-            "Mutually exclusive parameters: 'previous_response_id' and 'conversation' cannot be "
-            "used together.",
-            param="previous_response_id",
-            code="mutually_exclusive_parameters",
-        )
+        raise mutually_exclusive("conversation", "previous_response_id")
 
 
 def _check_text(text: dict[str, Any] | None) -> None:

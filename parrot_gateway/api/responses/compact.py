@@ -7,16 +7,13 @@ goes before further input in place of the history.
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import msgspec
 
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.answer import response_usage
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody, check_input_fields
-from parrot_gateway.api.responses.input_items import items_of
-from parrot_gateway.api.responses.prompt import find_history, prompt_of
-from parrot_gateway.exceptions import missing_parameter
+from parrot_gateway.api.responses.prompt import prompt_of, read_input
 from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.generation.request import GenerationRequest
@@ -47,13 +44,7 @@ _BODY = msgspec.json.Decoder(InputFields)
 
 
 async def handle_compact(
-    exchange: Exchange,
-    placer: Placer,
-    body: bytes,
-    server: ServerSettings,
-    *,
-    store: ResponseStore,
-    tenant: str,
+    exchange: Exchange, placer: Placer, body: bytes, server: ServerSettings, store: ResponseStore
 ) -> None:
     """Answer one call; what it is made from stays as it was.
 
@@ -62,11 +53,8 @@ async def handle_compact(
     """
     request = decode(body, _BODY)
     check_input_fields(request)
-    history = find_history(request, store, tenant)
-    items = history_of(history.turn)
-    items += items_of(request.input, find=partial(store.item, tenant))
-    if not items:
-        raise missing_parameter("input")
+    history, added = read_input(request, store, exchange.tenant)
+    items = history_of(history.turn) + added
     exchange.cancel_on_disconnect()
     info = placer.info
     max_tokens = min(MAX_SUMMARY_TOKENS, info.max_context_tokens // 4)
@@ -76,7 +64,7 @@ async def handle_compact(
     length = len(prompt.token_ids)
     check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")
     sampling = sampling_of(ResponseBody(temperature=0), info, max_tokens=max_tokens, logprobs=None)
-    call = GenerationRequest([prompt], sampling, salt=salt_of(tenant))
+    call = GenerationRequest([prompt], sampling, salt=salt_of(exchange.tenant))
     generation = Generation(placer, call, exchange.started + server.call_timeout_s)
     with generation:
         (collected,) = await collect(generation, 1, 1)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,10 +29,9 @@ from parrot_gateway.api.responses.bodies import (
     response_output,
 )
 from parrot_gateway.api.responses.events import NO_EVENTS, EventWriter
-from parrot_gateway.api.responses.input_items import check_outputs, items_of
-from parrot_gateway.api.responses.prompt import History, find_history, prompt_of
+from parrot_gateway.api.responses.input_items import check_outputs
+from parrot_gateway.api.responses.prompt import History, prompt_of, read_input
 from parrot_gateway.api.semantic.recording import Recording
-from parrot_gateway.exceptions import missing_parameter
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.placement import Placer, salt_of
@@ -68,8 +67,7 @@ async def handle_responses(
     *,
     store: ResponseStore,
     background: BackgroundTasks,
-    tenant: str,
-    recording: Recording | None = None,
+    recording: Recording | None,
 ) -> None:
     """Answer one call. A call that fails or is cancelled leaves its conversation as it was and,
     unless it was made in the background, no response behind.
@@ -81,7 +79,6 @@ async def handle_responses(
         server: bounds and deadlines.
         store: what earlier calls left, and where this one's response goes.
         background: takes calls that need no client.
-        tenant: whose call it is.
         recording: of the call, in the session that it names.
 
     Raises:
@@ -90,15 +87,20 @@ async def handle_responses(
     request = decode(body, _RESPONSE)
     check_response(request)
     check_sampling(request, placer.info)
-    items = items_of(request.input, find=partial(store.item, tenant))
-    history = find_history(request, store, tenant)
-    if not items and history.is_empty:
-        raise missing_parameter("input")
+    history, items = read_input(request, store, exchange.tenant)
     check_outputs(history_of(history.turn), items)
     exchange.cancel_on_disconnect()
     deadline = exchange.started + server.call_timeout_s
     call = _ResponseCall(
-        placer, requested_model, request, store, tenant, history, items, len(body), recording
+        placer,
+        requested_model,
+        request,
+        store,
+        exchange.tenant,
+        history,
+        items,
+        len(body),
+        recording,
     )
     if request.background:
         background.check_room()
@@ -113,7 +115,7 @@ async def handle_responses(
 
 
 async def handle_input_tokens(
-    exchange: Exchange, placer: Placer, body: bytes, *, store: ResponseStore, tenant: str
+    exchange: Exchange, placer: Placer, body: bytes, store: ResponseStore
 ) -> None:
     """Answer `{object, input_tokens}`: the length of the prompt that a response would have.
 
@@ -122,10 +124,7 @@ async def handle_input_tokens(
     """
     request = decode(body, _INPUT)
     check_input_fields(request)
-    items = items_of(request.input, find=partial(store.item, tenant))
-    history = find_history(request, store, tenant)
-    if not items and history.is_empty:
-        raise missing_parameter("input")
+    history, items = read_input(request, store, exchange.tenant)
     earlier = history_of(history.turn)
     check_outputs(earlier, items)
     tools = response_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
@@ -135,41 +134,35 @@ async def handle_input_tokens(
     await exchange.respond(200, encode(answer))
 
 
+@dataclass(eq=False)
 class _ResponseCall:
     """One call, from its prompt to its answer."""
 
-    def __init__(
-        self,
-        placer: Placer,
-        model: str,
-        request: ResponseBody,
-        store: ResponseStore,
-        tenant: str,
-        history: History,
-        items: list[Item],
-        num_bytes: int,
-        recording: Recording | None,
-    ) -> None:
-        self._placer = placer
-        self._recording = recording
-        self._model = model
-        self._request = request
-        self._store = store
-        self._tenant = tenant
-        self._history = history
-        self._items = items
-        self._num_bytes = num_bytes
+    placer: Placer
+    #: As the request names it.
+    model: str
+    request: ResponseBody
+    store: ResponseStore
+    tenant: str
+    history: History
+    items: list[Item]
+    #: Of the body.
+    num_bytes: int
+    recording: Recording | None
+
+    def __post_init__(self) -> None:
+        request, recording = self.request, self.recording
         self._id = mint_response_id()
         if recording is not None:
             recording.answered_as(self._id)
         self._observers = () if recording is None else (recording.call,)
         self._wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
-        self._output = response_output(request, placer)
+        self._output = response_output(request, self.placer)
 
     @asynccontextmanager
     async def turn(self, deadline: float) -> AsyncIterator[None]:
         """While no other call is on its conversation, if it has one."""
-        conversation = self._history.conversation
+        conversation = self.history.conversation
         if conversation is None:
             yield
             return
@@ -184,17 +177,17 @@ class _ResponseCall:
     async def answer(self, exchange: Exchange, deadline: float, keep_alive_s: float) -> None:
         """Generate and answer, in its turn."""
         generation_request = await self._generation_request()
-        turn, is_streamed = self._history.turn, bool(self._request.stream)
+        turn, is_streamed = self.history.turn, bool(self.request.stream)
 
         def keep(answer: dict[str, Any], output: Sequence[Item], cuts: Sequence[Cut]) -> None:
             added = self._added(turn, output)
-            if self._request.store is not False:
+            if self.request.store is not False:
                 response = StoredResponse(self._id, encode(answer), added, cuts)
-                self._store.keep(self._tenant, response, time.time())
+                self.store.keep(self.tenant, response, time.time())
 
         writer = EventWriter() if is_streamed else EventWriter(NO_EVENTS)
         answer = self._answer(generation_request, keep, writer)
-        generation = Generation(self._placer, generation_request, deadline, self._observers)
+        generation = Generation(self.placer, generation_request, deadline, self._observers)
         if is_streamed:
             await stream_call(exchange, generation, answer, keep_alive_s)
             return
@@ -203,44 +196,44 @@ class _ResponseCall:
     async def begin(self, tasks: BackgroundTasks, deadline: float) -> tuple[EventLog, bytes]:
         """Begin to make it in the background; returns its events, and the answer as it is now."""
         generation_request = await self._generation_request()
-        log, turn, tenant = EventLog(), self._history.turn, self._tenant
+        log, turn, tenant = EventLog(), self.history.turn, self.tenant
         writer = EventWriter(log=log)
         begun = self._begun(generation_request)
         queued = {**begun, "status": "queued"}
-        stored = StoredResponse(self._id, encode(queued), Turn(turn, self._items), log=log)
+        stored = StoredResponse(self._id, encode(queued), Turn(turn, self.items), log=log)
         added: Turn | None = None
 
         def keep(whole: dict[str, Any], output: Sequence[Item], cuts: Sequence[Cut]) -> None:
             nonlocal added
-            added = self._added(self._history.turn, output)
+            added = self._added(self.history.turn, output)
 
         def start() -> None:
             answer.begin()
-            self._store.update(tenant, stored, encode(begun))
+            self.store.update(tenant, stored, encode(begun))
 
         def end(whole: dict[str, Any]) -> None:
             stored.cancel = None
             log.close()
-            if self._recording is not None:
-                self._recording.call.finish()
-            self._store.update(tenant, stored, encode(whole), added)
+            if self.recording is not None:
+                self.recording.call.finish()
+            self.store.update(tenant, stored, encode(whole), added)
 
         async def generate() -> dict[str, Any]:
             async with self.turn(deadline):
                 current = generation_request
-                if self._history.turn is not turn:
+                if self.history.turn is not turn:
                     # Other calls have added to the conversation.
                     current = await self._generation_request()
                 observers = [StartObserver(start), *self._observers]
                 return await _finished(
-                    Generation(self._placer, current, deadline, observers), answer
+                    Generation(self.placer, current, deadline, observers), answer
                 )
 
-        if self._recording is not None:
-            self._recording.outlives_exchange = True
+        if self.recording is not None:
+            self.recording.outlives_exchange = True
         answer = self._answer(generation_request, keep, writer)
         writer.queue(queued)
-        self._store.keep(tenant, stored, time.time())
+        self.store.keep(tenant, stored, time.time())
         stored.cancel = tasks.start(make(self._id, answer, generate, end), self._id).cancel
         # NOTE: a task that is cancelled before its first step never runs, and would not end this.
         await asyncio.sleep(0)
@@ -248,10 +241,10 @@ class _ResponseCall:
 
     def _added(self, turn: Turn | None, output: Sequence[Item]) -> Turn:
         """The turn that this call adds to its history."""
-        conversation = self._history.conversation
+        conversation = self.history.conversation
         if conversation is None:
-            return Turn(turn, self._items, output)
-        return self._store.extend(self._tenant, conversation, self._items, output)
+            return Turn(turn, self.items, output)
+        return self.store.extend(self.tenant, conversation, self.items, output)
 
     def _answer(
         self, generation_request: GenerationRequest, keep: Keep, writer: EventWriter
@@ -259,9 +252,9 @@ class _ResponseCall:
         tools = self._output.tools
         return ResponseAnswer(
             self._begun(generation_request),
-            self._placer.tokenizer,
+            self.placer.tokenizer,
             wants_logprobs=self._wants_logprobs,
-            custom=custom_names(self._request.tools),
+            custom=custom_names(self.request.tools),
             calls_only=tools is not None and tools.mode == "required",
             keep=keep,
             writer=writer,
@@ -269,15 +262,15 @@ class _ResponseCall:
 
     async def _generation_request(self) -> GenerationRequest:
         """The request for an engine, with the history as it is now."""
-        request, info, output = self._request, self._placer.info, self._output
-        turn, conversation = self._history.turn, self._history.conversation
+        request, info, output = self.request, self.placer.info, self._output
+        turn, conversation = self.history.turn, self.history.conversation
         if conversation is not None:
-            size = sum(item.size_bytes for item in self._items)
-            self._store.check_fits(conversation, size)
+            size = sum(item.size_bytes for item in self.items)
+            self.store.check_fits(conversation, size)
         max_tokens = request.max_output_tokens
-        whole = history_of(turn) + self._items
+        whole = history_of(turn) + self.items
         prompt = await prompt_of(
-            request, self._placer, whole, output.shown_tools, self._num_bytes, room=max_tokens or 1
+            request, self.placer, whole, output.shown_tools, self.num_bytes, room=max_tokens or 1
         )
         length = len(prompt.token_ids)
         check_context(
@@ -298,14 +291,14 @@ class _ResponseCall:
             ),
             skip_special_tokens=request.skip_special_tokens is not False
             and not output.needs_special_tokens,
-            salt=salt_of(self._tenant),
+            salt=salt_of(self.tenant),
             grammar_param=output.grammar_param,
             tools=output.parsing,
         )
 
     def _begun(self, generation_request: GenerationRequest) -> dict[str, Any]:
         """The answer in progress."""
-        request, conversation = self._request, self._history.conversation
+        request, conversation = self.request, self.history.conversation
         reasoning = request.reasoning or {}
         text_format = (request.text or {}).get("format") or {"type": "text"}
         return {
@@ -322,7 +315,7 @@ class _ResponseCall:
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
             "metadata": request.metadata or {},
-            "model": self._model,
+            "model": self.model,
             "output": [],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,

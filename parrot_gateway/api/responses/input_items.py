@@ -8,10 +8,9 @@ from typing import Literal, cast
 import msgspec
 
 from parrot_gateway.exceptions import (
-    InvalidRequestError,
     NotFoundError,
-    UnsupportedError,
     empty_array,
+    invalid_value,
     missing_parameter,
     unsupported_value,
 )
@@ -93,11 +92,10 @@ def check_outputs(history: Iterable[Item], items: Sequence[Item]) -> None:
         if isinstance(item, ToolCallItem):
             called.add(item.call_id)
         elif isinstance(item, ToolOutputItem) and item.call_id not in called:
-            raise InvalidRequestError(
-                f"No tool call found for the output with call_id '{item.call_id[:80]}'. Put the "
+            raise invalid_value(
+                f"input[{number}].call_id",
+                f"no tool call found for the output with call_id '{item.call_id[:80]}'. Put the "
                 "call before it into 'input', or name its response in 'previous_response_id'.",
-                param=f"input[{number}].call_id",
-                code="invalid_value",
             )
 
 
@@ -129,11 +127,10 @@ def _item(item: InputItem, path: str, find: Callable[[str], Item | None]) -> Ite
             content = _given(item.encrypted_content, field)
             compaction = unpacked(content)
             if compaction is None:
-                raise UnsupportedError(
-                    f"Unsupported value: '{field}' was not made by this gateway's "
-                    "/v1/responses/compact, and can be read where it was made only.",
-                    param=field,
-                    code="unsupported_value",
+                raise unsupported_value(
+                    field,
+                    f"'{field}' was not made by this gateway's /v1/responses/compact, and can be "
+                    "read where it was made only.",
                 )
             return CompactionItem(mint_item_id("cmp"), content, compaction)
         case "item_reference":
@@ -172,11 +169,10 @@ def _message(item: InputItem, path: str) -> MessageItem:
 
 def _reasoning(item: InputItem, path: str) -> ReasoningItem:
     if item.encrypted_content is not None and not item.content:
-        raise UnsupportedError(
-            f"Unsupported value: '{path}.encrypted_content' was encrypted by another server, and "
-            "can be read there only. Leave this item out, or give its text in 'content'.",
-            param=f"{path}.encrypted_content",
-            code="unsupported_value",
+        raise unsupported_value(
+            f"{path}.encrypted_content",
+            f"'{path}.encrypted_content' was encrypted by another server, and can be read there "
+            "only. Leave this item out, or give its text in 'content'.",
         )
     texts: list[tuple[str, ...]] = []
     for field, parts in (("summary", item.summary), ("content", item.content)):

@@ -6,10 +6,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from parrot_gateway.api.responses.bodies import ConversationRef, InputFields, ResponseBody
-from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, NotFoundError
+from parrot_gateway.api.responses.input_items import items_of
+from parrot_gateway.exceptions import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    missing_parameter,
+)
 from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.request import TokenizedPrompt
 from parrot_gateway.generation.requests.chat import chat_prompt
@@ -39,12 +46,25 @@ class History(NamedTuple):
         return self.turn is None
 
 
-def find_history(request: ResponseBody | InputFields, store: ResponseStore, tenant: str) -> History:
-    """Look up the history of a call.
+def read_input(
+    request: ResponseBody | InputFields, store: ResponseStore, tenant: str
+) -> tuple[History, list[Item]]:
+    """The history of a call, and the items that it brings.
 
     Raises:
-        NotFoundError: it is unknown, was forgotten, or is another tenant's.
+        InvalidRequestError: an item is malformed, or there is nothing at all.
+        NotFoundError: what it builds on is unknown, was forgotten, or is another tenant's.
     """
+    items = items_of(request.input, find=partial(store.item, tenant))
+    history = _find_history(request, store, tenant)
+    if not items and history.is_empty:
+        raise missing_parameter("input")
+    return history, items
+
+
+def _find_history(
+    request: ResponseBody | InputFields, store: ResponseStore, tenant: str
+) -> History:
     now = time.time()
     if request.previous_response_id is not None:
         previous = store.response(tenant, request.previous_response_id, now)

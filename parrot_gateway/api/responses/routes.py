@@ -7,6 +7,7 @@ others go to the upstreams unchanged.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import msgspec
 
@@ -38,30 +39,15 @@ class _Head(IdentityFields):
 _head_decoder = msgspec.json.Decoder(_Head)
 
 
+@dataclass(frozen=True)
 class ResponseRoutes:
-    """The routes under `/v1/responses` and `/v1/conversations`.
+    """The routes under `/v1/responses` and `/v1/conversations`."""
 
-    Args:
-        models: who serves which.
-        store: what is kept.
-        background: responses that are made while no client waits.
-        server: bounds and deadlines.
-        recordings: record calls that name a session.
-    """
-
-    def __init__(
-        self,
-        models: ModelDirectory,
-        store: ResponseStore,
-        background: BackgroundTasks,
-        server: ServerSettings,
-        recordings: Recordings,
-    ) -> None:
-        self._models = models
-        self._recordings = recordings
-        self._store = store
-        self._background = background
-        self._server = server
+    models: ModelDirectory
+    store: ResponseStore
+    background: BackgroundTasks
+    server: ServerSettings
+    recordings: Recordings
 
     async def answer(self, exchange: Exchange, body: bytes) -> bool:
         """Answer a request that is ours because of an id in it, or because there is no upstream.
@@ -80,14 +66,13 @@ class ResponseRoutes:
         from parrot_gateway.api.responses.stored import StoredResponseRoutes, not_kept
 
         path, method = exchange.path, exchange.method
-        stored = StoredResponseRoutes(self._store, self._server.keep_alive_s)
-        tenant = exchange.tenant
+        stored = StoredResponseRoutes(self.store, self.server.keep_alive_s)
         if path == CONVERSATIONS and method == "POST" and self._is_ours(exchange, body):
-            await stored.create_conversation(exchange, tenant, body)
+            await stored.create_conversation(exchange, body)
             return True
-        if await stored.answer(exchange, tenant, body):
+        if await stored.answer(exchange, body):
             return True
-        if self._models.upstreams:
+        if self.models.upstreams:
             return False
         return await self._answer_alone(exchange, body, not_kept(path))
 
@@ -106,15 +91,15 @@ class ResponseRoutes:
         head = decode(body, _head_decoder)
         model = head.model
         if not model:
-            models = self._models.engine_models()
+            models = self.models.engine_models()
             if path != INPUT_TOKENS or len(models) != 1:
                 raise missing_parameter("model")
             model = models[0]
-        target = self._models.resolve(model)
+        target = self.models.resolve(model)
         assert isinstance(target, EngineTarget)
         recording = None
         if path == RESPONSES:
-            recording = self._recordings.begin(exchange, "responses", model, head)
+            recording = self.recordings.begin(exchange, "responses", model, head)
         with recording or nullcontext():
             return await self.generate(exchange, target.model, model, body, recording)
 
@@ -151,25 +136,23 @@ class ResponseRoutes:
         metadata = exchange.metadata
         if recording is not None and metadata is ORDINARY_CALL:
             metadata = recording.call.metadata
-        placer = self._models.placer(model, metadata)
-        store, tenant = self._store, exchange.tenant
+        placer = self.models.placer(model, metadata)
         if path == INPUT_TOKENS:
-            await handle_input_tokens(exchange, placer, body, store=store, tenant=tenant)
+            await handle_input_tokens(exchange, placer, body, self.store)
             return True
         if path == COMPACT:
             from parrot_gateway.api.responses.compact import handle_compact
 
-            await handle_compact(exchange, placer, body, self._server, store=store, tenant=tenant)
+            await handle_compact(exchange, placer, body, self.server, self.store)
             return True
         await handle_responses(
             exchange,
             placer,
             requested_model,
             body,
-            self._server,
-            store=store,
-            background=self._background,
-            tenant=tenant,
+            self.server,
+            store=self.store,
+            background=self.background,
             recording=recording,
         )
         return True
@@ -179,8 +162,8 @@ class ResponseRoutes:
         without it, it goes to the first upstream, if there is one."""
         model = model_of(exchange, body)
         if model is not None:
-            return isinstance(self._models.resolve(model), EngineTarget)
-        return not self._models.upstreams
+            return isinstance(self.models.resolve(model), EngineTarget)
+        return not self.models.upstreams
 
     def _refuse_semantics(self, exchange: Exchange, body: bytes) -> None:
         """Semantic fields belong to chat and completions; nothing is dropped in silence."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from parrot_gateway.api.pages import list_of, page_of
 from parrot_gateway.api.responses.background import follow
 from parrot_gateway.api.responses.bodies import ConversationBody
 from parrot_gateway.api.responses.events import replay
@@ -23,11 +25,10 @@ from parrot_gateway.exceptions import (
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
-    invalid_value,
     missing_parameter,
     wrong_type,
 )
-from parrot_gateway.generation.requests.validation import check_choice, check_range, decode
+from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
@@ -38,24 +39,19 @@ DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
 
 
+@dataclass(frozen=True)
 class StoredResponseRoutes:
-    """Answers requests for what is kept.
+    """Answers requests for what is kept."""
 
-    Args:
-        store: what is kept.
-        keep_alive_s: silence in a stream after which a comment is sent.
-    """
+    store: ResponseStore
+    #: Silence in a stream after which a comment is sent.
+    keep_alive_s: float
 
-    def __init__(self, store: ResponseStore, keep_alive_s: float) -> None:
-        self._store = store
-        self._keep_alive_s = keep_alive_s
-
-    async def answer(self, exchange: Exchange, tenant: str, body: bytes) -> bool:
+    async def answer(self, exchange: Exchange, body: bytes) -> bool:
         """Answer a request for a response or a conversation of ours.
 
         Args:
             exchange: its body has been read.
-            tenant: whose request it is.
             body: that body.
 
         Returns:
@@ -64,54 +60,55 @@ class StoredResponseRoutes:
         Raises:
             GatewayError: it cannot be honoured.
         """
+        tenant = exchange.tenant
         raw = exchange.path.removeprefix("/v1/").split("/")
         kind, *rest = [unquote(part) for part in raw]
         if not rest:
             return False
         if kind == "responses":
-            response = self._store.response(tenant, rest[0], time.time())
+            response = self.store.response(tenant, rest[0], time.time())
             if response is None:
                 return False
-            await self._answer_response(exchange, tenant, response, rest[1:])
+            await self._answer_response(exchange, response, rest[1:])
             return True
-        conversation = self._store.conversation(tenant, rest[0], time.time())
+        conversation = self.store.conversation(tenant, rest[0], time.time())
         if conversation is None:
             return False
-        await self._answer_conversation(exchange, tenant, conversation, rest[1:], body)
+        await self._answer_conversation(exchange, conversation, rest[1:], body)
         return True
 
-    async def create_conversation(self, exchange: Exchange, tenant: str, body: bytes) -> None:
+    async def create_conversation(self, exchange: Exchange, body: bytes) -> None:
         """`POST /v1/conversations`.
 
         Raises:
             GatewayError: the body is not valid.
         """
+        tenant = exchange.tenant
         given = decode(body, _BODY) if body.strip() else ConversationBody()
-        items = items_of(given.items, "items", partial(self._store.item, tenant))
+        items = items_of(given.items, "items", partial(self.store.item, tenant))
         conversation = Conversation(
             mint_conversation_id(), float(int(time.time())), dict(given.metadata or {})
         )
         if items:
             conversation.turn = Turn(None, items)
-            self._store.check_fits(conversation, 0)
-        self._store.keep(tenant, conversation, time.time())
+            self.store.check_fits(conversation, 0)
+        self.store.keep(tenant, conversation, time.time())
         await exchange.respond_json(_conversation(conversation))
 
     # -- responses --------------------------------------------------------------------------
 
     async def _answer_response(
-        self, exchange: Exchange, tenant: str, response: StoredResponse, rest: Sequence[str]
+        self, exchange: Exchange, response: StoredResponse, rest: Sequence[str]
     ) -> None:
         match exchange.method, *rest:
             case ["GET"]:
                 await self._retrieve(exchange, response)
             case ["DELETE"]:
-                self._store.delete(tenant, response.id)
+                self.store.delete(exchange.tenant, response.id)
                 deleted = {"id": response.id, "object": "response", "deleted": True}
                 await exchange.respond_json(deleted)
             case ["GET", "input_items"]:
-                items = [item.to_dict() for item in response.input_items]
-                await exchange.respond_json(_page(exchange, items))
+                await exchange.respond_json(_page(exchange, response.input_items))
             case ["POST", "cancel"]:
                 if response.log is None:
                     raise InvalidRequestError(
@@ -134,7 +131,7 @@ class StoredResponseRoutes:
         after = max(_integer(query, "starting_after", -1), -1)
         if response.log is not None:
             exchange.cancel_on_disconnect()
-            await follow(exchange, response.log, after, self._keep_alive_s)
+            await follow(exchange, response.log, after, self.keep_alive_s)
             return
         events = replay(response.answer, response.cuts, after)
         await exchange.respond(200, events, EVENT_STREAM)
@@ -142,13 +139,9 @@ class StoredResponseRoutes:
     # -- conversations ----------------------------------------------------------------------
 
     async def _answer_conversation(
-        self,
-        exchange: Exchange,
-        tenant: str,
-        conversation: Conversation,
-        rest: Sequence[str],
-        body: bytes,
+        self, exchange: Exchange, conversation: Conversation, rest: Sequence[str], body: bytes
     ) -> None:
+        tenant = exchange.tenant
         match exchange.method, *rest:
             case ["GET"]:
                 await exchange.respond_json(_conversation(conversation))
@@ -157,25 +150,25 @@ class StoredResponseRoutes:
                 conversation.metadata = dict(given.metadata or {})
                 await exchange.respond_json(_conversation(conversation))
             case ["DELETE"]:
-                self._store.delete(tenant, conversation.id)
+                self.store.delete(tenant, conversation.id)
                 deleted = {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
                 await exchange.respond_json(deleted)
             case ["GET", "items"]:
-                items = [item.to_dict() for item in conversation.items]
-                await exchange.respond_json(_page(exchange, items))
+                await exchange.respond_json(_page(exchange, conversation.items))
             case ["POST", "items"]:
                 given = decode(body, _BODY)
                 if given.items is None:
                     raise missing_parameter("items")
-                added = items_of(given.items, "items", partial(self._store.item, tenant))
-                self._store.extend(tenant, conversation, added)
-                await exchange.respond_json(_list([item.to_dict() for item in added], False))
+                added = items_of(given.items, "items", partial(self.store.item, tenant))
+                self.store.extend(tenant, conversation, added)
+                shown = list_of([item.to_dict() for item in added], no_id="")
+                await exchange.respond_json(shown)
             case ["GET", "items", item_id]:
                 await exchange.respond_json(_find(conversation, item_id).to_dict())
             case ["DELETE", "items", item_id]:
                 found = _find(conversation, item_id)
                 kept = [item for item in conversation.items if item is not found]
-                self._store.replace(tenant, conversation, Turn(None, kept) if kept else None)
+                self.store.replace(tenant, conversation, Turn(None, kept) if kept else None)
                 await exchange.respond_json(_conversation(conversation))
             case _:
                 raise _unknown(exchange, rest[:1] if len(rest) == 2 else rest, {(), ("items",)})
@@ -212,33 +205,16 @@ def _find(conversation: Conversation, item_id: str) -> Item:
     )
 
 
-def _page(exchange: Exchange, items: list[dict[str, Any]]) -> dict[str, Any]:
-    """A part of a list, by `limit`, `order` and `after`; newest first by default."""
-    query = _query(exchange)
-    limit = _integer(query, "limit", DEFAULT_LIMIT)
-    check_range("limit", limit, 1, MAX_LIMIT)
-    order = query.get("order", "desc")
-    check_choice("order", order, ("asc", "desc"))
-    if order == "desc":
-        items = items[::-1]
-    after = query.get("after")
-    if after:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise invalid_value("after", f"there is no item '{after[:80]}'.")
-        items = items[ids.index(after) + 1 :]
-    return _list(items[:limit], len(items) > limit)
-
-
-def _list(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    return {
-        "object": "list",
-        "data": items,
-        # NOTE: strings also where there is none: the client's types allow no null.
-        "first_id": items[0]["id"] if items else "",
-        "last_id": items[-1]["id"] if items else "",
-        "has_more": has_more,
-    }
+def _page(exchange: Exchange, items: Sequence[Item]) -> dict[str, Any]:
+    # NOTE: strings also where there is none: the client's types allow no null.
+    return page_of(
+        items[::-1],
+        _query(exchange).get,
+        lambda item: item.to_dict(),
+        default_limit=DEFAULT_LIMIT,
+        max_limit=MAX_LIMIT,
+        no_id="",
+    )
 
 
 def _query(exchange: Exchange) -> dict[str, str]:

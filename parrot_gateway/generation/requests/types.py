@@ -37,6 +37,11 @@ StopTokenIds: TypeAlias = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_ID
 LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIAS)
 ]
+#: Of responses, conversations and batches: as much as OpenAI takes.
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=MAX_METADATA),
+]
 
 
 class StreamOptions(msgspec.Struct):

@@ -166,7 +166,8 @@ def _explain(message: str, body: bytes) -> InvalidRequestError:
         body: holds the value at fault, which the message lacks.
     """
     text, _, path = message.partition(" - at `")
-    path = path.removesuffix("`").removeprefix("key in ").removeprefix("$")
+    _, of_keys, path = path.removesuffix("`").rpartition("key` in `")
+    path = path.removeprefix("$")
     field = path.removeprefix(".").removesuffix("[...]") or None
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
@@ -186,7 +187,10 @@ def _explain(message: str, body: bytes) -> InvalidRequestError:
         return wrong_type(field, f"{kinds}, but got {got} instead")
     limit = _LIMIT.fullmatch(text)
     if limit is not None:
-        return _out_of_range(field, limit, _values_at(body, path))
+        values = _values_at(body, path)
+        if of_keys:
+            values = [key for value in values for key in value]
+        return _out_of_range(field, limit, values)
     return invalid_value(field, f"{text}.")
 
 

@@ -1,0 +1,50 @@
+"""What the routes of files and of batches have in common.
+
+Some objects are kept here, others by an upstream; the id of each says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ClassVar
+
+from parrot_gateway.batches.service import BatchService
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.route_table import Query
+from parrot_gateway.scheduling.model_directory import ModelDirectory
+
+
+@dataclass(frozen=True)
+class LocalRoutes:
+    """Routes of objects that this gateway keeps, beside those that upstreams keep."""
+
+    service: BatchService
+    models: ModelDirectory
+    #: Answers what is an upstream's; takes the body if that has been read.
+    passthrough: Callable[[Exchange, bytes | None], Awaitable[None]]
+    #: Of a request that may have to be passed on, which is read whole.
+    max_body_bytes: int
+    #: How ids of ours begin.
+    mark: ClassVar[str]
+
+    def ours(
+        self, handler: Callable[[Exchange, str], Awaitable[None]]
+    ) -> Callable[[Exchange, str], Awaitable[None]]:
+        """`handler` for ids of ours; other ids are an upstream's, if there is one."""
+
+        @wraps(handler)
+        async def answer(exchange: Exchange, object_id: str) -> None:
+            if self.models.upstreams and not object_id.startswith(self.mark):
+                await self.passthrough(exchange, None)
+            else:
+                await handler(exchange, object_id)
+
+        return answer
+
+    def is_foreign_list(self, found: Sequence[Any], query: Query) -> bool:
+        """Whether an upstream lists its objects: there are none of ours, or `after` is none."""
+        after = query.text("after")
+        is_foreign = not found or bool(after and not after.startswith(self.mark))
+        return bool(self.models.upstreams) and is_foreign
