@@ -366,7 +366,8 @@ def _plan(step: Any, after: Demand, holds: bool, *, every: bool = False) -> _Bui
             built = None
     elif holds:
         built = _Built(_border(step, True), False)
-    _plans[key] = (weakref.ref(step, lambda _: _plans.pop(key, None)), built)
+    # At the interpreter's end the step may outlive this module's names.
+    _plans[key] = (weakref.ref(step, lambda _, plans=_plans: plans.pop(key, None)), built)
     return built
 
 
