@@ -18,7 +18,13 @@ from harness.processes import API_KEY, GatewayProcess, clean_environment
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [str(ROOT / folder) for folder in (".", "engine", "scheduler", "integrations")]
-LIBRARIES = ["langchain_core.language_models", "langgraph.graph", "llama_index.core", "openai"]
+LIBRARIES = [
+    "langchain_core.language_models",
+    "langchain_openai",
+    "langgraph.graph",
+    "llama_index.core",
+    "openai",
+]
 DEADLINE_S = 100.0
 
 

@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import langchain_parrot
 import pytest
+from harness.interpreter import run_python
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 
 OPENING = """
@@ -26,8 +28,26 @@ chain = ChatPromptTemplate.from_template("Summarise {{x}}") | llm
 """
 
 
+def fork(path: Path, environment: dict[str, str]) -> None:
+    """Run a script in an interpreter that has loaded its libraries."""
+    run_python(path, [], environment, path.parent)
+
+
+def start(path: Path, environment: dict[str, str]) -> None:
+    """Run a script as a user does."""
+    command = [sys.executable, str(path)]
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def told_by(
-    upstream: ScriptedUpstream, folder: Path, script: str, **files: str
+    upstream: ScriptedUpstream,
+    folder: Path,
+    script: str,
+    run: Callable[[Path, dict[str, str]], None] = fork,
+    **files: str,
 ) -> list[tuple[str | None, str | None]]:
     """Session and name of each call of a script, in the order of the calls' names."""
     model = upstream.script(*[document(chat_document("x")) for _ in range(8)])
@@ -36,15 +56,7 @@ def told_by(
     path = folder / "report.py"
     path.write_text(OPENING.format(model=model) + textwrap.dedent(script))
     environment = {**os.environ, "OPENAI_BASE_URL": upstream.base_url, "OPENAI_API_KEY": "none"}
-    ran = subprocess.run(
-        [sys.executable, str(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    run(path, environment)
     calls = upstream.calls(model)
     told = [(c.headers.get("x-parrot-session"), c.headers.get("x-parrot-name")) for c in calls]
     return sorted(told, key=str)
@@ -104,7 +116,7 @@ def test_a_program_may_lie_above_its_libraries(upstream: ScriptedUpstream, tmp_p
     """As with a checkout of this repository in the program's folder."""
     library = Path(langchain_parrot.__file__).parent
     tmp_path.joinpath("langchain_parrot").symlink_to(library)
-    told = told_by(upstream, tmp_path, MAIN)
+    told = told_by(upstream, tmp_path, MAIN, start)
     assert len({session for session, _ in told}) == 1
     assert all(str(name).startswith("main:") for _, name in told)
 
