@@ -40,6 +40,8 @@ class Bench:
     capacity: float | None = None
     #: Steps of the shared case, for the ratio without sharing.
     shared_step_ms: float | None = field(default=None, repr=False)
+    #: Greedy steps by batch, for the ratio of those that draw.
+    greedy_step_ms: dict[int, float] = field(default_factory=dict, repr=False)
 
     def time_s(self, prompts: Prompts) -> float:
         """Seconds from submission to the last token.
@@ -138,7 +140,33 @@ def _decode(bench: Bench) -> Iterator[CaseResult]:
         def make(number: int, case: str = case, batch: int = batch) -> Prompts:
             return bench.source.independent(case, number, batch, sizes.prompt, sizes.tokens)
 
-        yield _jobs(bench, case, make)
+        result = _jobs(bench, case, make)
+        if result.skipped is None:
+            bench.greedy_step_ms[batch] = result.figure("step").median
+        yield result
+
+
+def _drawn(bench: Bench) -> Iterator[CaseResult]:
+    """The same with temperature 0.8 and top-p 0.95."""
+    sizes = bench.sizes
+    for batch in sizes.drawn_batches:
+        case = f"drawn-{batch}"
+        if not bench.subject.draws:
+            yield bench.skip(case, "measured greedily only")
+            continue
+
+        def make(number: int, case: str = case, batch: int = batch) -> Prompts:
+            made = bench.source.independent(case, number, batch, sizes.prompt, sizes.tokens)
+            return made._replace(temperature=0.8, top_p=0.95)
+
+        # Kernels of draws are compiled when they are first needed.
+        bench.time_s(make(bench.repetitions).with_tokens(2))
+        result = _jobs(bench, case, make)
+        greedy_ms = bench.greedy_step_ms.get(batch)
+        if result.skipped is None and greedy_ms is not None:
+            ratio = Figure("over_greedy", "x", (result.figure("step").median / greedy_ms,))
+            result = replace(result, figures=(*result.figures, ratio))
+        yield result
 
 
 def _trees(
@@ -226,6 +254,35 @@ def _prefill(bench: Bench) -> Iterator[CaseResult]:
             None if bound is None else 1000 * bound,
         )
         yield bench.result(case, made[0], rate, last)
+
+
+def _long(bench: Bench) -> Iterator[CaseResult]:
+    """One long prompt: the time to its first token, and the steps behind it."""
+    sizes = bench.sizes
+    made = [
+        bench.source.independent("long", number, 1, sizes.long, sizes.long_tokens)
+        for number in range(bench.repetitions)
+    ]
+    obstacle = bench.obstacle(made[0])
+    if obstacle is not None:
+        yield bench.skip("long", obstacle)
+        return
+    bench.time_s(bench.source.independent("long-before", 0, 1, sizes.long // 3, 4))
+    first, steps = [], []
+    for prompts in made:
+        first.append(1000 * bench.time_s(prompts.with_tokens(1)))
+        one = bench.time_s(prompts.with_tokens(1))
+        steps.append(1000 * (bench.time_s(prompts) - one) / (sizes.long_tokens - 1))
+    fill_ms = step_ms = None
+    if bench.bounds is not None:
+        fill_ms = 1000 * bench.bounds.prefill_s(made[0].segments, 1)
+        step_ms = 1000 * bench.bounds.step_s(1, sizes.long, sizes.long)
+    yield bench.result(
+        "long",
+        made[0],
+        Figure("first_token", "ms", tuple(first), fill_ms),
+        Figure("step", "ms", tuple(steps), step_ms),
+    )
 
 
 def _measure_mixed(bench: Bench) -> CaseResult:
@@ -322,11 +379,13 @@ def _copilot(bench: Bench) -> Iterator[CaseResult]:
 #: By the names of `--cases`, in the order in which they run.
 GROUPS: dict[str, _Group] = {
     "decode": _decode,
+    "drawn": _drawn,
     "shared": _shared,
     "unshared": _unshared,
     "families": _families,
     "tree": _tree,
     "prefill": _prefill,
+    "long": _long,
     "mixed": _mixed,
     "load": _load,
     "copilot": _copilot,

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report, results = _measure_own(parsed)
             for peer in parsed.peers:
                 results += _run_peer(parsed, peer, report["model"]["dtype"])
-            print(summary(report), table(results), sep="\n\n")
+            print(summary(report, parsed.peers), table(results), sep="\n\n")
         else:
             report, results = _measure_peer(parsed)
     except (ParrotEngineError, BenchError) as error:
@@ -216,6 +216,7 @@ def _measure_peer(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[Case
         dtype=parsed.dtype,
         max_batch_size=parsed.max_batch_size,
         batch_tokens=parsed.max_batch_tokens,
+        devices=parsed.tensor_parallel or 1,
     )
     ready_s = time.perf_counter() - begin
     print_line(f"{subject.name}: ready after {ready_s:.1f} s")
@@ -254,6 +255,7 @@ def _run_peer(parsed: argparse.Namespace, peer: str, dtype: str) -> list[CaseRes
         "--seed": parsed.seed,
         "--max-batch-size": parsed.max_batch_size or (256 if on_gpu else 64),
         "--max-batch-tokens": parsed.max_batch_tokens or (8192 if on_gpu else 512),
+        "--tensor-parallel": parsed.tensor_parallel or 1,
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "peer.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from parrot_engine.bench.prompts import Prompts
 from parrot_engine.bench.report import BenchError
-from parrot_engine.bench.subjects import greedy
+from parrot_engine.bench.subjects import sampling_of
 from parrot_engine.llm import LLM, Request
 
 #: A run may take so much longer than its arrivals, or with slots in all.
@@ -57,6 +57,7 @@ def run_requests(
         BenchError: it took far too long, or tokens are missing.
         GenerationError: a request failed.
     """
+    params = sampling_of(prompts)
     begin = time.perf_counter()
     limit_s = arrivals[-1] + _DRAIN_S if arrivals else _SLOTS_S
     timings: list[Timing] = []
@@ -74,7 +75,7 @@ def run_requests(
                 timings.append(Timing(arrival))
                 request = llm.submit(
                     prompts.token_ids[number],
-                    greedy(prompts.max_tokens[number]),
+                    params[number],
                     detokenize=False,
                     on_tokens=timings[number],
                 )

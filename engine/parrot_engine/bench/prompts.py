@@ -22,6 +22,8 @@ class Sizes:
 
     #: Of independent prompts that decode together.
     batches: tuple[int, ...] = (1, 8, 64, 256)
+    #: Of those that are drawn from, with a temperature and top-p.
+    drawn_batches: tuple[int, ...] = (64, 256)
     prompt: int = 512
     tokens: int = 128
     #: Requests that share a prefix, its length, and what each has of its own.
@@ -38,6 +40,9 @@ class Sizes:
     #: Prompts that are filled together, and their length.
     prefills: int = 8
     prefill: int = 8192
+    #: One long prompt, and what is generated behind it.
+    long: int = 100_000
+    long_tokens: int = 64
     #: Mixed requests: how many, and from what to what they read and write.
     requests: int = 512
     reads: tuple[int, int] = (64, 1024)
@@ -53,6 +58,7 @@ class Sizes:
 #: For trying out, and for small models on a CPU.
 QUICK = Sizes(
     batches=(1, 4),
+    drawn_batches=(4,),
     prompt=48,
     tokens=12,
     sharers=8,
@@ -64,6 +70,8 @@ QUICK = Sizes(
     branch=64,
     prefills=2,
     prefill=256,
+    long=512,
+    long_tokens=4,
     requests=12,
     reads=(8, 64),
     writes=(2, 16),
@@ -113,6 +121,9 @@ class Prompts(NamedTuple):
     #: Tokens to generate of each.
     max_tokens: list[int]
     segments: list[Segment]
+    #: 0: greedy.
+    temperature: float = 0.0
+    top_p: float = 1.0
 
     @property
     def num_output_tokens(self) -> int:

@@ -43,6 +43,10 @@ class Figure:
         """Largest minus smallest, as a share of the median."""
         return (max(self.runs) - min(self.runs)) / self.median if self.median else 0.0
 
+    def lead(self, peer: float) -> float:
+        """How many times better this is than a peer's figure; below 1 it is worse."""
+        return peer / self.median if self.unit == "ms" else self.median / peer
+
     @property
     def share(self) -> float | None:
         """Of the bound that is reached: 1 is all that the device allows."""
@@ -135,14 +139,14 @@ def memory(device: torch.device) -> dict[str, int]:
     return {"process_peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
-def summary(report: Mapping[str, Any]) -> str:
-    """What was measured on what, in a few lines."""
+def summary(report: Mapping[str, Any], peers: Sequence[str] = ()) -> str:
+    """What was measured on what, and the versions of `peers`, in a few lines."""
     where, model, engine = report["machine"], report["model"], report["engine"]
     versions = where["packages"]
     weights = "random weights" if model["dummy_weights"] else "the checkpoint's weights"
     lines = [
         f"{model['name']}, {model['dtype']}, {weights}, on {where['device']} ({where['cpu']}); "
-        f"torch {versions['torch']}, triton {versions['triton']}",
+        + ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", *peers)),
         f"ready after {report['ready_s']:.1f} s; blocks of {engine['block_size']} tokens, "
         f"{engine['num_blocks']} of them; up to {engine['max_batch_size']} contexts and "
         f"{engine['max_batch_tokens']} tokens a step",
@@ -171,12 +175,14 @@ def line_of(result: CaseResult) -> str:
 
 
 def table(results: Sequence[CaseResult]) -> str:
-    """All figures, a line each, those of other engines beside ours."""
+    """All figures, a line each, those of other engines beside ours, which is ahead or behind."""
     engines = list(dict.fromkeys(result.engine for result in results))
     ours, peers = engines[0], engines[1:]
-    header = ["case", "figure", "unit", ours, "spread", "bound", "of bound", *peers]
+    header = ["case", "figure", "unit", ours, "spread", "bound", "of bound"]
+    for peer in peers:
+        header += [peer, "ours is"]
     theirs = {
-        (result.engine, result.case, figure.name): number(figure.median)
+        (result.engine, result.case, figure.name): figure.median
         for result in results
         for figure in result.figures
     }
@@ -189,8 +195,10 @@ def table(results: Sequence[CaseResult]) -> str:
         if result.engine != ours:
             continue
         for figure in result.figures:
-            cells = [theirs.get((peer, result.case, figure.name), "-") for peer in peers]
-            lines.append([result.case, figure.name, figure.unit, *_cells(figure), *cells])
+            line = [result.case, figure.name, figure.unit, *_cells(figure)]
+            for peer in peers:
+                line += _beside(figure, theirs.get((peer, result.case, figure.name)))
+            lines.append(line)
     widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
     shown = []
     for line in [header, ["-" * width for width in widths], *lines]:
@@ -209,6 +217,14 @@ def _cells(figure: Figure) -> list[str]:
         "" if figure.bound is None else number(figure.bound),
         "" if figure.share is None else f"{100 * figure.share:.0f} %",
     ]
+
+
+def _beside(figure: Figure, peer: float | None) -> list[str]:
+    """A peer's figure, and how this one stands to it."""
+    if not peer or not figure.median or figure.unit == "x":
+        return ["-", "-"]
+    lead = figure.lead(peer)
+    return [number(peer), f"{'ahead' if lead >= 1 else 'behind'} {lead:.2f}x"]
 
 
 def number(value: float) -> str:

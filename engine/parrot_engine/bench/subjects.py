@@ -21,6 +21,8 @@ from parrot_engine.protocol import SamplingParams
 #: By their names on the command line; each is also the package that must be there.
 PEERS = ("transformers", "vllm")
 
+#: The share of a device that vLLM takes: the process that starts it holds a context there.
+_VLLM_MEMORY = 0.85
 #: Longest wait for one result of transformers.
 _RESULT_TIMEOUT_S = 300.0
 
@@ -34,9 +36,11 @@ class Subject(Protocol):
     #: Longest context, and tokens that its KV cache holds, as far as they are known.
     max_context_tokens: int | None
     cache_tokens: int | None
+    #: Whether it takes a temperature and top-p.
+    draws: bool
 
     def generate(self, prompts: Prompts) -> list[int]:
-        """Generate greedily, past ends of text; the number of tokens of each prompt."""
+        """Generate past ends of text; the number of tokens of each prompt."""
         ...
 
     def close(self) -> None:
@@ -44,15 +48,21 @@ class Subject(Protocol):
         ...
 
 
-def greedy(max_tokens: int) -> SamplingParams:
-    """The sampling of every request of the benchmark."""
-    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+def sampling_of(prompts: Prompts) -> list[SamplingParams]:
+    """The sampling of each prompt on this engine."""
+    return [
+        SamplingParams(
+            max_tokens=tokens, temperature=prompts.temperature, top_p=prompts.top_p, ignore_eos=True
+        )
+        for tokens in prompts.max_tokens
+    ]
 
 
 class ParrotSubject:
     """This engine; implements `Subject`."""
 
     name = "parrot"
+    draws = True
 
     def __init__(self, llm: LLM, *, devices: int = 1) -> None:
         """Take an LLM on so many devices, which it uses alone."""
@@ -64,9 +74,7 @@ class ParrotSubject:
         self.cache_tokens: int | None = info.num_blocks * info.block_size
 
     def generate(self, prompts: Prompts) -> list[int]:
-        outputs = self.llm.generate(
-            prompts.token_ids, [greedy(tokens) for tokens in prompts.max_tokens], detokenize=False
-        )
+        outputs = self.llm.generate(prompts.token_ids, sampling_of(prompts), detokenize=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def close(self) -> None:
@@ -98,7 +106,14 @@ def is_installed(peer: str) -> bool:
 
 
 def open_peer(
-    name: str, folder: Path, *, device: str, dtype: str, max_batch_size: int, batch_tokens: int
+    name: str,
+    folder: Path,
+    *,
+    device: str,
+    dtype: str,
+    max_batch_size: int,
+    batch_tokens: int,
+    devices: int = 1,
 ) -> Subject:
     """Load a peer with random weights of the shape in `folder`.
 
@@ -109,9 +124,15 @@ def open_peer(
         dtype: of weights and cache.
         max_batch_size: requests that decode together.
         batch_tokens: tokens of one step.
+        devices: GPUs that the model is spread over.
+
+    Raises:
+        BenchError: it cannot be spread.
     """
     if name == "vllm":
-        return VllmSubject(folder, dtype, max_batch_size, batch_tokens)
+        return VllmSubject(folder, dtype, max_batch_size, batch_tokens, devices)
+    if devices > 1:
+        raise BenchError(f"{name} runs on one device")
     return TransformersSubject(folder, device, dtype, max_batch_size, batch_tokens)
 
 
@@ -119,6 +140,7 @@ class TransformersSubject:
     """Continuous batching of transformers 5; implements `Subject`."""
 
     name = "transformers"
+    draws = False
 
     def __init__(
         self, folder: Path, device: str, dtype: str, max_batch_size: int, batch_tokens: int
@@ -169,8 +191,11 @@ class VllmSubject:
     """vLLM through its offline API; implements `Subject`."""
 
     name = "vllm"
+    draws = True
 
-    def __init__(self, folder: Path, dtype: str, max_batch_size: int, batch_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, max_batch_size: int, batch_tokens: int, devices: int
+    ) -> None:
         # By name: it is in no environment that types are checked in.
         self._vllm: Any = import_module("vllm")
         self._llm = self._vllm.LLM(
@@ -181,6 +206,8 @@ class VllmSubject:
             max_num_seqs=max_batch_size,
             max_num_batched_tokens=batch_tokens,
             enable_prefix_caching=True,
+            tensor_parallel_size=devices,
+            gpu_memory_utilization=_VLLM_MEMORY,
         )
         config = self._llm.llm_engine.model_config
         self.vocab_size: int = config.get_vocab_size()
@@ -190,7 +217,11 @@ class VllmSubject:
     def generate(self, prompts: Prompts) -> list[int]:
         params = [
             self._vllm.SamplingParams(
-                max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
+                max_tokens=tokens,
+                temperature=prompts.temperature,
+                top_p=prompts.top_p,
+                ignore_eos=True,
+                detokenize=False,
             )
             for tokens in prompts.max_tokens
         ]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +59,21 @@ def test_all_cases(shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "small, float32, random weights, on cpu" in out
     cases = {case["case"]: case for case in report["cases"]}
     assert list(cases) == [
-        *("decode-1", "decode-4", "shared", "unshared", "families", "tree"),
-        *("prefill-2", "prefill-1", "mixed", "load-50"),
+        *("decode-1", "decode-4", "drawn-4", "shared", "unshared", "families", "tree"),
+        *("prefill-2", "prefill-1", "long", "mixed", "load-50"),
     ]
     assert "sharing" in cases.pop("unshared")["skipped"]
     wanted = {
         # case: requests, tokens of prompts, shared ones once, generated tokens
         "decode-1": (1, 48, 48, 12),
         "decode-4": (4, 4 * 48, 4 * 48, 4 * 12),
+        "drawn-4": (4, 4 * 48, 4 * 48, 4 * 12),
         "shared": (8, 8 * 208, 192 + 8 * 16, 8 * 12),
         "families": (8, 8 * 208, 2 * 192 + 8 * 16, 8 * 12),
         "tree": (8, 8 * 208, 128 + 2 * 64 + 8 * 16, 8 * 12),
         "prefill-2": (2, 512, 512, 2),
         "prefill-1": (1, 256, 256, 1),
+        "long": (1, 512, 512, 4),
     }
     for name, counts in wanted.items():
         keys = ("requests", "prompt_tokens", "distinct_tokens", "output_tokens")
@@ -79,11 +82,14 @@ def test_all_cases(shape: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     for name, case in cases.items():
         assert case["engine"] == "parrot"
         for label, figure in case["figures"].items():
-            assert figure["median"] > 0 or label == "step", (name, label)
+            assert figure["median"] > 0 or label in ("step", "over_greedy"), (name, label)
             assert len(figure["runs"]) == (5 if name == "prefill-1" else 1)
             assert figure["bound"] is None
         assert f"parrot {name}:" in err
         assert name in out
+    steps = [cases[name]["figures"]["step"]["median"] for name in ("drawn-4", "decode-4")]
+    over = cases["drawn-4"]["figures"]["over_greedy"]["median"]
+    assert over == pytest.approx(steps[0] / steps[1])
     load = cases["load-50"]["figures"]
     rate = cases["mixed"]["figures"]["requests"]["median"]
     assert load["arrivals"]["median"] == pytest.approx(0.5 * rate)
@@ -180,8 +186,9 @@ class Scripted:
     max_context_tokens: int | None = 300
     cache_tokens: int | None = 1000
 
-    def __init__(self, lost: int = 0) -> None:
+    def __init__(self, lost: int = 0, *, draws: bool = True) -> None:
         self.lost = lost
+        self.draws = draws
         self.seen: list[Prompts] = []
 
     def generate(self, prompts: Prompts) -> list[int]:
@@ -218,6 +225,25 @@ def test_prompts_are_new_the_first_time_and_the_same_afterwards() -> None:
     again = Scripted()
     list(GROUPS["decode"](bench_of(again, batches=(2,), prompt=8, tokens=4)))
     assert [prompts.token_ids for prompts in again.seen] == runs
+
+
+def test_draws_are_asked_for_where_an_engine_takes_them() -> None:
+    subject = Scripted()
+    sizes: dict[str, Any] = {"drawn_batches": (2,), "prompt": 8, "tokens": 4}
+    [drawn] = GROUPS["drawn"](bench_of(subject, **sizes))
+    assert drawn.skipped is None
+    assert {(prompts.temperature, prompts.top_p) for prompts in subject.seen} == {(0.8, 0.95)}
+    [skipped] = GROUPS["drawn"](bench_of(Scripted(draws=False), **sizes))
+    assert "greedily" in str(skipped.skipped)
+
+
+def test_a_long_prompt_that_does_not_fit_is_skipped() -> None:
+    small = bench_of(Scripted(), long=200, long_tokens=4)
+    [fits] = GROUPS["long"](small)
+    assert fits.skipped is None
+    assert [figure.name for figure in fits.figures] == ["first_token", "step"]
+    [longer] = GROUPS["long"](bench_of(Scripted(), long=400, long_tokens=4))
+    assert "300" in str(longer.skipped)
 
 
 def test_prompts_of_a_tree() -> None:
@@ -271,14 +297,23 @@ def test_figures_and_table() -> None:
     rate = Figure("rate", "tok/s", (50.0,), bound=100.0)
     assert (step.median, step.spread, step.share, rate.share) == (5.0, 0.4, 0.8, 0.5)
     ours = CaseResult("decode-1", "parrot", requests=1, output_tokens=4, figures=(step, rate))
-    theirs = CaseResult("decode-1", "vllm", figures=(Figure("step", "ms", (7.0,)),))
+    gain = Figure("gain", "x", (2.0,))
+    ours = replace(ours, figures=(*ours.figures, gain))
+    theirs = CaseResult("decode-1", "vllm", figures=(Figure("step", "ms", (7.0,)), gain))
+    faster = CaseResult("decode-1", "other", figures=(Figure("rate", "tok/s", (62.5,)),))
     assert CaseResult.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
-    lines = table([ours, theirs]).splitlines()
+    lines = table([ours, theirs, faster]).splitlines()
     assert lines[0].split() == [
-        *("case", "figure", "unit", "parrot", "spread", "bound", "of", "bound", "vllm")
+        *("case", "figure", "unit", "parrot", "spread", "bound", "of", "bound"),
+        *("vllm", "ours", "is", "other", "ours", "is"),
     ]
-    assert lines[2].split() == ["decode-1", "step", "ms", "5", "40", "%", "4", "80", "%", "7"]
-    assert lines[3].split() == ["decode-1", "rate", "tok/s", "50", "100", "50", "%", "-"]
+    assert lines[2].split() == [
+        *("decode-1", "step", "ms", "5", "40", "%", "4", "80", "%", "7", "ahead", "1.40x", "-", "-")
+    ]
+    assert lines[3].split() == [
+        *("decode-1", "rate", "tok/s", "50", "100", "50", "%", "-", "-", "62.5", "behind", "0.80x")
+    ]
+    assert lines[4].split() == ["decode-1", "gain", "x", "2", "-", "-", "-", "-"]
 
 
 def test_the_papers_assistant(
