@@ -40,7 +40,9 @@ def name_ignored(exchange: Exchange, names: Sequence[str]) -> None:
     value = ", ".join(shown).encode()
 
     def add(headers: Headers) -> None:
-        headers.append((b"x-parrot-ignored", value))
+        # A call that falls back is read twice.
+        if not any(name == b"x-parrot-ignored" for name, _ in headers):
+            headers.append((b"x-parrot-ignored", value))
 
     exchange.on_headers(add)
 
@@ -54,4 +56,4 @@ def _log(path: str, names: Iterable[str]) -> None:
     for name in names:
         if (path, name) not in _logged and len(_logged) < MAX_LOGGED:
             _logged.add((path, name))
-            logger.info("%s: the field '%s' has no meaning for own models; ignored", path, name)
+            logger.info("%s: the field '%s' has no meaning here; ignored", path, name)

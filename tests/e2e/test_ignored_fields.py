@@ -12,6 +12,25 @@ from harness.scripted_upstream import ScriptedUpstream, chat_document, document
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "model": DEMO_MODEL, "max_tokens": 2}
 TEXT = {"prompt": "hi", "model": DEMO_MODEL, "max_tokens": 2}
+ITEMS = {"input": "hi", "model": DEMO_MODEL}
+COUNTED = {"messages": CHAT["messages"], "model": DEMO_MODEL}
+#: Paths whose answers cannot be streamed.
+WHOLE = ("responses/input_tokens", "responses/compact", "messages/count_tokens")
+BODIES = [
+    ("chat/completions", CHAT),
+    ("completions", TEXT),
+    ("responses", {**ITEMS, "max_output_tokens": 2}),
+    ("responses/input_tokens", ITEMS),
+    ("responses/compact", ITEMS),
+    ("messages", CHAT),
+    ("messages/count_tokens", COUNTED),
+]
+#: Fields that have a meaning, or whose lack of one is documented.
+KNOWN: dict[str, dict[str, Any]] = {
+    "responses": {"prompt_cache_key": "k", "service_tier": "auto", "include": []},
+    "messages": {"cache_control": {"type": "ephemeral"}, "service_tier": "auto"},
+    "chat": {"prompt_cache_key": "k"},
+}
 
 
 def answer_to(demo: GatewayProcess, path: str, body: dict[str, Any]) -> Any:
@@ -20,15 +39,19 @@ def answer_to(demo: GatewayProcess, path: str, body: dict[str, Any]) -> Any:
         return connection.ask("POST", f"/v1/{path}", body, key)
 
 
-@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", TEXT)])
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
 @pytest.mark.parametrize("options", [{}, {"stream": True}])
 def test_they_are_named(
     demo: GatewayProcess, path: str, body: dict[str, Any], options: dict[str, Any]
 ) -> None:
+    if options and path in WHOLE:
+        pytest.skip("its answers are not streamed")
     response = answer_to(demo, path, {**body, **options, "max_token": 5, "made_up": "secret"})
     assert response.status == 200
     assert response.headers["x-parrot-ignored"] == "max_token, made_up"
-    known = answer_to(demo, path, {**body, **options, "metadata": {"a": "b"}})
+    more = {} if path in WHOLE else {"metadata": {}, **KNOWN.get(path.partition("/")[0], {})}
+    known = answer_to(demo, path, {**body, **options, **more})
+    assert known.status == 200
     assert "x-parrot-ignored" not in known.headers
 
 
@@ -78,3 +101,15 @@ def test_upstreams_get_all_fields(relay: GatewayProcess, upstream: ScriptedUpstr
         response = connection.ask("POST", "/v1/chat/completions", body)
     assert "x-parrot-ignored" not in response.headers
     assert upstream.calls(model)[0].json["made_up"] == 1
+
+
+def test_a_message_for_an_upstream_is_written_anew(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document("x")))
+    with RawConnection(relay.port) as connection:
+        body = {**CHAT, "model": model, "made_up": 1}
+        response = connection.ask("POST", "/v1/messages", body)
+    assert response.status == 200
+    assert response.headers["x-parrot-ignored"] == "made_up"
+    assert "made_up" not in upstream.calls(model)[0].json

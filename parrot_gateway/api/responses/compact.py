@@ -10,6 +10,7 @@ import time
 
 import msgspec
 
+from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.answer import response_usage
 from parrot_gateway.api.responses.bodies import InputFields, ResponseBody, check_input_fields
@@ -17,7 +18,7 @@ from parrot_gateway.api.responses.prompt import prompt_of, read_input
 from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.generation.requests.validation import check_context, decode, sampling_of
+from parrot_gateway.generation.requests.validation import BodyDecoder, check_context, sampling_of
 from parrot_gateway.generation.responses.compaction import Compaction, newest_within, packed
 from parrot_gateway.generation.responses.items import (
     CompactionItem,
@@ -40,7 +41,7 @@ _ASK = (
     "the summary and nothing else."
 )
 
-_BODY = msgspec.json.Decoder(InputFields)
+_BODY = BodyDecoder(InputFields)
 
 
 async def handle_compact(
@@ -51,7 +52,8 @@ async def handle_compact(
     Raises:
         GatewayError: it is not valid, or could not be answered.
     """
-    request = decode(body, _BODY)
+    request, unknown = _BODY.decode(body)
+    name_ignored(exchange, unknown)
     check_input_fields(request)
     history, added = read_input(request, store, exchange.tenant)
     items = history_of(history.turn) + added

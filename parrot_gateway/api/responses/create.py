@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from parrot_gateway.api.event_stream import stream_call
+from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.openai.answers import encode
 from parrot_gateway.api.responses.answer import Keep, ResponseAnswer
 from parrot_gateway.api.responses.background import StartObserver, follow, make
@@ -42,9 +41,9 @@ from parrot_gateway.generation.requests.response_tools import (
     shown_tools,
 )
 from parrot_gateway.generation.requests.validation import (
+    BodyDecoder,
     check_context,
     check_sampling,
-    decode,
     default_max_tokens,
     sampling_of,
 )
@@ -54,8 +53,8 @@ from parrot_gateway.generation.responses.store import Cut, ResponseStore, Stored
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.settings.model import ServerSettings
 
-_RESPONSE = msgspec.json.Decoder(ResponseBody)
-_INPUT = msgspec.json.Decoder(InputFields)
+_RESPONSE = BodyDecoder(ResponseBody)
+_INPUT = BodyDecoder(InputFields)
 
 
 async def handle_responses(
@@ -84,7 +83,8 @@ async def handle_responses(
     Raises:
         GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
     """
-    request = decode(body, _RESPONSE)
+    request, unknown = _RESPONSE.decode(body)
+    name_ignored(exchange, unknown)
     check_response(request)
     check_sampling(request, placer.info)
     history, items = read_input(request, store, exchange.tenant)
@@ -122,7 +122,8 @@ async def handle_input_tokens(
     Raises:
         GatewayError: as `handle_responses`.
     """
-    request = decode(body, _INPUT)
+    request, unknown = _INPUT.decode(body)
+    name_ignored(exchange, unknown)
     check_input_fields(request)
     history, items = read_input(request, store, exchange.tenant)
     earlier = history_of(history.turn)

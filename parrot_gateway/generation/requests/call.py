@@ -6,7 +6,7 @@ what becomes a `PreparedCall` on an own engine or, as bytes, the body of an upst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -15,7 +15,7 @@ from parrot_gateway.exceptions import InvalidRequestError, missing_parameter
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, StreamOptions
-from parrot_gateway.generation.requests.validation import decode, read_object
+from parrot_gateway.generation.requests.validation import BodyDecoder, decode, read_object
 
 CallKind: TypeAlias = Literal["chat", "completions"]
 CallBody: TypeAlias = ChatBody | CompletionBody
@@ -56,33 +56,13 @@ class SemanticHead(CallHead):
     best_of: Any = None
 
 
-class _ChatFields(ChatBody, forbid_unknown_fields=True, kw_only=True):
-    """A chat with no field that has no meaning here."""
-
-    previous_response_id: msgspec.Raw = _ABSENT
-    conversation: msgspec.Raw = _ABSENT
-    parrot: msgspec.Raw = _ABSENT
-
-
-class _CompletionFields(CompletionBody, forbid_unknown_fields=True, kw_only=True):
-    """A completion with no such field."""
-
-    previous_response_id: msgspec.Raw = _ABSENT
-    conversation: msgspec.Raw = _ABSENT
-    prompt_cache_key: msgspec.Raw = _ABSENT
-    metadata: msgspec.Raw = _ABSENT
-    parrot: msgspec.Raw = _ABSENT
-
-
 _HEAD = msgspec.json.Decoder(CallHead)
 _SEMANTIC_HEAD = msgspec.json.Decoder(SemanticHead)
-_BODIES: Mapping[CallKind, msgspec.json.Decoder[Any]] = {
-    "chat": msgspec.json.Decoder(ChatBody),
-    "completions": msgspec.json.Decoder(CompletionBody),
-}
-_FIELDS: Mapping[CallKind, type[CallBody]] = {"chat": _ChatFields, "completions": _CompletionFields}
-_STRICT_BODIES: Mapping[CallKind, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(body) for kind, body in _FIELDS.items()
+#: Fields that are read elsewhere.
+_READ_ELSEWHERE = (*IdentityFields.__struct_fields__, "parrot")
+_BODIES: Mapping[CallKind, BodyDecoder[Any]] = {
+    "chat": BodyDecoder(ChatBody, _READ_ELSEWHERE),
+    "completions": BodyDecoder(CompletionBody, _READ_ELSEWHERE),
 }
 
 
@@ -114,7 +94,7 @@ class CallRequest:
         origin: CallRequest | None = None,
     ) -> None:
         self.kind: CallKind = kind
-        self._ignored: tuple[str, ...] = ()
+        self._ignored: Sequence[str] = ()
         self._origin = origin
         self.size = len(body) if isinstance(body, bytes) else size
         self._body = body
@@ -195,26 +175,13 @@ class CallRequest:
             if self._read_typed is not None:
                 self._typed = self._read_typed()
             else:
-                self._typed = self._decode()
+                self._typed, self._ignored = _BODIES[self.kind].decode(self.body)
         return self._typed
 
     @property
-    def ignored(self) -> tuple[str, ...]:
+    def ignored(self) -> Sequence[str]:
         """Names of fields that mean nothing to own engines; known once `typed` is."""
         return self._ignored if self._origin is None else self._origin.ignored
-
-    def _decode(self) -> CallBody:
-        try:
-            # NOTE: most bodies have known fields only, for which this is the whole work.
-            typed: CallBody = decode(self.body, _STRICT_BODIES[self.kind])
-            return typed
-        except InvalidRequestError as error:
-            if error.code != "unknown_parameter":
-                raise
-        typed = decode(self.body, _BODIES[self.kind])
-        known = _FIELDS[self.kind].__struct_fields__
-        self._ignored = tuple(name for name in self.known_fields if name not in known)
-        return typed
 
     def bound(self, template: Template, values: Mapping[str, str]) -> CallRequest:
         """This request with values in it; JSON is written on first use.

@@ -10,7 +10,7 @@ import gc
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
@@ -31,7 +31,8 @@ MIN_TOP_P = 1e-9
 #: it is small objects.
 MAX_INLINE_BYTES = 256 * 1024
 
-_Body = TypeVar("_Body")
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+_Value = TypeVar("_Value")
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
@@ -86,7 +87,7 @@ class _CollectorPause:
 _collector_pause = _CollectorPause()
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
+def decode(body: bytes, decoder: msgspec.json.Decoder[_Value]) -> _Value:
     """The body as a typed object. Call it in a thread for more than `MAX_INLINE_BYTES`.
 
     Raises:
@@ -108,6 +109,41 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
         raise _not_json(error) from None
 
 
+class BodyDecoder(Generic[_Body]):
+    """Decodes the bodies of one kind of request, and names the fields that it does not know.
+
+    Args:
+        body: their type.
+        also: names of further fields, which are read elsewhere.
+    """
+
+    def __init__(self, body: type[_Body], also: Iterable[str] = ()) -> None:
+        own = [name for name in also if name not in body.__struct_fields__]
+        fields = [(name, msgspec.Raw, msgspec.Raw()) for name in own]
+        strict = msgspec.defstruct(
+            body.__name__, fields, bases=(body,), forbid_unknown_fields=True, kw_only=True
+        )
+        self._known = frozenset(strict.__struct_fields__)
+        self._strict: msgspec.json.Decoder[_Body] = msgspec.json.Decoder(strict)
+        self._lenient = msgspec.json.Decoder(body)
+
+    def decode(self, body: bytes) -> tuple[_Body, Sequence[str]]:
+        """The body, and the names of its unknown fields.
+
+        Raises:
+            InvalidRequestError: as `decode`.
+        """
+        try:
+            # NOTE: most bodies have known fields only, for which this is the whole work.
+            return decode(body, self._strict), ()
+        except InvalidRequestError as error:
+            if error.code != "unknown_parameter":
+                raise
+        typed = decode(body, self._lenient)
+        _, fields = read_object(body)
+        return typed, [name for name in fields if name not in self._known]
+
+
 def read_object(body: bytes) -> tuple[bytes, dict[str, msgspec.Raw]]:
     """The body, with lone surrogates replaced, and its fields, undecoded.
 
@@ -122,7 +158,7 @@ def read_value(body: bytes) -> tuple[bytes, msgspec.Raw]:
     return _read_raw(body, _VALUE)
 
 
-def _read_raw(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> tuple[bytes, _Body]:
+def _read_raw(body: bytes, decoder: msgspec.json.Decoder[_Value]) -> tuple[bytes, _Value]:
     try:
         # NOTE: msgspec does not look into what it leaves raw.
         if not body.isascii():

@@ -131,7 +131,9 @@ async def test_a_deferred_chat_is_decoded_and_checked_once(
         return found
 
     monkeypatch.setattr(chat, "check_sampling", noted_check)
-    monkeypatch.setattr("parrot_gateway.generation.requests.call.decode", noted_decode)
+    for module in ("call", "validation"):
+        name = f"parrot_gateway.generation.requests.{module}.decode"
+        monkeypatch.setattr(name, noted_decode)
     async with http_of(engine) as http:
         parrot = {"session": "s", "defer": True, "inputs": inputs}
         text = "{{x}}" if inputs else "bound"
