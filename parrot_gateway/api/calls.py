@@ -11,7 +11,8 @@ from contextlib import suppress
 from functools import partial
 
 from parrot_gateway.api.anthropic.chat_request import count_tokens_request, messages_request
-from parrot_gateway.api.anthropic.shape import ANTHROPIC
+from parrot_gateway.api.anthropic.shape import AnthropicShape
+from parrot_gateway.api.call_shape import CallShape
 from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
@@ -213,13 +214,13 @@ class CallRoutes:
         request = CallRequest("chat", await exchange.body(self._server.max_body_bytes))
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.semantic_head)
-        model, context = request.model, CallContext(shape=ANTHROPIC)
+        model, context = request.model, _ORDINARY
         exchange.model = model
         if may_be_semantic(exchange.scope["headers"], request.body):
             target = self._models.resolve(model)
             if not self._is_passed(target):
-                chat = await _chat_of(request, target)
-                if await self._semantic.answer(exchange, chat, context.shape):
+                chat, shape = await self._chat_of(exchange, request, target)
+                if await self._semantic.answer(exchange, chat, shape):
                     return
             elif not read_fields(exchange.scope["headers"], request.known_fields).is_empty:
                 raise UnsupportedError(
@@ -232,7 +233,7 @@ class CallRoutes:
             await self._message(exchange, request, context, model, frozenset())
             return
         with recording:
-            context = CallContext(recording.call.metadata, (recording.call,), shape=context.shape)
+            context = CallContext(recording.call.metadata, (recording.call,))
             await self._message(exchange, request, context, model, frozenset())
 
     def _is_passed(self, target: Target) -> bool:
@@ -252,8 +253,8 @@ class CallRoutes:
         """Answer a request as received with a message of `model`; `tried` as in `_answer`."""
         target = self._models.resolve(model)
         if isinstance(target, EngineTarget) or not self._is_passed(target):
-            chat = await _chat_of(request, target)
-            await self._answer(exchange, chat, context, model, tried)
+            chat, shape = await self._chat_of(exchange, request, target)
+            await self._answer(exchange, chat, context._replace(shape=shape), model, tried)
             return
 
         async def fall_back(other: str) -> None:
@@ -272,6 +273,20 @@ class CallRoutes:
             requested_model=request.model,
         )
 
+    async def _chat_of(
+        self, exchange: Exchange, request: CallRequest, target: Target
+    ) -> tuple[CallRequest, CallShape]:
+        """A request of Anthropic's API as the chat for whoever answers it, and how that is
+        written."""
+        served = None
+        if isinstance(target, EngineTarget):
+            served = self._models.engine_of(target.model)
+        call = await read_aside(
+            lambda: messages_request(request, served), request.size, MAX_INLINE_BYTES
+        )
+        name_ignored(exchange, call.ignored)
+        return call.chat, AnthropicShape(call.display)
+
     async def count_tokens(self, exchange: Exchange) -> None:
         """`POST /v1/messages/count_tokens`: models of our own engines, and of upstreams that speak
         Anthropic's API."""
@@ -288,7 +303,8 @@ class CallRoutes:
         chat = await read_aside(
             lambda: count_tokens_request(request), request.size, MAX_INLINE_BYTES
         )
-        call = prepare(chat, engine)
+        name_ignored(exchange, chat.ignored)
+        call = prepare(chat.chat, engine)
         assert isinstance(call, ChatCall)
         await exchange.respond_json({"input_tokens": await call.count_tokens()})
 
@@ -434,14 +450,6 @@ class CallRoutes:
                 param="model",
             )
         return self._models.engine_of(target.model)
-
-
-async def _chat_of(request: CallRequest, target: Target) -> CallRequest:
-    """A request of Anthropic's API as the chat for whoever answers it."""
-    takes_images = not isinstance(target, EngineTarget)
-    return await read_aside(
-        lambda: messages_request(request, takes_images=takes_images), request.size, MAX_INLINE_BYTES
-    )
 
 
 def _read_large(headers: Headers, request: CallRequest) -> bool:

@@ -33,7 +33,7 @@ class Usage(NamedTuple):
     completion_tokens: int
     #: Part of `prompt_tokens` that was found in a prefix cache.
     cached_tokens: int
-    #: Part of `completion_tokens` that is reasoning, of own engines.
+    #: Part of `completion_tokens` that is reasoning.
     reasoning_tokens: int = 0
 
 
@@ -106,7 +106,9 @@ def _usage(value: Any) -> Usage | None:
         return None
     details = value.get("prompt_tokens_details") or value.get("input_tokens_details")
     cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
-    return Usage(prompt or 0, completion or 0, cached or 0)
+    details = value.get("completion_tokens_details") or value.get("output_tokens_details")
+    reasoning = _count(details, "reasoning_tokens") if isinstance(details, dict) else None
+    return Usage(prompt or 0, completion or 0, cached or 0, reasoning or 0)
 
 
 def _count(value: dict[str, Any], *names: str) -> int | None:

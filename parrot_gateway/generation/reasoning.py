@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from parrot_engine.protocol import Grammar
 from parrot_engine.text import Tokenizer
 
+from parrot_gateway.generation.tools.definitions import template_source
+
 OPENING, CLOSING = "<think>", "</think>"
 
 #: Where a text begins: within its reasoning, or where that may be opened.
@@ -42,10 +44,42 @@ def reasoning_start(template: str, prompt: str | None) -> ReasoningStart | None:
     return "opened" if end.endswith(OPENING) else "may_open"
 
 
+def without_reasoning(template: str, prompt: str) -> str:
+    """A prompt whose answer holds no reasoning: what is or may be opened is closed at once.
+
+    Args:
+        template: the source of the model's chat template.
+        prompt: as rendered, up to where the answer begins.
+    """
+    start = reasoning_start(template, prompt)
+    if start is None:
+        return prompt
+    opened = prompt.rstrip() if start == "opened" else prompt + OPENING
+    return f"{opened}\n\n{CLOSING}\n\n"
+
+
 def uses_special_tokens(tokenizer: Tokenizer) -> bool:
     """Whether a marker is a token that texts are usually shown without."""
     ids = [tokenizer.token_id(marker) for marker in (OPENING, CLOSING)]
     return any(token_id is not None and tokenizer.is_special(token_id) for token_id in ids)
+
+
+def reasoning_and_grammar(
+    prompt: str | None, grammar: Grammar | None, tokenizer: Tokenizer
+) -> tuple[ReasoningStart | None, Grammar | None]:
+    """How an answer begins, and the grammar for all of it.
+
+    Args:
+        prompt: as rendered.
+        grammar: of what follows the reasoning.
+        tokenizer: the model's.
+    """
+    start = reasoning_start(template_source(tokenizer.assets), prompt)
+    if start is None or grammar is None:
+        return start, grammar
+    whole = behind_reasoning(grammar, start, tokenizer)
+    # What cannot begin behind anything has no reasoning.
+    return (None, grammar) if whole is None else (start, whole)
 
 
 def behind_reasoning(

@@ -49,6 +49,9 @@ _ROUTES: Mapping[CallKind, str] = {"chat": "/v1/chat/completions", "completions"
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    #: Under two names, of which vLLM's newer one is `reasoning`.
+    reasoning_content: Any = None
+    reasoning: Any = None
     tool_calls: Any = None
     function_call: Any = None
 
@@ -165,6 +168,7 @@ class UpstreamAnswerReader:
         if part is not None and (part.tool_calls or part.function_call):
             pieces = [ContentPiece(text)] if text else []
             pieces += _calls_of(part)
+        thought = None if part is None else part.reasoning_content or part.reasoning
         matched = choice.stop_reason or choice.matched_stop
         stop_string = matched if isinstance(matched, str) else None
         self._observers.delta(
@@ -176,6 +180,7 @@ class UpstreamAnswerReader:
                 [],
                 choice.finish_reason,  # type: ignore[arg-type]
                 pieces,
+                reasoning=thought if isinstance(thought, str) else "",
                 stop_string=stop_string,
             )
         )

@@ -360,3 +360,40 @@ def test_semantic_fields_have_no_place_there(
     response = claude(relay, body, headers={"X-Parrot-Output": "x"})
     assert "unchanged" in check_refusal(response, 400, "invalid_request_error")
     assert upstream.calls(model) == []
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("thinking", ["adaptive", "disabled"])
+def test_reasoning_becomes_thinking(
+    relay: GatewayProcess, upstream: ScriptedUpstream, field: str, stream: bool, thinking: str
+) -> None:
+    usage = {**USAGE, "completion_tokens_details": {"reasoning_tokens": 3}}
+    if stream:
+        deltas = [{"role": "assistant"}, {field: "Wh"}, {field: "y?"}, {"content": "So."}]
+        events = [data(chunk("m", delta)) for delta in deltas]
+        events.append(data({**chunk("m", {}, "stop"), "usage": usage}))
+        script = event_stream(*events, b"data: [DONE]\n\n")
+    else:
+        whole = chat_document("So.")
+        whole["choices"][0]["message"][field] = "Why?"
+        script = document({**whole, "usage": usage})
+    model = upstream.script(script, document(chat_document("Ok.")))
+    response = ask(relay, model, stream=stream, thinking={"type": thinking})
+    message = message_of(events_of(response.body)) if stream else response.json
+    *thoughts, text = message["content"]
+    assert text == {"type": "text", "text": "So."}
+    assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 3}
+    if thinking == "disabled":
+        assert not thoughts
+        return
+    assert [block["thinking"] for block in thoughts] == ["Why?"]
+    other = {"type": "thinking", "thinking": "Of another server", "signature": "s"}
+    turn = {"role": "assistant", "content": [other, *thoughts, text]}
+    asked = [{"role": "user", "content": text} for text in "?!"]
+    ask(relay, model, messages=[asked[0], turn, asked[1]])
+    assert upstream.calls(model)[-1].json["messages"][1] == {
+        "role": "assistant",
+        "content": "So.",
+        "reasoning_content": "Why?",
+    }

@@ -5,6 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+#: By the type of a block: that of its deltas, and the field of them that adds to it.
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+
 
 def events_of(raw: bytes) -> list[dict[str, Any]]:
     """The events of a stream, without comments."""
@@ -43,13 +50,19 @@ def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
         block = message["content"][-1]
         if kind == "content_block_delta":
             delta = event["delta"]
-            is_text = block["type"] == "text"
-            assert delta["type"] == ("text_delta" if is_text else "input_json_delta")
-            texts.append(delta["text" if is_text else "partial_json"])
+            if delta["type"] == "signature_delta":
+                assert (block["type"], block["signature"]) == ("thinking", "")
+                block["signature"] = delta["signature"]
+                continue
+            assert not block.get("signature"), "the signature is the last of a block"
+            kind, field = DELTAS[block["type"]]
+            assert delta["type"] == kind
+            texts.append(delta[field])
         else:
             assert kind == "content_block_stop"
-            if block["type"] == "text":
-                block["text"] += "".join(texts)
+            if block["type"] in ("text", "thinking"):
+                block[block["type"]] += "".join(texts)
+                assert block.get("signature") != ""
             elif texts:
                 block["input"] = json.loads("".join(texts))
             texts = None

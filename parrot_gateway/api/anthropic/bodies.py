@@ -1,6 +1,7 @@
 """The request bodies of `/v1/messages`, as types that msgspec decodes and checks in one pass.
 
-Unknown fields are accepted and ignored, `cache_control` among them: prefixes are cached without it.
+Unknown fields are accepted and ignored. `cache_control` has no effect: prefixes are cached without
+it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Block(msgspec.Struct):
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     source: dict[str, Any] | None = None
+    thinking: str | None = None
+    signature: str | None = None
 
 
 class MessageParam(msgspec.Struct):
@@ -44,8 +47,13 @@ class MessagesMetadata(msgspec.Struct):
     user_id: str | None = None
 
 
+class ThinkingConfig(msgspec.Struct):
+    type: str
+    budget_tokens: AtLeast0 | None = None
+    display: str | None = None
+
+
 class OutputConfig(msgspec.Struct):
-    #: Accepted, without effect.
     effort: str | None = None
     format: dict[str, Any] | None = None
 
@@ -61,8 +69,11 @@ class CountTokensBody(msgspec.Struct):
     output_config: OutputConfig | None = None
     #: The older place of `output_config.format`.
     output_format: dict[str, Any] | None = None
-    #: Accepted, without effect: models of own engines return no blocks of it.
-    thinking: dict[str, Any] | None = None
+    thinking: ThinkingConfig | None = None
+    # Accepted, without effect.
+    cache_control: Any = None
+    context_management: Any = None
+    speed: Any = None
     # Refused unless empty.
     container: Any = None
     mcp_servers: Any = None
@@ -80,3 +91,8 @@ class MessagesBody(CountTokensBody):
     top_p: Fraction | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     metadata: MessagesMetadata | None = None
+    # Accepted, without effect.
+    diagnostics: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+    user_profile_id: Any = None

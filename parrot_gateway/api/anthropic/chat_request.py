@@ -1,55 +1,80 @@
 """Requests of the Messages API as requests for a chat, which every model can answer.
 
-Adjacent messages of one role are one turn. Tool results become messages of their own; blocks of
-earlier thinking are left out. What a chat has no place for is refused by name.
+Adjacent messages of one role are one turn. Tool results become messages of their own; earlier
+thinking becomes the reasoning of its message. What a chat has no place for is refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from parrot_gateway.api.anthropic.bodies import Block, CountTokensBody, MessagesBody, ToolChoice
+from parrot_gateway.api.anthropic.bodies import (
+    Block,
+    CountTokensBody,
+    MessagesBody,
+    ThinkingConfig,
+    ToolChoice,
+)
+from parrot_gateway.api.anthropic.message import ThinkingDisplay
 from parrot_gateway.exceptions import (
     empty_array,
     invalid_value,
     missing_parameter,
     unsupported_value,
 )
+from parrot_gateway.generation.opaque_text import unpack_reasoning
+from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.generation.requests.validation import check_choice, decode, read_object, refuse
+from parrot_gateway.generation.requests.types import REASONING_SWITCHES, ChatBody
+from parrot_gateway.generation.requests.validation import (
+    BodyDecoder,
+    check_choice,
+    read_object,
+    refuse,
+)
 
-_THINKING = ("thinking", "redacted_thinking")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How a client of Anthropic's marks a block that is no part of the prompt, and differs each time.
 _BILLING = "x-anthropic-billing-header:"
 #: Longest `user` that OpenAI takes; it means nothing to a model.
 _MAX_USER = 64
 _WHY = "is not supported by this gateway"
+#: The variable by which some chat templates are told how long the reasoning may be.
+_BUDGET = "thinking_budget"
 
-_MESSAGES = msgspec.json.Decoder(MessagesBody)
-_COUNT = msgspec.json.Decoder(CountTokensBody)
+_MESSAGES = BodyDecoder(MessagesBody, ("parrot", "conversation", "prompt_cache_key"))
+_COUNT = BodyDecoder(CountTokensBody)
 
 
-def messages_request(received: CallRequest, *, takes_images: bool) -> CallRequest:
+class MessagesCall(NamedTuple):
+    """A request of the Messages API, as a chat."""
+
+    chat: CallRequest
+    #: How reasoning is shown in the answer.
+    display: ThinkingDisplay
+    #: Names of fields that have no effect.
+    ignored: Sequence[str]
+
+
+def messages_request(received: CallRequest, served: ServedModel | None) -> MessagesCall:
     """The call of `POST /v1/messages`. Call it in a thread for a large body.
 
     Args:
         received: the request as it came.
-        takes_images: whether the model may see images; else they are refused.
+        served: the model of own engines; None for an upstream, whose model may see images.
 
     Raises:
         InvalidRequestError: naming the field at fault.
     """
     body = received.body
-    request = decode(body, _MESSAGES)
+    request, unknown = _MESSAGES.decode(body)
     if request.max_tokens is None:
         raise missing_parameter("max_tokens")
-    chat, only_own = _chat(request, takes_images=takes_images)
+    chat, only_own, display = _chat(request, for_upstream=served is None)
     chat["max_completion_tokens"] = request.max_tokens
     for name in ("temperature", "top_p", "top_k"):
         value = getattr(request, name)
@@ -67,18 +92,28 @@ def messages_request(received: CallRequest, *, takes_images: bool) -> CallReques
         _, fields = read_object(body)
         if "parrot" in fields:
             chat["parrot"] = fields["parrot"]
-    return _call(chat, only_own, received)
+    ignored = [*unknown, *_without_effect(request, served)]
+    return MessagesCall(_call(chat, only_own, received), display, ignored)
 
 
-def count_tokens_request(received: CallRequest) -> CallRequest:
+def count_tokens_request(received: CallRequest) -> MessagesCall:
     """The same chat for `POST /v1/messages/count_tokens`.
 
     Raises:
         InvalidRequestError: naming the field at fault.
     """
-    request = decode(received.body, _COUNT)
-    chat, only_own = _chat(request, takes_images=False)
-    return _call(chat, only_own, received)
+    request, unknown = _COUNT.decode(received.body)
+    chat, only_own, display = _chat(request, for_upstream=False)
+    return MessagesCall(_call(chat, only_own, received), display, unknown)
+
+
+def _without_effect(request: MessagesBody, served: ServedModel | None) -> Sequence[str]:
+    budget = None if request.thinking is None else request.thinking.budget_tokens
+    if budget is None or (
+        served is not None and _BUDGET in str(served.tokenizer.assets.chat_template)
+    ):
+        return ()
+    return ("thinking.budget_tokens",)
 
 
 def _call(chat: dict[str, Any], only_own: dict[str, Any], received: CallRequest) -> CallRequest:
@@ -100,8 +135,10 @@ def _call(chat: dict[str, Any], only_own: dict[str, Any], received: CallRequest)
     )
 
 
-def _chat(request: CountTokensBody, *, takes_images: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields that both routes share, and those for own engines alone."""
+def _chat(
+    request: CountTokensBody, *, for_upstream: bool
+) -> tuple[dict[str, Any], dict[str, Any], ThinkingDisplay]:
+    """The fields that both routes share, those for own engines alone, and how thinking is shown."""
     refuse(request, ("container", "mcp_servers"), _WHY)
     if request.messages is None:
         raise missing_parameter("messages")
@@ -112,7 +149,7 @@ def _chat(request: CountTokensBody, *, takes_images: bool) -> tuple[dict[str, An
         text = _text_of(request.system, "system")
         if text:
             messages.append({"role": "system", "content": text})
-    turns = _Turns(messages, takes_images=takes_images)
+    turns = _Turns(messages, for_upstream=for_upstream)
     paths = ((f"messages[{n}]", message) for n, message in enumerate(request.messages))
     for role, group in groupby(paths, key=lambda pair: pair[1].role):
         blocks: list[tuple[str, Block]] = []
@@ -128,11 +165,30 @@ def _chat(request: CountTokensBody, *, takes_images: bool) -> tuple[dict[str, An
     output = output or request.output_format
     if output is not None:
         chat["response_format"] = _response_format(output)
+    display, only_own = _thinking(request.thinking)
+    effort = None if request.output_config is None else request.output_config.effort
+    if effort is not None:
+        only_own.setdefault("reasoning_effort", effort)
     last = messages[-1] if messages else {"role": "user"}
     if last["role"] == "assistant" and not last.get("tool_calls"):
         # What follows continues it.
-        return chat, {"continue_final_message": True, "add_generation_prompt": False}
-    return chat, {}
+        only_own |= {"continue_final_message": True, "add_generation_prompt": False}
+    return chat, only_own, display
+
+
+def _thinking(config: ThinkingConfig | None) -> tuple[ThinkingDisplay, dict[str, Any]]:
+    """How thinking is shown, and what turns it on or off on own engines."""
+    if config is None or config.type == "disabled":
+        return "hidden", {"reasoning_effort": "none"}
+    check_choice("thinking.type", config.type, ("enabled", "adaptive", "disabled"))
+    check_choice("thinking.display", config.display, ("summarized", "omitted"))
+    if config.type == "enabled" and config.budget_tokens is None:
+        raise missing_parameter("thinking.budget_tokens")
+    variables: dict[str, Any] = dict.fromkeys(REASONING_SWITCHES, True)
+    if config.budget_tokens is not None:
+        variables[_BUDGET] = config.budget_tokens
+    display: ThinkingDisplay = "omitted" if config.display == "omitted" else "shown"
+    return display, {"chat_template_kwargs": variables}
 
 
 def _blocks(content: str | list[Block], path: str) -> list[tuple[str, Block]]:
@@ -146,12 +202,12 @@ class _Turns:
 
     Args:
         messages: extended.
-        takes_images: see `messages_request`.
+        for_upstream: the chat goes to an upstream, whose model may see images.
     """
 
-    def __init__(self, messages: list[dict[str, Any]], *, takes_images: bool) -> None:
+    def __init__(self, messages: list[dict[str, Any]], *, for_upstream: bool) -> None:
         self._messages = messages
-        self._takes_images = takes_images
+        self._for_upstream = for_upstream
 
     def add(self, role: str, blocks: Sequence[tuple[str, Block]]) -> None:
         if role == "assistant":
@@ -177,7 +233,7 @@ class _Turns:
         self._messages.append({"role": role, "content": content})
 
     def _part(self, block: Block, path: str) -> dict[str, Any]:
-        if block.type == "image" and self._takes_images:
+        if block.type == "image" and self._for_upstream:
             return {"type": "image_url", "image_url": {"url": _image_url(block, path)}}
         return {"type": "text", "text": _block_text(block, path)}
 
@@ -190,16 +246,29 @@ class _Turns:
     def _assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
         texts: list[str] = []
         calls: list[dict[str, Any]] = []
+        thoughts: list[str] = []
         for path, block in blocks:
             if block.type == "tool_use":
                 calls.append(_tool_call(block, path))
-            elif block.type not in _THINKING:
+            elif block.type == "thinking":
+                thoughts.append(self._thought(block))
+            elif block.type != "redacted_thinking":
                 texts.append(_block_text(block, path))
         message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+        thought = "\n".join(filter(None, thoughts))
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = calls
         self._messages.append(message)
+
+    def _thought(self, block: Block) -> str:
+        """The reasoning of a block. An upstream gets its own only: others may refuse the field."""
+        packed = unpack_reasoning(block.signature or "")
+        if packed is None and self._for_upstream:
+            return ""
+        return block.thinking or packed or ""
 
 
 def _text_of(content: str | list[Block], path: str) -> str:

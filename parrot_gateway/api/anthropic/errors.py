@@ -29,6 +29,7 @@ _FIELD_NAMES = (
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "output_config.format"),
     (re.compile(r"\bmax_completion_tokens\b"), "max_tokens"),
+    (re.compile(r"\breasoning_effort\b"), "output_config.effort"),
 )
 
 

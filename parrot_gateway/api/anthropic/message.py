@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.generation.generate import Candidate
+from parrot_gateway.generation.opaque_text import pack_reasoning
 from parrot_gateway.generation.request import ChoiceDelta
 from parrot_gateway.generation.tools.parsing import ArgumentsPiece, CallBegin, ContentPiece
+
+#: Whether an answer has blocks of reasoning: none, without its text, or with it.
+ThinkingDisplay: TypeAlias = Literal["hidden", "omitted", "shown"]
+
+#: What a block is, where it is no call: see `MessageWriter`.
+_TEXT, _THINKING = -1, -2
 
 encode = msgspec.json.Encoder().encode
 
@@ -32,13 +39,16 @@ def event(type: str, fields: Mapping[str, Any]) -> bytes:
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
     """Tokens as Anthropic counts them: those read from the cache apart from `input_tokens`."""
-    return {
+    counts = {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "service_tier": "standard",
     }
+    if usage.reasoning_tokens:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
 
 
 def stop_reason_of(finish_reason: str | None, stop_string: str | None, *, has_calls: bool) -> str:
@@ -55,9 +65,15 @@ class MessageWriter:
     Args:
         model: as the request names it.
         id: of the message; minted by default.
+        thinking: how reasoning is shown.
     """
 
-    def __init__(self, model: str, id: str | None = None) -> None:
+    def __init__(
+        self, model: str, id: str | None = None, *, thinking: ThinkingDisplay = "hidden"
+    ) -> None:
+        self._thinking = thinking
+        #: Reasoning of the open block.
+        self._thoughts: list[str] = []
         self._message: dict[str, Any] = {
             "id": id or f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -69,8 +85,8 @@ class MessageWriter:
         }
         self._is_started = False
         self._first_usage = Usage(0, 0, 0)
-        #: Number of the open block, or of the next one, and what it is: None for none, -1 for
-        #: text, or the number of a call.
+        #: Number of the open block, or of the next one, and what it is: None for none, `_TEXT`,
+        #: `_THINKING`, or the number of a call.
         self._index = 0
         self._open: int | None = None
         #: Calls that have a block.
@@ -88,8 +104,10 @@ class MessageWriter:
         return event("message_start", {"message": message}) + event("ping", {})
 
     def delta(self, delta: ChoiceDelta) -> bytes:
-        """Text and pieces of calls."""
+        """Reasoning, text and pieces of calls."""
         events = b"" if self._is_started else self._start()
+        if delta.reasoning:
+            events += self._thought(delta.reasoning)
         if delta.pieces is None:
             if delta.text:
                 events += self._text(delta.text)
@@ -97,7 +115,7 @@ class MessageWriter:
             for piece in delta.pieces:
                 if isinstance(piece, ContentPiece):
                     # Blanks around calls are no text.
-                    if self._open == -1 or piece.text.strip():
+                    if self._open == _TEXT or piece.text.strip():
                         events += self._text(piece.text)
                 elif isinstance(piece, CallBegin):
                     events += self._begin_call(piece)
@@ -122,6 +140,10 @@ class MessageWriter:
     def whole(self, candidate: Candidate, usage: Usage) -> bytes:
         """The message as one JSON object."""
         content: list[dict[str, Any]] = []
+        if candidate.reasoning and self._thinking != "hidden":
+            thought = "".join(candidate.reasoning)
+            shown = thought if self._thinking == "shown" else ""
+            content.append(_thinking_block(shown, self._signature(thought)))
         text = candidate.text
         if text.strip() or (text and not candidate.calls):
             content.append({"type": "text", "text": text})
@@ -139,10 +161,25 @@ class MessageWriter:
         matched = stop_string if stop_reason == "stop_sequence" else None
         return {"stop_reason": stop_reason, "stop_sequence": matched}
 
+    def _thought(self, text: str) -> bytes:
+        if self._thinking == "hidden":
+            return b""
+        events = b""
+        if self._open != _THINKING:
+            events = self._begin(_THINKING, _thinking_block("", ""))
+        self._thoughts.append(text)
+        if self._thinking == "shown":
+            events += self._delta({"type": "thinking_delta", "thinking": text})
+        return events
+
+    def _signature(self, thought: str) -> str:
+        """What tells our blocks from those of others, and holds the text that is left out."""
+        return pack_reasoning(thought if self._thinking == "omitted" else "")
+
     def _text(self, text: str) -> bytes:
         events = b""
-        if self._open != -1:
-            events = self._begin(-1, {"type": "text", "text": ""})
+        if self._open != _TEXT:
+            events = self._begin(_TEXT, {"type": "text", "text": ""})
         return events + self._delta({"type": "text_delta", "text": text})
 
     def _begin_call(self, call: CallBegin) -> bytes:
@@ -164,9 +201,18 @@ class MessageWriter:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
+        events = b""
+        if self._open == _THINKING:
+            signature = self._signature("".join(self._thoughts))
+            events = self._delta({"type": "signature_delta", "signature": signature})
+            self._thoughts = []
         self._open = None
         self._index += 1
-        return event("content_block_stop", {"index": self._index - 1})
+        return events + event("content_block_stop", {"index": self._index - 1})
+
+
+def _thinking_block(thinking: str, signature: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thinking, "signature": signature}
 
 
 def _tool_use(id: str, name: str, input: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from parrot_gateway.api.anthropic.errors import error_of, failure_event
-from parrot_gateway.api.anthropic.message import MessageWriter
+from parrot_gateway.api.anthropic.message import MessageWriter, ThinkingDisplay
 from parrot_gateway.api.event_stream import Answer, EventStream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.engines.usage import Usage
@@ -35,10 +35,11 @@ class MessageAnswer:
     Args:
         model: as the request names it.
         prompt_tokens: of its prompt.
+        thinking: how reasoning is shown.
     """
 
-    def __init__(self, model: str, prompt_tokens: int) -> None:
-        self._writer = MessageWriter(model)
+    def __init__(self, model: str, prompt_tokens: int, thinking: ThinkingDisplay) -> None:
+        self._writer = MessageWriter(model, thinking=thinking)
         self._prompt_tokens = prompt_tokens
 
     def opening(self) -> bytes:
@@ -63,12 +64,20 @@ class MessageAnswer:
 
 
 class AnthropicShape:
-    """See `CallShape`."""
+    """See `CallShape`.
+
+    Args:
+        thinking: how reasoning is shown.
+    """
+
+    def __init__(self, thinking: ThinkingDisplay = "hidden") -> None:
+        self._thinking = thinking
 
     def answer(
         self, request: CallRequest, served: ServedModel, generation_request: GenerationRequest
     ) -> Answer:
-        return MessageAnswer(request.model, len(generation_request.prompts[0].token_ids))
+        prompt_tokens = len(generation_request.prompts[0].token_ids)
+        return MessageAnswer(request.model, prompt_tokens, self._thinking)
 
     def failure(self, error: GatewayError) -> bytes:
         return failure_event(error)
@@ -85,7 +94,7 @@ class AnthropicShape:
     async def forward(self, request: CallRequest, call: ForwardedCall) -> None:
         exchange, upstream = call.exchange, call.upstream
         other = None if call.fallback is None else upstream.settings.fallback
-        message = _UpstreamMessage(exchange, request, upstream.name)
+        message = _UpstreamMessage(exchange, request, upstream.name, self._thinking)
         everyone = Observers([message, *call.observers])
         exchange.cancel_on_disconnect()
         try:
@@ -117,9 +126,6 @@ class AnthropicShape:
             await call.fallback(other)
 
 
-ANTHROPIC = AnthropicShape()
-
-
 class _UpstreamMessage(GenerationObserver):
     """Writes what an upstream answers as a message to the client.
 
@@ -127,11 +133,14 @@ class _UpstreamMessage(GenerationObserver):
         exchange: not answered yet, or begun with comments as a stream.
         request: the chat.
         engine: name of the upstream.
+        thinking: how reasoning is shown.
     """
 
-    def __init__(self, exchange: Exchange, request: CallRequest, engine: str) -> None:
+    def __init__(
+        self, exchange: Exchange, request: CallRequest, engine: str, thinking: ThinkingDisplay
+    ) -> None:
         self._exchange = exchange
-        self._writer = MessageWriter(request.model)
+        self._writer = MessageWriter(request.model, thinking=thinking)
         self._is_stream = bool(request.head.stream)
         self._engine = engine.encode()
         self._stream = EventStream(exchange, float("inf"), failure=failure_event)

@@ -29,16 +29,21 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.prompts import prompts_of_texts, tokenize
 from parrot_gateway.generation.reasoning import (
-    behind_reasoning,
-    reasoning_start,
+    reasoning_and_grammar,
     uses_special_tokens,
+    without_reasoning,
 )
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.output import OutputOptions, output_options
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.generation.requests.tools import requested_tools
-from parrot_gateway.generation.requests.types import ChatBody, Message, TokenizeBody
+from parrot_gateway.generation.requests.types import (
+    REASONING_SWITCHES,
+    ChatBody,
+    Message,
+    TokenizeBody,
+)
 from parrot_gateway.generation.requests.validation import (
     check_choice,
     check_context,
@@ -158,12 +163,7 @@ class ChatCall(PreparedCall[ChatBody]):
             max_tokens = default_max_tokens(served.info, limit - length)
         start, grammar = None, options.grammar
         if request.separate_reasoning is not False and served.parses_reasoning:
-            start = reasoning_start(template_source(served.tokenizer.assets), self._prompt.text)
-        if start is not None and grammar is not None:
-            grammar = behind_reasoning(grammar, start, served.tokenizer)
-            if grammar is None:
-                # It cannot begin behind anything, so that there is no reasoning.
-                start, grammar = None, options.grammar
+            start, grammar = reasoning_and_grammar(self._prompt.text, grammar, served.tokenizer)
         n = request.n or 1
         return GenerationRequest(
             [self._prompt],
@@ -287,6 +287,9 @@ def _rendered(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequen
     effort = getattr(body, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
+    if effort == "none":
+        for name in REASONING_SWITCHES:
+            variables.setdefault(name, False)
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and opens:
@@ -301,7 +304,7 @@ def _rendered(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequen
             tool_dicts = [tool.to_dict() for tool in tools]
         elif tools:
             messages = described_in_text(messages, tools)
-        return tokenizer.render_chat(
+        prompt = tokenizer.render_chat(
             messages,
             tools=tool_dicts,
             add_generation_prompt=opens,
@@ -313,6 +316,9 @@ def _rendered(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequen
     except RecursionError:
         # NOTE: whatever works on a document in Python stops at fewer levels than its decoder.
         raise nested_too_deeply() from None
+    if effort == "none" and opens:
+        return without_reasoning(template_source(tokenizer.assets), prompt)
+    return prompt
 
 
 def template_messages(messages: list[Message] | None) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_METADATA = 16
 #: Ids that `/detokenize` takes.
 MAX_DETOKENIZED = 1024 * 1024
+#: Variables by which chat templates turn reasoning on and off: Qwen's and DeepSeek's names.
+REASONING_SWITCHES = ("enable_thinking", "thinking")
 _INT32 = 2**31 - 1
 
 Prompts: TypeAlias = str | list[str | int | list[int]]

@@ -1,26 +1,19 @@
-"""What a compaction keeps of a history, as an opaque text that clients carry.
-
-It is neither secret nor trusted: it holds what its caller sent and was answered, and comes back as
-input like any other.
-"""
+"""What a compaction keeps of a history, as an opaque text that clients carry."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from parrot_gateway.generation.opaque_text import pack, unpack
 
 if TYPE_CHECKING:
     from parrot_engine.text import Tokenizer
 
 #: How the content of a compaction item begins.
 _MARK = "parrot1."
-#: Of the unpacked content.
-MAX_BYTES = 4 * 1024 * 1024
 
 
 class Compaction(msgspec.Struct, frozen=True):
@@ -44,18 +37,15 @@ _DECODER = msgspec.json.Decoder(Compaction)
 
 def packed(compaction: Compaction) -> str:
     """As the content of a compaction item."""
-    data = zlib.compress(msgspec.json.encode(compaction))
-    return _MARK + base64.urlsafe_b64encode(data).decode()
+    return pack(_MARK, msgspec.json.encode(compaction))
 
 
 def unpacked(content: str) -> Compaction | None:
     """The compaction that a content holds; None where it is no content of ours."""
-    if not content.startswith(_MARK):
-        return None
+    data = unpack(_MARK, content)
     try:
-        data = base64.urlsafe_b64decode(content.removeprefix(_MARK))
-        return _DECODER.decode(zlib.decompressobj().decompress(data, MAX_BYTES))
-    except (binascii.Error, ValueError, zlib.error, msgspec.DecodeError):
+        return None if data is None else _DECODER.decode(data)
+    except msgspec.DecodeError:
         return None
 
 

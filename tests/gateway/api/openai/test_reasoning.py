@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Generate
-from parrot_engine.text import Tokenizer
-from scripted_remote import ScriptedRemoteEngine
+from responding import prompt_of
 from serving import Service, serving
+from thinker import TEMPLATE, thinker
 
 from parrot_gateway.generation.reasoning import ReasoningText
 from parrot_gateway.settings.model import ModelSettings
 
 HI = [{"role": "user", "content": "Hi"}]
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n{{ prefill or '' }}{# <think></think> #}"
-)
 PREFILLS = {"opened": "<think>\n", "closed": "<think>\n\n</think>\n\n"}
-
-
-def thinker(text: str, template: str = TEMPLATE) -> ScriptedRemoteEngine:
-    engine = ScriptedRemoteEngine(max_context_tokens=4096, supports_grammars=True)
-    engine.tokenizer = Tokenizer(replace(engine.tokenizer.assets, chat_template=template))
-    ids = [*engine.tokenizer.encode(text, add_special_tokens=False), engine.im_end]
-    engine.script = lambda prompt, sampling: ids
-    return engine
 
 
 async def ask(service: Service, prefill: str = "", **body: Any) -> dict[str, Any]:
@@ -95,6 +82,24 @@ async def test_a_model_s_setting(parser: Any) -> None:
     async with serving(engine, models=[model]) as service:
         message = (await ask(service))["choices"][0]["message"]
     assert message["content"] == (text if parser == "off" else "b")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "end"),
+    [
+        ("", "assistant\n<think>\n\n</think>\n\n"),
+        ("opened", "assistant\n<think>\n\n</think>\n\n"),
+        ("closed", "assistant\n<think>\n\n</think>\n\n"),
+    ],
+)
+async def test_no_effort_is_none(prefill: str, end: str) -> None:
+    engine = thinker("So.")
+    async with serving(engine) as service:
+        message = (await ask(service, prefill, reasoning_effort="none"))["choices"][0]["message"]
+        assert prompt_of(engine).endswith(end)
+        assert (message["content"], "reasoning_content" in message) == ("So.", False)
+        await ask(service, prefill, reasoning_effort="low")
+        assert not prompt_of(engine).endswith(end) or prefill == "closed"
 
 
 async def test_models_that_know_no_markers_keep_them() -> None:
