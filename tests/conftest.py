@@ -6,6 +6,7 @@ Standard library and pytest only: the client's tests run in an environment witho
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -79,6 +80,12 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores: for a quarter of its time one waits for processes and timers."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_unconfigure() -> None:
