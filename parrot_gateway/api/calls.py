@@ -83,7 +83,7 @@ class CallRoutes:
         self._identity = identity = SessionIdentity(service.limits.identity)
         self._recordings = Recordings(identity, service)
         self._semantic = SemanticCalls(
-            service, models, identity, keep_alive_s=server.keep_alive_s, answer=self._answer
+            service, models, identity, keep_alive_s=server.keep_alive_s, answer_call=self._answer
         )
         self._responses = ResponseRoutes(models, store, background, server, self._recordings)
         #: `POST /v1/completions` and `POST /v1/chat/completions`.

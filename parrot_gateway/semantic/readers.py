@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from parrot_scheduler.task import LATENCY, Objective
 
@@ -13,21 +14,16 @@ from parrot_gateway.semantic.sessions import SessionStore
 from parrot_gateway.semantic.variable import Variable
 
 
+@dataclass(eq=False)
 class Readers:
-    """All waits for variables. Used in the event loop's thread only.
+    """All waits for variables. Used in the event loop's thread only."""
 
-    Args:
-        timeout_s: default of `value`.
-    """
-
-    def __init__(
-        self, sessions: SessionStore, objectives: ObjectiveTracker, *, timeout_s: float
-    ) -> None:
-        self._sessions = sessions
-        self._objectives = objectives
-        self._timeout_s = timeout_s
-        #: Waits at this moment.
-        self.count = 0
+    sessions: SessionStore
+    objectives: ObjectiveTracker
+    #: Default of `value`.
+    timeout_s: float
+    #: Waits at this moment.
+    count: int = 0
 
     async def wait(
         self,
@@ -52,12 +48,12 @@ class Readers:
                 has_changed.set_result(None)
 
         unsubscribe = variable.subscribe(changed, last_only=after is None)
-        session = self._sessions.owner_of(variable)
+        session = self.sessions.owner_of(variable)
         if session is not None:
             session.pin()
         self.count += 1
         if objective is not None:
-            self._objectives.begin_wait(variable, objective)
+            self.objectives.begin_wait(variable, objective)
         try:
             async with asyncio.timeout(timeout_s):
                 await has_changed
@@ -66,7 +62,7 @@ class Readers:
         finally:
             self.count -= 1
             if objective is not None:
-                self._objectives.end_wait(variable)
+                self.objectives.end_wait(variable)
             if session is not None:
                 session.unpin()
             unsubscribe()
@@ -81,7 +77,7 @@ class Readers:
             DependencyFailedError: it failed or was cancelled.
             DeadlineError: it was not ready in time.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         if not await self.wait(variable, limit_s, objective=objective):
             raise DeadlineError(
                 f"Variable '{variable.name}' had no value within {limit_s:g} s; it goes on.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 from parrot_gateway.exceptions import OverloadedError, SessionNotFoundError, VariableNotFoundError
@@ -43,26 +43,19 @@ class _Tenant:
     variables: dict[str, Variable] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class SessionStore:
-    """The sessions of a gateway.
+    """The sessions of a gateway."""
 
-    Args:
-        mint_session_id, mint_variable_id: make unguessable ids, never the same twice.
-        on_close: called with every session that was closed, for any reason.
-    """
+    limits: SessionSettings
+    _: KW_ONLY
+    #: Make unguessable ids, never the same twice.
+    mint_session_id: Callable[[], str]
+    mint_variable_id: Callable[[], str]
+    #: Called with every session that was closed, for any reason.
+    on_close: Callable[[Session], None] = lambda session: None
 
-    def __init__(
-        self,
-        limits: SessionSettings,
-        *,
-        mint_session_id: Callable[[], str],
-        mint_variable_id: Callable[[], str],
-        on_close: Callable[[Session], None] = lambda session: None,
-    ) -> None:
-        self._limits = limits
-        self._mint_session_id = mint_session_id
-        self._mint_variable_id = mint_variable_id
-        self._on_close = on_close
+    def __post_init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         #: Every session by id.
         self._owners: dict[str, Session] = {}
@@ -107,8 +100,8 @@ class SessionStore:
             self.touch(found, now)
             return found
         held = self._tenants.get(tenant, _Tenant())
-        is_full = len(held.sessions) >= self._limits.max_sessions_per_tenant
-        if (is_full or len(self) >= self._limits.max_sessions) and not self._evict_recorded(held):
+        is_full = len(held.sessions) >= self.limits.max_sessions_per_tenant
+        if (is_full or len(self) >= self.limits.max_sessions) and not self._evict_recorded(held):
             return None
         session = self._create(tenant, name, now)
         self._tenants[tenant].recorded[session.id] = session
@@ -122,19 +115,19 @@ class SessionStore:
             return
         held.by_name[alias] = session
         session.aliases.append(alias)
-        while len(session.aliases) > max(1, self._limits.max_finished_calls):
+        while len(session.aliases) > max(1, self.limits.max_finished_calls):
             held.by_name.pop(session.aliases.popleft(), None)
 
     def _create(self, tenant: str, name: str | None, now: float) -> Session:
-        session_id = self._mint_session_id()
+        session_id = self.mint_session_id()
         held = self._tenants.setdefault(tenant, _Tenant())
         session = Session(
             session_id,
             name if name is not None else session_id,
             tenant,
             now=now,
-            limits=self._limits,
-            mint_variable_id=self._mint_variable_id,
+            limits=self.limits,
+            mint_variable_id=self.mint_variable_id,
             index=held.variables,
             account=self._account,
             count=self._count,
@@ -213,7 +206,7 @@ class SessionStore:
         for held in list(self._tenants.values()):
             for session in list(held.sessions.values()):
                 # NOTE: sorted by last use, unless the caller's clock went backwards.
-                if now - session.last_used <= self._limits.ttl_s:
+                if now - session.last_used <= self.limits.ttl_s:
                     break
                 if session.is_idle:
                     expired.append(session)
@@ -251,12 +244,12 @@ class SessionStore:
     def _make_room(self, tenant: str) -> None:
         held = self._tenants.get(tenant, _Tenant())
         own = len(held.sessions)
-        if own >= self._limits.max_sessions_per_tenant and not self._evict_from(held):
+        if own >= self.limits.max_sessions_per_tenant and not self._evict_from(held):
             raise OverloadedError(
                 f"{own} sessions are in work, which is the limit for one key "
                 "(setting sessions.max_sessions_per_tenant)."
             )
-        if len(self) >= self._limits.max_sessions and not self._evict_any(held):
+        if len(self) >= self.limits.max_sessions and not self._evict_any(held):
             raise OverloadedError(
                 "As many sessions are in work as this gateway keeps "
                 "(setting sessions.max_sessions)."
@@ -284,12 +277,12 @@ class SessionStore:
         return True
 
     def _account(self, writer: Session, delta: int) -> None:
-        while delta > 0 and self._bytes + delta > self._limits.max_total_bytes:
+        while delta > 0 and self._bytes + delta > self.limits.max_total_bytes:
             self._evict_for(writer, lambda session: session.value_bytes, "much text", "bytes")
         self._bytes += delta
 
     def _count(self, writer: Session, delta: int) -> None:
-        while delta > 0 and self._variables + delta > self._limits.max_total_variables:
+        while delta > 0 and self._variables + delta > self.limits.max_total_variables:
             self._evict_for(
                 writer, lambda session: session.num_variables, "many variables", "variables"
             )
@@ -326,5 +319,5 @@ class SessionStore:
         try:
             session.close()
         finally:
-            self._on_close(session)
+            self.on_close(session)
         return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -69,31 +70,19 @@ class CallContext(NamedTuple):
 Answerer: TypeAlias = Callable[[Exchange, CallRequest, CallContext], Awaitable[None]]
 
 
+@dataclass(frozen=True)
 class SemanticCalls:
-    """The semantic side of the call routes.
+    """The semantic side of the call routes."""
 
-    Args:
-        service: the sessions.
-        models: who serves which.
-        identity: finds the session of a call that does not name one.
-        keep_alive_s: silence after which the stream of a waiting call gets a comment.
-        answer: answers a call whose inputs are there.
-    """
-
-    def __init__(
-        self,
-        service: SemanticService,
-        models: ModelDirectory,
-        identity: SessionIdentity,
-        *,
-        keep_alive_s: float,
-        answer: Answerer,
-    ) -> None:
-        self._service = service
-        self._identity = identity
-        self._models = models
-        self._keep_alive_s = keep_alive_s
-        self._answer_call = answer
+    service: SemanticService
+    models: ModelDirectory
+    #: Finds the session of a call that does not name one.
+    identity: SessionIdentity
+    _: KW_ONLY
+    #: Silence after which the stream of a waiting call gets a comment.
+    keep_alive_s: float
+    #: Answers a call whose inputs are there.
+    answer_call: Answerer
 
     async def answer(
         self, exchange: Exchange, request: CallRequest, shape: CallShape = OPENAI
@@ -121,16 +110,16 @@ class SemanticCalls:
         if fields.is_empty and not variables:
             return False
         checked = await self._check(request, fields)
-        known = len(self._service.sessions)
+        known = len(self.service.sessions)
         session = self._session(exchange, request, fields, variables)
-        is_new = len(self._service.sessions) > known
+        is_new = len(self.service.sessions) > known
         session.pin()
         try:
             job = await self._submit(session, exchange, request, fields, checked)
         except BaseException:
             session.unpin()
             if is_new and session.is_idle and not session.num_variables and not len(session.graph):
-                self._service.close_session(session)
+                self.service.close_session(session)
             raise
         try:
             if fields.defer:
@@ -170,7 +159,7 @@ class SemanticCalls:
                 param="transform",
                 code="invalid_value",
             )
-        target = self._models.resolve(model)
+        target = self.models.resolve(model)
         if (
             fields.transform is not None
             and fields.transform.needs_tokens
@@ -189,7 +178,7 @@ class SemanticCalls:
         if not fields.defer or not isinstance(target, EngineTarget):
             return None
         await read_aside(lambda: request.typed, request.size, MAX_INLINE_BYTES)
-        checked = prepare(request, self._models.engine_of(target.model))
+        checked = prepare(request, self.models.engine_of(target.model))
         if not fields.inputs and not has_reference(request.body):
             await checked.check_fits()
         return checked
@@ -204,8 +193,8 @@ class SemanticCalls:
         """
         if fields.transform is None or not fields.transform.needs_tokens:
             return None
-        target = self._models.resolve(request.model)
-        return token_cutter(self._models.engine_of(target.model).tokenizer)
+        target = self.models.resolve(request.model)
+        return token_cutter(self.models.engine_of(target.model).tokenizer)
 
     async def _submit(
         self,
@@ -220,7 +209,7 @@ class SemanticCalls:
 
         def variable(source: str, param: str) -> Variable:
             before = session.num_variables
-            found = self._service.variable(session, source, param)
+            found = self.service.variable(session, source, param)
             if session.num_variables > before:
                 made.append(found)
             return found
@@ -257,7 +246,7 @@ class SemanticCalls:
                 headers=list(exchange.scope["headers"]),
             )
             template = await read_aside(lambda: template_of(spec), request.size)
-            return self._service.submit(session, spec, attended=not fields.defer, template=template)
+            return self.service.submit(session, spec, attended=not fields.defer, template=template)
         except BaseException:
             for each in made:
                 _discard(session, each)
@@ -274,7 +263,7 @@ class SemanticCalls:
         tenant = exchange.tenant
         name = fields.session
         if name is None:
-            identity = self._identity.find(exchange.scope["headers"], request.semantic_head)
+            identity = self.identity.find(exchange.scope["headers"], request.semantic_head)
             name = None if identity is None else identity.name
         if name is None and fields.context is not None:
             raise InvalidRequestError(
@@ -284,11 +273,11 @@ class SemanticCalls:
             )
         if name is None:
             for variable_id in sorted(variables):
-                variable = self._service.sessions.variable(tenant, variable_id)
-                owner = self._service.sessions.owner_of(variable)
+                variable = self.service.sessions.variable(tenant, variable_id)
+                owner = self.service.sessions.owner_of(variable)
                 if owner is not None:
                     return owner
-        return self._service.session(tenant, name)
+        return self.service.session(tenant, name)
 
     # -- deferred ---------------------------------------------------------------------------
 
@@ -304,10 +293,10 @@ class SemanticCalls:
     # -- attended ---------------------------------------------------------------------------
 
     async def _attend(self, exchange: Exchange, job: Job, shape: CallShape) -> None:
-        executor = self._service.executor
+        executor = self.service.executor
         task = asyncio.current_task()
         assert task is not None
-        observer = _AttendedCall(exchange, job, self._service.clock)
+        observer = _AttendedCall(exchange, job, self.service.clock)
         exchange.on_headers(observer.add_headers)
         exchange.cancel_on_disconnect()
         try:
@@ -316,9 +305,9 @@ class SemanticCalls:
                 raise job.client_error()
             executor.begin(job)
             observer.begin()
-            metadata = self._service.metadata_of(job)
+            metadata = self.service.metadata_of(job)
             context = CallContext(metadata, (observer,), job.spec.checked, shape)
-            await self._answer_call(exchange, job.bound_request(), context)
+            await self.answer_call(exchange, job.bound_request(), context)
             # The answer is out: a client that leaves now leaves in good order.
             exchange.finish()
             try:
@@ -349,9 +338,9 @@ class SemanticCalls:
         if changed.done() or not job.spec.request.head.stream:
             await changed
             return
-        stream = EventStream(exchange, self._keep_alive_s, failure=shape.failure)
+        stream = EventStream(exchange, self.keep_alive_s, failure=shape.failure)
         while not changed.done():
-            await asyncio.wait({changed}, timeout=self._keep_alive_s)
+            await asyncio.wait({changed}, timeout=self.keep_alive_s)
             if not changed.done():
                 await stream.keep_alive()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -81,25 +82,23 @@ class CallRunner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class ModelRunner:
     """The `CallRunner` of a gateway."""
 
-    def __init__(
-        self, models: ModelDirectory, *, call_timeout_s: float, clock: Callable[[], float]
-    ) -> None:
-        self._models = models
-        self._call_timeout_s = call_timeout_s
-        self._clock = clock
+    models: ModelDirectory
+    call_timeout_s: float
+    clock: Callable[[], float]
 
     async def run(self, job: Job, request: CallRequest, metadata: CallMetadata) -> None:
-        observer = JobObserver(job, self._clock)
+        observer = JobObserver(job, self.clock)
         model, tried = job.call.model, set[str]()
         while True:
-            target = self._models.resolve(model)
+            target = self.models.resolve(model)
             if isinstance(target, EngineTarget):
                 await self._on_engine(job, request, metadata, target.model, observer)
                 break
-            upstream = self._models.upstreams[target.upstream]
+            upstream = self.models.upstreams[target.upstream]
             other = None if target.upstream in tried else upstream.settings.fallback
             body = await read_aside(
                 partial(_streamed_body, request, upstream, target.model, metadata),
@@ -132,7 +131,7 @@ class ModelRunner:
         # engines does not need.
         from parrot_gateway.generation.generate import Generation, collect
 
-        placer = self._models.placer(model, metadata)
+        placer = self.models.placer(model, metadata)
         call = prepare(request, placer, job.spec.checked)
         if call.uses_tools:
             raise UnsupportedError(
@@ -141,7 +140,7 @@ class ModelRunner:
                 param="tools",
             )
         generation_request = await call.generation_request(metadata.salt)
-        deadline = time.perf_counter() + self._call_timeout_s
+        deadline = time.perf_counter() + self.call_timeout_s
         with Generation(placer, generation_request, deadline, [observer]) as generation:
             if generation_request.best_of > 1:
                 await collect(generation, 1, generation_request.best_of)

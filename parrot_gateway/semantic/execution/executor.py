@@ -15,6 +15,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from parrot_gateway.exceptions import DeadlineError, GatewayError, OverloadedError
@@ -54,37 +55,27 @@ class ExecutorStatistics(NamedTuple):
     retries: int
 
 
+@dataclass(eq=False)
 class Executor:
-    """The executor. Used in the event loop's thread only.
+    """The executor. Used in the event loop's thread only."""
 
-    Args:
-        run_timeout_s: longest run of a call, and of an attended one wait and run together.
-        clock: time for the graph, in seconds.
-        run: runs a deferred call on a model, as `CallRunner.run`.
-        on_wait: called with a call that waits for inputs, again after each that arrives.
-        on_start: called with a call that is about to run.
-        on_end: called with a call that has ended.
-    """
+    limits: SessionSettings
+    _: KW_ONLY
+    #: Longest run of a call, and of an attended one wait and run together.
+    run_timeout_s: float
+    #: Time for the graph, in seconds.
+    clock: Callable[[], float]
+    #: Runs a deferred call on a model, as `CallRunner.run`.
+    run: Callable[[Job, CallRequest], Awaitable[None]]
+    #: Called with a call that waits for inputs, again after each that arrives.
+    on_wait: Callable[[Job], None]
+    #: Called with a call that is about to run.
+    on_start: Callable[[Job], None]
+    #: Called with a call that has ended.
+    on_end: Callable[[Job], None]
 
-    def __init__(
-        self,
-        limits: SessionSettings,
-        *,
-        run_timeout_s: float,
-        clock: Callable[[], float],
-        run: Callable[[Job, CallRequest], Awaitable[None]],
-        on_wait: Callable[[Job], None] = lambda job: None,
-        on_start: Callable[[Job], None] = lambda job: None,
-        on_end: Callable[[Job], None] = lambda job: None,
-    ) -> None:
-        self._limits = limits
-        self._run_timeout_s = run_timeout_s
-        self._clock = clock
-        self._run_on_model = run
-        self._on_wait = on_wait
-        self._on_start = on_start
-        self._on_end = on_end
-        self.unfinished = UnfinishedJobs(limits)
+    def __post_init__(self) -> None:
+        self.unfinished = UnfinishedJobs(self.limits)
         self.deduplication = DeduplicationCache()
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: deque[Job] = deque()
@@ -127,7 +118,7 @@ class Executor:
             return
         if job.context is not None:
             job.context.when_turn(lambda: self._wake(job))
-        limit_s = self._run_timeout_s if job.attended else self._limits.ttl_s
+        limit_s = self.run_timeout_s if job.attended else self.limits.ttl_s
         job.timer = asyncio.get_running_loop().call_later(limit_s, self._out_of_time, job)
         self._wake(job)
 
@@ -171,10 +162,10 @@ class Executor:
             else:
                 heapq.heappush(self._queue, (-job.spec.priority, next(self._numbers), job.id))
         else:
-            self._on_wait(job)
+            self.on_wait(job)
 
     def _start_waiting(self) -> None:
-        while self._queue and len(self._tasks) < self._limits.max_running_calls:
+        while self._queue and len(self._tasks) < self.limits.max_running_calls:
             _, _, job_id = heapq.heappop(self._queue)
             job = self.unfinished.find(job_id)
             if job is not None and job.node.state == "waiting":
@@ -199,22 +190,22 @@ class Executor:
 
     def _begin(self, job: Job) -> None:
         job.stop_timer()
-        self._on_start(job)
-        job.session.graph.start(job.id, self._clock())
+        self.on_start(job)
+        job.session.graph.start(job.id, self.clock())
         if job.output is not None and job.output.state == "empty":
             job.output.begin(job.id)
 
     async def _run(self, job: Job) -> None:
         try:
-            async with asyncio.timeout(self._run_timeout_s):
+            async with asyncio.timeout(self.run_timeout_s):
                 if job.is_transform:
-                    job.take_input(self._clock())
+                    job.take_input(self.clock())
                 else:
                     await self._answer(job)
                 await self.complete(job)
         except TimeoutError:
             error = DeadlineError(
-                f"it ran longer than {self._run_timeout_s:g} s (setting server.call_timeout_s)"
+                f"it ran longer than {self.run_timeout_s:g} s (setting server.call_timeout_s)"
             )
             self.fail(job, job.failure_of(error))
         except GatewayError as error:
@@ -235,7 +226,7 @@ class Executor:
             return
         for tries_left in reversed(range(MAX_TRIES)):
             try:
-                await self._run_on_model(job, request)
+                await self.run(job, request)
             except OverloadedError as error:
                 # The client of a deferred call does not retry.
                 if job.has_text or error.retry_after_s is None or not tries_left:
@@ -312,9 +303,9 @@ class Executor:
             job.context.leave()
         graph = job.session.graph
         if job.id in graph:
-            graph.finish(job.id, state, self._clock(), failure)  # type: ignore[arg-type]
+            graph.finish(job.id, state, self.clock(), failure)  # type: ignore[arg-type]
         job.notify()
-        self._on_end(job)
+        self.on_end(job)
         self._forget_ended()
         self._note_quiet()
 

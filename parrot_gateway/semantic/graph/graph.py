@@ -7,6 +7,7 @@ call by call, in any order: a reader may come before its producer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
 
@@ -20,28 +21,21 @@ from parrot_gateway.semantic.graph.node import CallNode, Node, NodeState
 from parrot_gateway.semantic.variable import Failure, Variable
 
 
+@dataclass(eq=False)
 class Graph:
-    """The nodes of one session.
+    """The nodes of one session."""
 
-    Args:
-        session: its name, for messages.
-        variables: the session's, by id; the variables of a node must stay there while it is kept.
-        max_unfinished: nodes waiting or running; `add` refuses more.
-        max_finished: finished nodes kept; oldest dropped first.
-    """
+    #: Its name, for messages.
+    session: str
+    #: The session's, by id; the variables of a node must stay there while it is kept.
+    variables: Mapping[str, Variable]
+    _: KW_ONLY
+    #: Nodes waiting or running; `add` refuses more.
+    max_unfinished: int
+    #: Finished nodes kept; oldest dropped first.
+    max_finished: int
 
-    def __init__(
-        self,
-        session: str,
-        variables: Mapping[str, Variable],
-        *,
-        max_unfinished: int,
-        max_finished: int,
-    ) -> None:
-        self.session = session
-        self.variables = variables
-        self._max_unfinished = max_unfinished
-        self._max_finished = max_finished
+    def __post_init__(self) -> None:
         #: Unfinished in order of submission, finished in order of finishing.
         self._unfinished: dict[str, Node] = {}
         self._finished: dict[str, Node] = {}
@@ -97,7 +91,7 @@ class Graph:
         if node.output is not None:
             self._check_output(node.output)
             self._check_cycle(node, node.output)
-        if len(self._unfinished) >= self._max_unfinished:
+        if len(self._unfinished) >= self.max_unfinished:
             raise SessionFullError(
                 self.session, f"{len(self._unfinished)} waiting or running calls", "max_calls"
             )
@@ -206,8 +200,8 @@ class Graph:
 
     def check_integrity(self) -> None:
         """Assert the invariants; for tests."""
-        assert len(self._unfinished) <= self._max_unfinished
-        assert len(self._finished) <= self._max_finished
+        assert len(self._unfinished) <= self.max_unfinished
+        assert len(self._finished) <= self.max_finished
         for node in self:
             assert node.is_finished == (node.id in self._finished)
             assert all(node.id in self.variables[v].consumers for v in node.inputs)
@@ -260,7 +254,7 @@ class Graph:
         node.state = to
 
     def _prune(self) -> None:
-        while len(self._finished) > self._max_finished:
+        while len(self._finished) > self.max_finished:
             self._let_go(next(iter(self._finished)))
 
     def _let_go(self, node_id: str) -> None:
