@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
@@ -75,23 +76,16 @@ class Upload:
         remove(self.path)
 
 
+@dataclass(eq=False)
 class FileStore:
-    """The files of all tenants. Used in the event loop's thread; waits for the disk in threads.
+    """The files of all tenants. Used in the event loop's thread; waits for the disk in threads."""
 
-    Args:
-        folder: that they are kept in.
-        settings: bounds.
-        clock: seconds of the Unix epoch.
-    """
-
-    def __init__(
-        self, folder: DataFolder, settings: BatchSettings, clock: Callable[[], float]
-    ) -> None:
-        self._folder = folder
-        self._settings = settings
-        self._clock = clock
-        #: Oldest first.
-        self._files: dict[str, StoredFile] = {}
+    folder: DataFolder
+    settings: BatchSettings
+    #: Seconds of the Unix epoch.
+    clock: Callable[[], float]
+    #: Oldest first.
+    _files: dict[str, StoredFile] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -104,16 +98,16 @@ class FileStore:
     def load(self) -> None:
         """Read what the folder holds; blocks."""
         found = sorted(
-            read_all(self._folder.files, StoredFile), key=lambda file: (file.created_at, file.id)
+            read_all(self.folder.files, StoredFile), key=lambda file: (file.created_at, file.id)
         )
         self._files = {file.id: file for file in found}
-        for path in self._folder.files.iterdir():
+        for path in self.folder.files.iterdir():
             if path.name.removesuffix(".json") not in self._files:
                 remove(path)
 
     def path(self, file: StoredFile) -> Path:
         """Where its content is."""
-        return self._folder.files / file.id
+        return self.folder.files / file.id
 
     async def begin_upload(self) -> Upload:
         """Begin a new file.
@@ -121,7 +115,7 @@ class FileStore:
         Raises:
             RequestTooLargeError: there are too many already.
         """
-        settings = self._settings
+        settings = self.settings
         room = settings.max_total_bytes - self.num_bytes
         if len(self._files) >= settings.max_files or room <= 0:
             raise RequestTooLargeError(
@@ -130,7 +124,7 @@ class FileStore:
                 code="storage_full",
             )
         limit = min(settings.max_file_bytes, room)
-        return await asyncio.to_thread(Upload, self._folder.new_upload(), limit)
+        return await asyncio.to_thread(Upload, self.folder.new_upload(), limit)
 
     async def keep(
         self,
@@ -149,9 +143,9 @@ class FileStore:
             lifetime_s: after which it is deleted; the settings' when not given.
             file_id: where it is known before.
         """
-        now = int(self._clock())
+        now = int(self.clock())
         num_bytes = (await asyncio.to_thread(content.stat)).st_size
-        lifetime_s = int(self._settings.file_ttl_s) if lifetime_s is None else lifetime_s
+        lifetime_s = int(self.settings.file_ttl_s) if lifetime_s is None else lifetime_s
         file = StoredFile(
             file_id or new_file_id(), tenant, filename, purpose, num_bytes, now, now + lifetime_s
         )
@@ -161,7 +155,7 @@ class FileStore:
 
     def _write(self, file: StoredFile, content: Path) -> None:
         content.replace(self.path(file))
-        sync_folder(self._folder.files)
+        sync_folder(self.folder.files)
         write_json(self._json_path(file), file)
 
     def find(self, tenant: str, file_id: str) -> StoredFile:
@@ -171,7 +165,7 @@ class FileStore:
             NotFoundError: it is unknown, deleted, expired or another tenant's.
         """
         file = self._files.get(file_id)
-        if file is None or file.tenant != tenant or file.expires_at <= self._clock():
+        if file is None or file.tenant != tenant or file.expires_at <= self.clock():
             raise NotFoundError(f"No such File object: {file_id[:80]}", param="id")
         return file
 
@@ -184,7 +178,7 @@ class FileStore:
 
     def newest_first(self, tenant: str) -> list[StoredFile]:
         """All files of a tenant."""
-        now = self._clock()
+        now = self.clock()
         return [
             file
             for file in reversed(self._files.values())
@@ -197,7 +191,7 @@ class FileStore:
 
     async def remove_expired(self, needed: Container[str]) -> None:
         """Delete files that are too old, unless their id is among those needed."""
-        now = self._clock()
+        now = self.clock()
         files = self._files.values()
         await self._forget([f for f in files if f.expires_at <= now and f.id not in needed])
 
@@ -208,7 +202,7 @@ class FileStore:
                 await asyncio.to_thread(remove, self._json_path(file), self.path(file))
 
     def _json_path(self, file: StoredFile) -> Path:
-        return self._folder.files / f"{file.id}.json"
+        return self.folder.files / f"{file.id}.json"
 
 
 def new_file_id() -> str:

@@ -7,36 +7,59 @@ afterwards, so that a name may hold a slash written as `%2F`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from urllib.parse import parse_qs, unquote
 
-from parrot_gateway.exceptions import InvalidRequestError, MethodNotAllowedError
+from parrot_gateway.exceptions import InvalidRequestError, MethodNotAllowedError, invalid_value
 from parrot_gateway.http.exchange import Exchange
 
 #: Answers an exchange; gets the variable segments of the path.
 RouteHandler: TypeAlias = Callable[..., Awaitable[None]]
 Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
+_Handler = TypeVar("_Handler", bound=RouteHandler)
+
+
+def route(method: str, pattern: str) -> Callable[[_Handler], _Handler]:
+    """Let a method of a class answer `method` of a path such as `/v1/variables/{id}`.
+
+    The first paragraph of its docstring is the route's summary.
+    """
+
+    def mark(handler: _Handler) -> _Handler:
+        vars(handler)["route"] = (method, pattern)
+        return handler
+
+    return mark
+
 
 class RouteTable:
-    """Routes by the number and the constant segments of their paths."""
+    """Routes by the number and the constant segments of their paths.
 
-    def __init__(self) -> None:
+    Args:
+        objects: those whose methods were marked by `route`.
+    """
+
+    def __init__(self, *objects: object) -> None:
         self._routes: list[tuple[str, tuple[str | None, ...], RouteHandler]] = []
         #: Method, pattern and summary of each route, for the description of the API.
         self.described: list[tuple[str, str, str]] = []
         #: First segments after `/v1/`: one look-up rules other paths out.
         self._firsts: set[str] = set()
+        for each in objects:
+            for name, member in vars(type(each)).items():
+                marked: tuple[str, str] | None = getattr(member, "route", None)
+                if marked is not None:
+                    self._add(*marked, getattr(each, name))
 
-    def add(self, method: str, pattern: str, handler: RouteHandler) -> None:
-        """Let `handler` answer `method` of a path such as `/v1/variables/{id}`."""
+    def _add(self, method: str, pattern: str, handler: RouteHandler) -> None:
         segments = tuple(
             None if part.startswith("{") else part for part in pattern.strip("/").split("/")
         )
         self._routes.append((method, segments, handler))
         self._firsts.add(segments[1] or "")
-        _, _, summary = (handler.__doc__ or "").partition(":")
-        self.described.append((method, pattern, summary.split("\n\n")[0].strip().rstrip(".")))
+        summary = (handler.__doc__ or "").split("\n\n")[0].strip().rstrip(".")
+        self.described.append((method, pattern, summary))
 
     def find(self, exchange: Exchange) -> Handler | None:
         """Who answers, if the path is one of these; a wrong method is answered too."""
@@ -131,7 +154,5 @@ class Query:
         except ValueError:
             seconds = -1.0
         if not seconds >= 0:
-            raise InvalidRequestError(
-                f"'{name}' must be a time in seconds.", param=name, code="invalid_value"
-            )
+            raise invalid_value(name, "expected a time in seconds.")
         return min(seconds, limit)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from parrot_gateway.exceptions import (
     ConflictError,
@@ -40,42 +41,33 @@ def check_name(name: str, param: str) -> str:
     return plain
 
 
-def _no_account(session: Session, delta: int) -> None:
+def _unlimited(session: Session, delta: int) -> None:
     """Accounts for nothing, for a session outside of a store."""
 
 
+@dataclass(eq=False, repr=False)
 class Session:
-    """One session.
+    """One session."""
 
-    Args:
-        id: opaque and unguessable.
-        now: seconds on the caller's clock.
-        mint_variable_id: makes unguessable ids.
-        index: the store's variables by id, to which those of this session are added.
-        account: called with the bytes by which its values are about to grow (negative: shrank);
-            may refuse growth by raising.
-        count: the same for the number of its variables.
-    """
+    #: Opaque and unguessable.
+    id: str
+    name: str
+    tenant: str
+    _: KW_ONLY
+    #: Seconds on the caller's clock.
+    now: InitVar[float]
+    limits: SessionSettings
+    #: Makes unguessable ids.
+    mint_variable_id: Callable[[], str]
+    #: The store's variables by id, to which those of this session are added.
+    index: MutableMapping[str, Variable] = field(default_factory=dict)
+    #: Called with the bytes by which its values are about to grow (negative: shrank), and with the
+    #: same for the number of its variables; may refuse growth by raising.
+    account_bytes: Callable[[Session, int], None] = _unlimited
+    account_variables: Callable[[Session, int], None] = _unlimited
 
-    def __init__(
-        self,
-        id: str,
-        name: str,
-        tenant: str,
-        *,
-        now: float,
-        limits: SessionSettings,
-        mint_variable_id: Callable[[], str],
-        index: MutableMapping[str, Variable] | None = None,
-        account: Callable[[Session, int], None] = _no_account,
-        count: Callable[[Session, int], None] = _no_account,
-    ) -> None:
-        self.id = id
-        self.name = name
-        self.tenant = tenant
-        self.created = now
-        self.last_used = now
-        self.limits = limits
+    def __post_init__(self, now: float) -> None:
+        self.created = self.last_used = now
         self.is_closed = False
         #: Further names, see `SessionStore.add_alias`.
         self.aliases: deque[str] = deque()
@@ -83,18 +75,14 @@ class Session:
         self.value_bytes = 0
         #: Named contexts; bounded by `keep_context`.
         self.contexts: dict[str, object] = {}
-        self._mint = mint_variable_id
-        self._index = index if index is not None else {}
-        self._account_above = account
-        self._count_above = count
         self._by_id: dict[str, Variable] = {}
         self._by_name: dict[str, Variable] = {}
         self._pins = 0
         self.graph = Graph(
-            name,
+            self.name,
             self._by_id,
-            max_unfinished=limits.max_calls,
-            max_finished=limits.max_finished_calls,
+            max_unfinished=self.limits.max_calls,
+            max_finished=self.limits.max_finished_calls,
         )
 
     def __iter__(self) -> Iterator[Variable]:
@@ -226,10 +214,10 @@ class Session:
             self._evict(to_count=self.limits.max_variables - self.limits.max_variables // 8 - 1)
         if len(self._by_id) >= self.limits.max_variables:
             raise SessionFullError(self.name, f"{len(self._by_id)} variables", "max_variables")
-        variable_id = self._mint()
-        if variable_id in self._index:
+        variable_id = self.mint_variable_id()
+        if variable_id in self.index:
             raise ValueError("minted an id that is in use")
-        self._count_above(self, 1)
+        self.account_variables(self, 1)
         variable = Variable(
             variable_id,
             name if name is not None else self._free_name(prefix, variable_id),
@@ -239,7 +227,7 @@ class Session:
         )
         self._by_id[variable_id] = variable
         self._by_name[variable.name] = variable
-        self._index[variable_id] = variable
+        self.index[variable_id] = variable
         return variable
 
     def _free_name(self, prefix: str, variable_id: str) -> str:
@@ -264,7 +252,7 @@ class Session:
                 raise SessionFullError(
                     self.name, f"{self.value_bytes} bytes of values", "max_session_bytes"
                 )
-        self._account_above(self, delta)
+        self.account_bytes(self, delta)
         self.value_bytes += delta
 
     def _evict(self, *, to_count: int | None = None, to_bytes: int | None = None) -> None:
@@ -286,6 +274,6 @@ class Session:
     def _drop(self, variable: Variable) -> None:
         if self._by_id.pop(variable.id, None) is not None:
             self._by_name.pop(variable.name)
-            self._index.pop(variable.id, None)
-            self._count_above(self, -1)
+            self.index.pop(variable.id, None)
+            self.account_variables(self, -1)
             variable.release()

@@ -129,8 +129,8 @@ class SessionStore:
             limits=self.limits,
             mint_variable_id=self.mint_variable_id,
             index=held.variables,
-            account=self._account,
-            count=self._count,
+            account_bytes=self._account,
+            account_variables=self._count,
         )
         held.sessions[session_id] = session
         held.by_name[session.name] = session

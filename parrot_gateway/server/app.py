@@ -58,14 +58,9 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
 
     settings, models, semantic = gateway.settings, gateway.models, gateway.semantic
     routes = CallRoutes(models, semantic, gateway.responses, gateway.background, settings.server)
-    own, batches = RouteTable(), RouteTable()
-    VariableRoutes(semantic, settings.server).register(own)
-    SessionRoutes(semantic).register(own)
-    BatchRoutes(gateway.batches, models, routes.passthrough, server.max_body_bytes).register(
-        batches
-    )
-    files = RouteTable()
-    FileRoutes(gateway.batches, models, routes.passthrough, server.max_body_bytes).register(files)
+    own = RouteTable(VariableRoutes(semantic, server), SessionRoutes(semantic))
+    local = (gateway.batches, models, routes.passthrough, server.max_body_bytes)
+    batches, files = RouteTable(BatchRoutes(*local)), RouteTable(FileRoutes(*local))
     parrot = ParrotRoutes(
         models,
         semantic,
@@ -76,7 +71,7 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
     routes_by_tag = {
         "sessions": own.described,
         "batches": [*files.described, *batches.described],
-        "Parrot's own API": ParrotRoutes.DESCRIBED,
+        "Parrot's own API": parrot.described,
     }
     describe_routes(management, routes_by_tag)
     app: ASGIApp = Dispatcher(

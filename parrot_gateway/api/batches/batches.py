@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from parrot_gateway.api.batches.files import checked_lifetime
-from parrot_gateway.api.batches.local_routes import LocalRoutes
+from parrot_gateway.api.batches.local_routes import LocalRoutes, ours
 from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.batch import BATCH_MARK, WINDOW, Batch
 from parrot_gateway.batches.files import FILE_MARK, FileStore
@@ -22,7 +22,7 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.requests.types import Metadata
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.http.route_table import Query, route
 
 
 class ExpiresAfter(msgspec.Struct):
@@ -55,15 +55,9 @@ class BatchRoutes(LocalRoutes):
 
     mark: ClassVar[str] = BATCH_MARK
 
-    def register(self, table: RouteTable) -> None:
-        """Add the routes to a table."""
-        table.add("POST", "/v1/batches", self.create)
-        table.add("GET", "/v1/batches", self.list)
-        table.add("GET", "/v1/batches/{batch_id}", self.ours(self.retrieve))
-        table.add("POST", "/v1/batches/{batch_id}/cancel", self.ours(self.cancel))
-
+    @route("POST", "/v1/batches")
     async def create(self, exchange: Exchange) -> None:
-        """`POST /v1/batches`: begin a batch"""
+        """Begin a batch."""
         body = await exchange.body(self.max_body_bytes)
         if self.models.upstreams and not _is_ours(body):
             await self.passthrough(exchange, body)
@@ -98,8 +92,9 @@ class BatchRoutes(LocalRoutes):
         )
         await exchange.respond_json(self._shape(batch))
 
+    @route("GET", "/v1/batches")
     async def list(self, exchange: Exchange) -> None:
-        """`GET /v1/batches`: list batches, newest first"""
+        """List batches, newest first."""
         query = Query(exchange, "limit", "after")
         found = self.service.newest_first(exchange.tenant)
         if self.is_foreign_list(found, query):
@@ -108,13 +103,17 @@ class BatchRoutes(LocalRoutes):
         page = page_of(found, query.text, self._shape, default_limit=20, max_limit=100)
         await exchange.respond_json(page)
 
+    @route("GET", "/v1/batches/{batch_id}")
+    @ours
     async def retrieve(self, exchange: Exchange, batch_id: str) -> None:
-        """`GET /v1/batches/{batch_id}`: describe a batch"""
+        """Describe a batch."""
         batch = self.service.find(exchange.tenant, batch_id)
         await exchange.respond_json(self._shape(batch))
 
+    @route("POST", "/v1/batches/{batch_id}/cancel")
+    @ours
     async def cancel(self, exchange: Exchange, batch_id: str) -> None:
-        """`POST /v1/batches/{batch_id}/cancel`: stop a batch"""
+        """Stop a batch."""
         await exchange.body(self.max_body_bytes)
         batch = self.service.find(exchange.tenant, batch_id)
         await self.service.cancel(batch)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from parrot_gateway.api.batches.local_routes import LocalRoutes
+from parrot_gateway.api.batches.local_routes import LocalRoutes, ours
 from parrot_gateway.api.pages import page_of
 from parrot_gateway.batches.files import FILE_MARK, FileStore, StoredFile
 from parrot_gateway.exceptions import (
@@ -24,7 +24,7 @@ from parrot_gateway.exceptions import (
     missing_parameter,
 )
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.scheduling.model_directory import EngineTarget
 
 #: Bytes that are read of a content and sent at a time.
@@ -50,16 +50,9 @@ class FileRoutes(LocalRoutes):
 
     mark: ClassVar[str] = FILE_MARK
 
-    def register(self, table: RouteTable) -> None:
-        """Add the routes to a table."""
-        table.add("POST", "/v1/files", self.create)
-        table.add("GET", "/v1/files", self.list)
-        table.add("GET", "/v1/files/{file_id}", self.ours(self.retrieve))
-        table.add("DELETE", "/v1/files/{file_id}", self.ours(self.delete))
-        table.add("GET", "/v1/files/{file_id}/content", self.ours(self.content))
-
+    @route("POST", "/v1/files")
     async def create(self, exchange: Exchange) -> None:
-        """`POST /v1/files`: upload the lines of a batch"""
+        """Upload the lines of a batch."""
         # Imported here because a gateway without batches does without the parser.
         from parrot_gateway.api.batches.upload import UploadForm, read_upload
 
@@ -91,8 +84,9 @@ class FileRoutes(LocalRoutes):
             await asyncio.to_thread(upload.discard)
         await exchange.respond_json(shape_of(file))
 
+    @route("GET", "/v1/files")
     async def list(self, exchange: Exchange) -> None:
-        """`GET /v1/files`: list files, newest first"""
+        """List files, newest first."""
         query = Query(exchange, "purpose", "limit", "order", "after")
         files = self.service.files
         found = [] if files is None else files.newest_first(exchange.tenant)
@@ -105,18 +99,24 @@ class FileRoutes(LocalRoutes):
         page = page_of(found, query.text, shape_of, default_limit=10_000, max_limit=10_000)
         await exchange.respond_json(page)
 
+    @route("GET", "/v1/files/{file_id}")
+    @ours
     async def retrieve(self, exchange: Exchange, file_id: str) -> None:
-        """`GET /v1/files/{file_id}`: describe a file"""
+        """Describe a file."""
         file = self._files(file_id).find(exchange.tenant, file_id)
         await exchange.respond_json(shape_of(file))
 
+    @route("DELETE", "/v1/files/{file_id}")
+    @ours
     async def delete(self, exchange: Exchange, file_id: str) -> None:
-        """`DELETE /v1/files/{file_id}`: delete a file"""
+        """Delete a file."""
         await self.service.delete_file(self._files(file_id).find(exchange.tenant, file_id))
         await exchange.respond_json({"id": file_id, "object": "file", "deleted": True})
 
+    @route("GET", "/v1/files/{file_id}/content")
+    @ours
     async def content(self, exchange: Exchange, file_id: str) -> None:
-        """`GET /v1/files/{file_id}/content`: the content of a file"""
+        """Read the content of a file."""
         files = self._files(file_id)
         file = files.find(exchange.tenant, file_id)
         try:

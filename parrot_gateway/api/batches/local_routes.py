@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from parrot_gateway.batches.service import BatchService
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query
 from parrot_gateway.scheduling.model_directory import ModelDirectory
+
+_Routes = TypeVar("_Routes", bound="LocalRoutes")
+_Handler: TypeAlias = Callable[[_Routes, Exchange, str], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,21 @@ class LocalRoutes:
     #: How ids of ours begin.
     mark: ClassVar[str]
 
-    def ours(
-        self, handler: Callable[[Exchange, str], Awaitable[None]]
-    ) -> Callable[[Exchange, str], Awaitable[None]]:
-        """`handler` for ids of ours; other ids are an upstream's, if there is one."""
-
-        @wraps(handler)
-        async def answer(exchange: Exchange, object_id: str) -> None:
-            if self.models.upstreams and not object_id.startswith(self.mark):
-                await self.passthrough(exchange, None)
-            else:
-                await handler(exchange, object_id)
-
-        return answer
-
     def is_foreign_list(self, found: Sequence[Any], query: Query) -> bool:
         """Whether an upstream lists its objects: there are none of ours, or `after` is none."""
         after = query.text("after")
         is_foreign = not found or bool(after and not after.startswith(self.mark))
         return bool(self.models.upstreams) and is_foreign
+
+
+def ours(handler: _Handler[_Routes]) -> _Handler[_Routes]:
+    """Call a handler for ids of ours only; other ids are an upstream's, if there is one."""
+
+    @wraps(handler)
+    async def answer(routes: _Routes, exchange: Exchange, object_id: str) -> None:
+        if routes.models.upstreams and not object_id.startswith(routes.mark):
+            await routes.passthrough(exchange, None)
+        else:
+            await handler(routes, exchange, object_id)
+
+    return answer

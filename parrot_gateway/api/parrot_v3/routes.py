@@ -7,8 +7,11 @@ them. See docs/parrot-api.md.
 
 from __future__ import annotations
 
+import re
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -34,10 +37,10 @@ from parrot_gateway.api.parrot_v3.bodies import (
 from parrot_gateway.exceptions import (
     AuthenticationError,
     GatewayError,
-    InvalidRequestError,
     MethodNotAllowedError,
     SessionNotFoundError,
     UnsupportedError,
+    invalid_value,
 )
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.dispatch import KeyCheck
@@ -70,6 +73,7 @@ _Body = TypeVar("_Body")
 
 #: Ids are answered as numbers that any JSON library can hold.
 _REQUEST_ID_BITS = 53
+_NAME = re.compile(r"\{\w+\}")
 
 
 class _Request(NamedTuple):
@@ -93,55 +97,43 @@ def error_body(error: GatewayError) -> bytes:
     return msgspec.json.encode({"error": error.to_dict(), "traceback": ""})
 
 
+@dataclass(eq=False)
 class ParrotRoutes:
-    """The handler of all these routes.
+    """The handler of all these routes."""
 
-    Args:
-        models: who serves which.
-        service: the sessions.
-        settings: of these routes.
-        max_body_bytes: of a request.
-        keys: checks the keys of callers that send one.
-    """
+    models: ModelDirectory
+    service: SemanticService
+    settings: ParrotV3Settings
+    _: KW_ONLY
+    #: Of a request.
+    max_body_bytes: int
+    #: Checks the keys of callers that send one.
+    keys: KeyCheck
 
-    #: Method, path and summary of each route, for the description of the API.
-    DESCRIBED = (
-        ("POST", "/v1/session", "Create a session"),
-        ("GET", "/v1/session/{session_id}", "Describe a session"),
-        ("DELETE", "/v1/session/{session_id}", "End a session's calls and free what it holds"),
-        ("POST", "/v1/semantic_call", "Submit a call, given as a template with its parameters"),
-        ("POST", "/v1/semantic_var", "Create a semantic variable"),
-        ("GET", "/v1/semantic_var", "List the semantic variables of a session"),
-        ("POST", "/v1/semantic_var/{var_id}", "Set a semantic variable"),
-        ("GET", "/v1/semantic_var/{var_id}", "Wait for the value of a semantic variable"),
-        ("POST", "/v1/transform", "Submit a transform of a semantic variable"),
-    )
-
-    def __init__(
-        self,
-        models: ModelDirectory,
-        service: SemanticService,
-        settings: ParrotV3Settings,
-        *,
-        max_body_bytes: int,
-        keys: KeyCheck,
-    ) -> None:
-        self._models = models
-        self._service = service
-        self._settings = settings
-        self._max_body_bytes = max_body_bytes
-        self._keys = keys
+    def __post_init__(self) -> None:
         self._secrets = SessionSecrets(secrets.token_bytes(32))
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/session": {"POST": self._create_session},
-            "/v1/session/{}": {"GET": self._describe_session, "DELETE": self._delete_session},
-            "/v1/semantic_call": {"POST": self._call},
-            "/v1/semantic_var": {"POST": self._create_variable, "GET": self._list_variables},
-            "/v1/semantic_var/{}": {"POST": self._set_variable, "GET": self._get_variable},
-            "/v1/transform": {"POST": self._transform},
-            "/v1/py_native_call": {"POST": self._refuse_code},
-            "/v1/submit_py_native_call": {"POST": self._refuse_code},
-        }
+        table: tuple[tuple[str, str, Handler, str], ...] = (
+            ("POST", "/v1/session", self._create_session, "Create a session"),
+            ("GET", "/v1/session/{session_id}", self._describe_session, "Describe a session"),
+            ("DELETE", "/v1/session/{session_id}", self._delete_session,
+             "End a session's calls and free what it holds"),
+            ("POST", "/v1/semantic_call", self._call,
+             "Submit a call, given as a template with its parameters"),
+            ("POST", "/v1/semantic_var", self._create_variable, "Create a semantic variable"),
+            ("GET", "/v1/semantic_var", self._list_variables,
+             "List the semantic variables of a session"),
+            ("POST", "/v1/semantic_var/{var_id}", self._set_variable, "Set a semantic variable"),
+            ("GET", "/v1/semantic_var/{var_id}", self._get_variable,
+             "Wait for the value of a semantic variable"),
+            ("POST", "/v1/transform", self._transform, "Submit a transform of a semantic variable"),
+            ("POST", "/v1/py_native_call", self._refuse_code, ""),
+            ("POST", "/v1/submit_py_native_call", self._refuse_code, ""),
+        )  # fmt: skip
+        #: Method, path and summary of each route, for the description of the API.
+        self.described = [(method, path, summary) for method, path, _, summary in table if summary]
+        self._routes: defaultdict[str, dict[str, Handler]] = defaultdict(dict)
+        for method, path, handler, _ in table:
+            self._routes[_NAME.sub("{}", path)][method] = handler
 
     def find(self, exchange: Exchange) -> Callable[[Exchange], Awaitable[None]] | None:
         """Who answers, if the path is one of these; their errors have a form of their own."""
@@ -167,7 +159,7 @@ class ParrotRoutes:
             raise MethodNotAllowedError(
                 f"{exchange.path} takes {' and '.join(methods)}, not {exchange.method}."
             )
-        raw = await exchange.body(self._max_body_bytes)
+        raw = await exchange.body(self.max_body_bytes)
         exchange.cancel_on_disconnect()
         await exchange.respond_json(await handler(_Request(exchange, tenant, name, raw)))
 
@@ -175,24 +167,24 @@ class ParrotRoutes:
         """Whose request it is: the key's tenant, or that of those without a key."""
         authorization = exchange.headers.get(b"authorization")
         if authorization is not None:
-            return self._keys.check(authorization)
-        allowed = self._settings.keyless
+            return self.keys.check(authorization)
+        allowed = self.settings.keyless
         if allowed is None:
-            allowed = not self._keys.required
+            allowed = not self.keys.required
         if not allowed:
             raise AuthenticationError(
                 "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'. The "
                 "original client of these routes cannot: its calls are taken where the operator "
                 "sets parrot_v3.keyless."
             )
-        return self._settings.keyless_tenant
+        return self.settings.keyless_tenant
 
     # -- sessions ---------------------------------------------------------------------------
 
     async def _create_session(self, request: _Request) -> dict[str, Any]:
         request.body(SessionBody)
         number = self._secrets.mint()
-        self._service.session(request.tenant, self._secrets.name_of(number))
+        self.service.session(request.tenant, self._secrets.name_of(number))
         return {"session_id": number, "session_auth": self._secrets.proof_of(number)}
 
     async def _describe_session(self, request: _Request) -> dict[str, Any]:
@@ -206,7 +198,7 @@ class ParrotRoutes:
         }
 
     async def _delete_session(self, request: _Request) -> dict[str, Any]:
-        self._service.close_session(self._session_of_path(request))
+        self.service.close_session(self._session_of_path(request))
         return {}
 
     def _session_of_path(self, request: _Request) -> Session:
@@ -214,10 +206,10 @@ class ParrotRoutes:
         return self._owned(request, session_number(request.name), auth)
 
     def _session(self, request: _Request, number: int) -> Session:
-        sessions = self._service.sessions
+        sessions = self.service.sessions
         try:
             return sessions.find(
-                request.tenant, self._secrets.name_of(number), self._service.clock()
+                request.tenant, self._secrets.name_of(number), self.service.clock()
             )
         except SessionNotFoundError:
             raise SessionNotFoundError(_shown(number), param="session_id") from None
@@ -242,16 +234,16 @@ class ParrotRoutes:
     async def _set_variable(self, request: _Request) -> dict[str, Any]:
         body = request.body(SetVariableBody)
         session = self._session_of_body(request, body)
-        self._service.set_value(session.lookup(request.name, "var_id"), body.content)
+        self.service.set_value(session.lookup(request.name, "var_id"), body.content)
         return {}
 
     async def _get_variable(self, request: _Request) -> dict[str, Any]:
         body = request.body(GetVariableBody)
         objective = objective_of(body.criteria, "criteria")
         session = self._session_of_body(request, body)
-        content = await self._service.readers.value(
+        content = await self.service.readers.value(
             session.lookup(request.name, "var_id"),
-            self._settings.get_timeout_s,
+            self.settings.get_timeout_s,
             LATENCY if objective is None else objective,
         )
         return {"content": well_formed(content)}
@@ -282,7 +274,7 @@ class ParrotRoutes:
         if model.is_own:
             self._check_token_ids(model.name, body)
         variables = await submit_chain(
-            self._service,
+            self.service,
             session,
             ChainSpec(
                 template=body.template,
@@ -292,7 +284,7 @@ class ParrotRoutes:
                 objective=objective,
                 name=body.func_name or "",
                 headers=list(request.exchange.scope["headers"]),
-                max_characters=self._max_body_bytes,
+                max_characters=self.max_body_bytes,
             ),
         )
         return {
@@ -304,7 +296,7 @@ class ParrotRoutes:
         }
 
     def _choose(self, body: SemanticCallBody) -> ChosenModel:
-        models = self._models
+        models = self.models
         return choose_model(
             body.models or (),
             cast(ModelType, body.model_type or "token_id"),
@@ -315,7 +307,7 @@ class ParrotRoutes:
 
     def _check_token_ids(self, model: str, body: SemanticCallBody) -> None:
         """Refuse ids that the model's vocabulary lacks, if an engine of it is there already."""
-        engines = self._models.engines_for(self._models.resolve(model).model)
+        engines = self.models.engines_for(self.models.resolve(model).model)
         for index, parameter in enumerate(body.parameters):
             if engines and parameter.sampling_config is not None:
                 where = f"parameters[{index}].sampling_config"
@@ -326,11 +318,10 @@ class ParrotRoutes:
         check_function_name(body.func_name)
         transform = parse_transform(body.transform)
         if transform.needs_tokens:
-            raise InvalidRequestError(
-                "Tokens are those of a model, and this transform stands between variables alone: "
+            raise invalid_value(
+                "transform",
+                "tokens are those of a model, and this transform stands between variables alone: "
                 "count characters instead.",
-                param="transform",
-                code="invalid_value",
             )
         session = self._session_of_body(request, body)
         source = session.lookup(body.input, "input")
@@ -340,7 +331,7 @@ class ParrotRoutes:
             output = session.lookup(body.output, "output")
         try:
             name = body.func_name or ""
-            self._service.submit_transform(session, source, transform, output, name)
+            self.service.submit_transform(session, source, transform, output, name)
         except GatewayError:
             if body.output is None:
                 session.delete(output.id)

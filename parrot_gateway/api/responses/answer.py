@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from parrot_engine.text import Tokenizer
@@ -40,38 +41,26 @@ def response_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class ResponseAnswer:
-    """Makes the output of one response of the updates of its generation; a `StreamedAnswer`.
+    """Makes the output of one response of the updates of its generation; a `StreamedAnswer`."""
 
-    Args:
-        begun: the answer in progress, with nothing in `output`.
-        tokenizer: the model's.
-        wants_logprobs: whether messages have log-probabilities.
-        custom: names of custom tools.
-        calls_only: there is nothing but calls.
-        keep: called once with the whole answer, before the client gets the end of it; a
-            `GatewayError` fails the call.
-        writer: of the events.
-    """
+    #: The answer in progress, with nothing in `output`.
+    begun: dict[str, Any]
+    tokenizer: Tokenizer
+    _: KW_ONLY
+    #: Whether messages have log-probabilities.
+    wants_logprobs: bool
+    #: Names of custom tools.
+    custom: Collection[str]
+    #: There is nothing but calls.
+    calls_only: bool
+    #: Called once with the whole answer, before the client gets the end of it; a `GatewayError`
+    #: fails the call.
+    keep: Keep
+    writer: EventWriter
 
-    def __init__(
-        self,
-        begun: dict[str, Any],
-        tokenizer: Tokenizer,
-        *,
-        wants_logprobs: bool,
-        custom: Collection[str],
-        calls_only: bool,
-        keep: Keep,
-        writer: EventWriter,
-    ) -> None:
-        self._begun = begun
-        self._tokenizer = tokenizer
-        self._wants_logprobs = wants_logprobs
-        self._custom = custom
-        self._calls_only = calls_only
-        self._keep = keep
-        self._writer = writer
+    def __post_init__(self) -> None:
         self._has_begun = False
         self._done: list[_OpenItem] = []
         self._open: _OpenItem | None = None
@@ -82,7 +71,7 @@ class ResponseAnswer:
         self._finish_reason = "stop"
 
     def opening(self) -> bytes:
-        """See `StreamedAnswer`: nothing, since a call that fails before its text has no message."""
+        """Nothing: a call that fails before its text has no message."""
         return b""
 
     def events(self, update: Update) -> bytes:
@@ -98,13 +87,12 @@ class ResponseAnswer:
         return self._text(update.text)
 
     def closing(self, usage: Usage) -> bytes:
-        """See `StreamedAnswer`: the end of the output, once it is kept."""
         return self.finish(usage)[1]
 
     def finish(self, usage: Usage) -> tuple[dict[str, Any], bytes]:
         """The whole answer, which is kept now, and its last events."""
         events = b""
-        if self._open is None and not self._done and not self._calls_only:
+        if self._open is None and not self._done and not self.calls_only:
             events = self.begin() + self._open_item(_OpenItem("message"))
             if self._blank or self._logprobs:
                 events += self._text("")
@@ -115,29 +103,28 @@ class ResponseAnswer:
             self._open.status = status
         items = [*self._done, *([] if self._open is None else [self._open])]
         answer = {
-            **self._begun,
+            **self.begun,
             "status": status,
             "completed_at": float(int(time.time())) if is_whole else None,
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "output": [item.to_dict() for item in items],
             "usage": response_usage(usage),
         }
-        self._keep(answer, [item.item() for item in items], tuple(self._cuts))
-        return answer, events + self.begin() + self._close_item() + self._writer.end(answer)
+        self.keep(answer, [item.item() for item in items], tuple(self._cuts))
+        return answer, events + self.begin() + self._close_item() + self.writer.end(answer)
 
     def failure(self, error: GatewayError) -> bytes:
-        """See `StreamedAnswer`."""
         return self.fail(error)[1]
 
     def fail(self, error: GatewayError) -> tuple[dict[str, Any], bytes]:
         """The answer of a call that failed, which is not kept here, and its last events."""
         failed = {
-            **self._begun,
+            **self.begun,
             "status": "failed",
             # NOTE: the codes of a response's error are a closed set; the event has our own.
             "error": {"code": "server_error", "message": error.message},
         }
-        return failed, self.begin() + self._writer.error(error) + self._writer.end(failed)
+        return failed, self.begin() + self.writer.error(error) + self.writer.end(failed)
 
     def cancel(self) -> tuple[dict[str, Any], bytes]:
         """The answer of a call that was cancelled, which is not kept here, and its last events."""
@@ -146,15 +133,15 @@ class ResponseAnswer:
             self._open.status = "incomplete"
             events += self._close_item()
         output = [item.to_dict() for item in self._done]
-        cancelled = {**self._begun, "status": "cancelled", "output": output}
-        return cancelled, events + self._writer.end(cancelled)
+        cancelled = {**self.begun, "status": "cancelled", "output": output}
+        return cancelled, events + self.writer.end(cancelled)
 
     def begin(self) -> bytes:
         """The first events, once."""
         if self._has_begun:
             return b""
         self._has_begun = True
-        return self._writer.begin(self._begun)
+        return self.writer.begin(self.begun)
 
     def _piece(self, piece: ToolPiece) -> bytes:
         if isinstance(piece, ContentPiece):
@@ -165,7 +152,7 @@ class ResponseAnswer:
             return self._text(piece.text)
         if isinstance(piece, CallBegin):
             self._blank, self._logprobs = "", []
-            kind: _Kind = "custom_tool_call" if piece.name in self._custom else "function_call"
+            kind: _Kind = "custom_tool_call" if piece.name in self.custom else "function_call"
             call = _OpenItem(kind, piece.id, piece.name)
             return self.begin() + self._close_item() + self._open_item(call)
         assert self._open is not None
@@ -185,11 +172,11 @@ class ResponseAnswer:
         self._open.texts.append(text)
         self._open.logprobs += logprobs
         self._cuts.append(Cut(len(text), len(logprobs), len(self._done)))
-        return self._writer.delta(text, logprobs)
+        return self.writer.delta(text, logprobs)
 
     def _open_item(self, item: _OpenItem) -> bytes:
         self._open = item
-        return self._writer.open_item(item.to_dict())
+        return self.writer.open_item(item.to_dict())
 
     def _close_item(self) -> bytes:
         """End the item that is open, if one is."""
@@ -199,7 +186,7 @@ class ResponseAnswer:
         events = self._rest(item)
         self._done.append(item)
         self._open = None
-        return events + self._writer.close_item(item.to_dict())
+        return events + self.writer.close_item(item.to_dict())
 
     def _rest(self, item: _OpenItem) -> bytes:
         """What an item that ends has held back."""
@@ -207,9 +194,9 @@ class ResponseAnswer:
         return self._delta(rest, []) if rest else b""
 
     def _logprobs_of(self, tokens: Iterable[TextToken]) -> list[dict[str, Any]]:
-        if not self._wants_logprobs:
+        if not self.wants_logprobs:
             return []
-        return cast(list[dict[str, Any]], chat_logprobs(self._tokenizer, tokens)["content"])
+        return cast(list[dict[str, Any]], chat_logprobs(self.tokenizer, tokens)["content"])
 
 
 _Kind: TypeAlias = Literal["message", "function_call", "custom_tool_call"]

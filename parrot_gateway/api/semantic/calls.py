@@ -153,11 +153,9 @@ class SemanticCalls:
                 code="string_above_max_length",
             )
         if fields.transform is not None and fields.output is None and not fields.defer:
-            raise InvalidRequestError(
-                "A transform is applied to what fills a variable: name an output, or defer the "
-                "call.",
-                param="transform",
-                code="invalid_value",
+            raise invalid_value(
+                "transform",
+                "it is applied to what fills a variable: name an output, or defer the call.",
             )
         target = self.models.resolve(model)
         if (

@@ -2,96 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from parrot_gateway.exceptions import InvalidRequestError
+from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.http.exchange import Exchange
-from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
 from parrot_gateway.semantic.graph.node import CallNode
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 
 #: Sessions listed at most, last used first.
 MAX_LISTED = 1000
 
-_MEDIA_TYPES = {
-    "json": b"application/json",
-    "mermaid": b"text/vnd.mermaid; charset=utf-8",
-    "svg": b"image/svg+xml",
+#: By format of a graph, the media type, and what draws it.
+_FORMATS: dict[str, tuple[bytes, Callable[[GraphSnapshot], bytes]]] = {
+    "json": (b"application/json", lambda graph: msgspec.json.encode(to_json(graph))),
+    "mermaid": (b"text/vnd.mermaid; charset=utf-8", lambda graph: to_mermaid(graph).encode()),
+    "svg": (b"image/svg+xml", lambda graph: to_svg(graph).encode()),
 }
 
 
+@dataclass(frozen=True)
 class SessionRoutes:
-    """The routes.
+    service: SemanticService
 
-    Args:
-        service: the sessions.
-    """
-
-    def __init__(self, service: SemanticService) -> None:
-        self._service = service
-
-    def register(self, table: RouteTable) -> None:
-        table.add("GET", "/v1/sessions", self.list_all)
-        table.add("GET", "/v1/sessions/{id}", self.get)
-        table.add("DELETE", "/v1/sessions/{id}", self.delete)
-        table.add("GET", "/v1/sessions/{id}/graph", self.graph)
-        table.add("GET", "/v1/sessions/{id}/contexts", self.list_contexts)
-        table.add("GET", "/v1/sessions/{id}/contexts/{name}", self.get_context)
-        table.add("DELETE", "/v1/sessions/{id}/contexts/{name}", self.delete_context)
-        table.add("GET", "/v1/calls/{id}", self.get_call)
-        table.add("DELETE", "/v1/calls/{id}", self.cancel_call)
-
+    @route("GET", "/v1/sessions")
     async def list_all(self, exchange: Exchange) -> None:
-        """`GET /v1/sessions`: last used first."""
+        """List sessions, last used first."""
         Query(exchange)
-        sessions = self._service.sessions.of_tenant(exchange.tenant)
+        sessions = self.service.sessions.of_tenant(exchange.tenant)
         data = [describe_session(session) for session in sessions[:MAX_LISTED]]
         has_more = len(sessions) > MAX_LISTED
         await exchange.respond_json({"object": "list", "data": data, "has_more": has_more})
 
+    @route("GET", "/v1/sessions/{id}")
     async def get(self, exchange: Exchange, name: str) -> None:
-        """`GET /v1/sessions/{id}`: by id or name."""
+        """Describe a session, by id or name."""
         await exchange.respond_json(describe_session(self._find(exchange, name)))
 
+    @route("DELETE", "/v1/sessions/{id}")
     async def delete(self, exchange: Exchange, name: str) -> None:
-        """`DELETE /v1/sessions/{id}`: cancels its calls and frees everything."""
+        """Cancel the calls of a session and free everything."""
         session = self._find(exchange, name)
-        self._service.close_session(session)
+        self.service.close_session(session)
         await exchange.respond_json({"id": session.id, "object": "session", "deleted": True})
 
+    @route("GET", "/v1/sessions/{id}/graph")
     async def graph(self, exchange: Exchange, name: str) -> None:
-        """`GET /v1/sessions/{id}/graph`: as JSON, Mermaid or SVG."""
+        """Draw the graph of a session as JSON, Mermaid or SVG."""
         query = Query(exchange, "format")
         requested = query.text("format") or _accepted(exchange)
-        if requested not in _MEDIA_TYPES:
-            raise InvalidRequestError(
-                f"'format' must be one of {', '.join(_MEDIA_TYPES)}.",
-                param="format",
-                code="invalid_value",
-            )
-        snapshot = self._service.snapshot(self._find(exchange, name))
-        if requested == "json":
-            body = msgspec.json.encode(to_json(snapshot))
-        else:
-            draw = to_mermaid if requested == "mermaid" else to_svg
-            body = draw(snapshot).encode()
-        await exchange.respond(200, body, [(b"content-type", _MEDIA_TYPES[requested])])
+        check_choice("format", requested, tuple(_FORMATS))
+        media_type, draw = _FORMATS[requested]
+        graph = self.service.snapshot(self._find(exchange, name))
+        await exchange.respond(200, draw(graph), [(b"content-type", media_type)])
 
+    @route("GET", "/v1/sessions/{id}/contexts")
     async def list_contexts(self, exchange: Exchange, name: str) -> None:
-        """`GET /v1/sessions/{id}/contexts`: their names, kinds and sizes."""
+        """List the named contexts of a session, with kinds and sizes."""
         Query(exchange)
         session = self._find(exchange, name)
         found = (find_context(session, each) for each in sorted(session.contexts))
         data = [_describe_context(context) for context in found]
         await exchange.respond_json({"object": "list", "data": data, "has_more": False})
 
+    @route("GET", "/v1/sessions/{id}/contexts/{name}")
     async def get_context(self, exchange: Exchange, name: str, context: str) -> None:
-        """`GET /v1/sessions/{id}/contexts/{name}`: with what it holds."""
+        """Describe a named context, with what it holds."""
         Query(exchange)
         found = find_context(self._find(exchange, name), context)
         contents: dict[str, Any] = {}
@@ -101,24 +85,27 @@ class SessionRoutes:
             contents["text"] = found.contents.text
         await exchange.respond_json(_describe_context(found) | contents)
 
+    @route("DELETE", "/v1/sessions/{id}/contexts/{name}")
     async def delete_context(self, exchange: Exchange, name: str, context: str) -> None:
-        """`DELETE /v1/sessions/{id}/contexts/{name}`: frees it."""
+        """Free a named context."""
         Query(exchange)
         freed = free_context(self._find(exchange, name), context)
         await exchange.respond_json({"name": freed.name, "object": "context", "deleted": True})
 
+    @route("GET", "/v1/calls/{id}")
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
-        """`GET /v1/calls/{id}`."""
-        await exchange.respond_json(_describe_call(self._service.call(exchange.tenant, call_id)))
+        """Describe a call."""
+        await exchange.respond_json(_describe_call(self.service.call(exchange.tenant, call_id)))
 
+    @route("DELETE", "/v1/calls/{id}")
     async def cancel_call(self, exchange: Exchange, call_id: str) -> None:
-        """`DELETE /v1/calls/{id}`: cancels it; what depends on it fails."""
+        """Cancel a call; what depends on it fails."""
         tenant = exchange.tenant
-        self._service.cancel_call(tenant, call_id)
-        await exchange.respond_json(_describe_call(self._service.call(tenant, call_id)))
+        self.service.cancel_call(tenant, call_id)
+        await exchange.respond_json(_describe_call(self.service.call(tenant, call_id)))
 
     def _find(self, exchange: Exchange, name: str) -> Session:
-        return self._service.sessions.find(exchange.tenant, name, self._service.clock())
+        return self.service.sessions.find(exchange.tenant, name, self.service.clock())
 
 
 def describe_session(session: Session) -> dict[str, Any]:

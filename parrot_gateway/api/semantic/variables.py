@@ -7,6 +7,7 @@ session store.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,13 +17,13 @@ from parrot_gateway.api.event_stream import DONE, KEEP_ALIVE
 from parrot_gateway.exceptions import (
     DoubleProducerError,
     GatewayError,
-    InvalidRequestError,
     VariableStateError,
+    invalid_value,
     missing_parameter,
 )
 from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
-from parrot_gateway.http.route_table import Query, RouteTable
+from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
@@ -53,46 +54,33 @@ _writing_decoder = msgspec.json.Decoder(_Writing)
 _resolution_decoder = msgspec.json.Decoder(_Resolution)
 
 
+@dataclass(frozen=True)
 class VariableRoutes:
-    """The routes.
+    service: SemanticService
+    server: ServerSettings
 
-    Args:
-        service: the sessions.
-        server: bounds and deadlines.
-    """
-
-    def __init__(self, service: SemanticService, server: ServerSettings) -> None:
-        self._service = service
-        self._server = server
-
-    def register(self, table: RouteTable) -> None:
-        table.add("GET", "/v1/variables", self.list_all)
-        table.add("POST", "/v1/variables", self.create)
-        table.add("GET", "/v1/variables/{id}", self.get)
-        table.add("PUT", "/v1/variables/{id}", self.put)
-        table.add("DELETE", "/v1/variables/{id}", self.delete)
-        table.add("POST", "/v1/resolve", self.resolve)
-
+    @route("GET", "/v1/variables")
     async def list_all(self, exchange: Exchange) -> None:
-        """`GET /v1/variables?session=`: those of one session, oldest first, without values."""
+        """List the variables of one session, oldest first, without values."""
         query = Query(exchange, "session")
         name = query.text("session")
         if name is None:
             raise missing_parameter("session")
-        session = self._service.sessions.find(exchange.tenant, name, self._service.clock())
+        session = self.service.sessions.find(exchange.tenant, name, self.service.clock())
         data = [describe_variable(variable, with_value=False) for variable in session]
         await exchange.respond_json({"object": "list", "data": data})
 
+    @route("POST", "/v1/variables")
     async def create(self, exchange: Exchange) -> None:
-        """`POST /v1/variables`: a variable of the user's, with a value or without."""
+        """Create a variable of the user's, with a value or without."""
         body = decode(await self._body(exchange), _creation_decoder)
         if body.session is None:
             raise missing_parameter("session")
-        session = self._service.session(exchange.tenant, body.session)
+        session = self.service.session(exchange.tenant, body.session)
         variable = _create(session, body.name)
         if body.value is not None:
             try:
-                self._service.set_value(variable, body.value)
+                self.service.set_value(variable, body.value)
             except GatewayError:
                 # Not one more variable than the client knows of.
                 if body.name is None:
@@ -100,92 +88,92 @@ class VariableRoutes:
                 raise
         await exchange.respond_json(describe_variable(variable), status=201)
 
+    @route("GET", "/v1/variables/{id}")
     async def get(self, exchange: Exchange, source: str) -> None:
-        """`GET /v1/variables/{id}`: waits for the value, or streams it as it is written."""
+        """Wait for the value of a variable, or stream it as it is written."""
         query = Query(exchange, "timeout", "objective")
         objective_text = query.text("objective")
         objective = (
             LATENCY if objective_text is None else parse_objective(objective_text, "objective")
         )
         variable = self._find(exchange, source)
-        timeout_s = query.seconds("timeout", self._server.call_timeout_s)
+        timeout_s = query.seconds("timeout", self.server.call_timeout_s)
         exchange.cancel_on_disconnect()
         if _wants_events(exchange):
             await self._stream(exchange, variable, timeout_s)
             return
         if timeout_s is None:
             try:
-                await self._service.readers.value(variable, objective=objective)
+                await self.service.readers.value(variable, objective=objective)
             except GatewayError as error:
                 await _respond_failure(exchange, variable, error)
                 return
         else:
-            await self._service.readers.wait(variable, timeout_s, objective=objective)
+            await self.service.readers.wait(variable, timeout_s, objective=objective)
             if variable.failure is not None:
                 failed = variable.failure.to_error(variable.name)
                 await _respond_failure(exchange, variable, failed)
                 return
         await exchange.respond_json(describe_variable(variable))
 
+    @route("PUT", "/v1/variables/{id}")
     async def put(self, exchange: Exchange, source: str) -> None:
-        """`PUT /v1/variables/{id}`: sets the value, once."""
+        """Set the value of a variable, once."""
         body = decode(await self._body(exchange), _writing_decoder)
         if body.value is None:
             raise missing_parameter("value")
         variable = self._find(exchange, source)
-        self._service.set_value(variable, body.value)
+        self.service.set_value(variable, body.value)
         await exchange.respond_json(describe_variable(variable))
 
+    @route("DELETE", "/v1/variables/{id}")
     async def delete(self, exchange: Exchange, source: str) -> None:
-        """`DELETE /v1/variables/{id}`."""
+        """Delete a variable."""
         variable = self._find(exchange, source)
-        session = self._service.sessions.owner_of(variable)
+        session = self.service.sessions.owner_of(variable)
         if session is not None:
             session.delete(variable.id)
         await exchange.respond_json({"id": variable.id, "object": "variable", "deleted": True})
 
+    @route("POST", "/v1/resolve")
     async def resolve(self, exchange: Exchange) -> None:
-        """`POST /v1/resolve`: a text, or any JSON value, with values in place of references."""
+        """Put values in place of references in a text, or in any JSON value."""
         raw_body = await self._body(exchange)
         body = decode(raw_body, _resolution_decoder)
         value = bytes(body.value)
         if (body.text is None) == (not value):
-            raise InvalidRequestError(
-                "Give either 'text' or 'value', in which references are to be replaced.",
-                param="text",
-                code="invalid_value",
+            raise invalid_value(
+                "text", "give either 'text' or 'value', in which references are to be replaced."
             )
         is_text = body.text is not None
         raw = msgspec.json.encode(body.text) if is_text else value
         template = await read_aside(lambda: BodyTemplate.everywhere(raw), len(raw))
-        timeout_s = self._server.call_timeout_s
+        timeout_s = self.server.call_timeout_s
         if body.timeout is not None:
             if not body.timeout >= 0:
-                raise InvalidRequestError(
-                    "'timeout' must be a time in seconds.", param="timeout", code="invalid_value"
-                )
+                raise invalid_value("timeout", "expected a time in seconds.")
             timeout_s = min(body.timeout, timeout_s)
         exchange.cancel_on_disconnect()
-        rendered = await self._service.resolve(exchange.tenant, template, timeout_s)
+        rendered = await self.service.resolve(exchange.tenant, template, timeout_s)
         name = b"text" if is_text else b"value"
         await exchange.respond(200, b'{"%s":%s}' % (name, rendered))
 
     # -- parts ------------------------------------------------------------------------------
 
     async def _body(self, exchange: Exchange) -> bytes:
-        return await exchange.body(self._server.max_body_bytes)
+        return await exchange.body(self.server.max_body_bytes)
 
     def _find(self, exchange: Exchange, source: str) -> Variable:
-        return self._service.sessions.variable(
-            exchange.tenant, variable_id_of(source) or source, self._service.clock(), param="id"
+        return self.service.sessions.variable(
+            exchange.tenant, variable_id_of(source) or source, self.service.clock(), param="id"
         )
 
     async def _stream(
         self, exchange: Exchange, variable: Variable, timeout_s: float | None
     ) -> None:
         """Text as it is written, each piece as `{"text": …}`; at the end the variable itself."""
-        service, keep_alive_s = self._service, self._server.keep_alive_s
-        limit_s = self._server.call_timeout_s if timeout_s is None else timeout_s
+        service, keep_alive_s = self.service, self.server.keep_alive_s
+        limit_s = self.server.call_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         seen = 0
         await exchange.start_stream(200, EVENT_STREAM, KEEP_ALIVE)
