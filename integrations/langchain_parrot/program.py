@@ -21,13 +21,16 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-#: Frames of these stand between a run and the code that called for it.
+#: Packages whose frames stand between a run and the code that called for it; so do those of any
+#: installed `langchain_…` package.
 _FRAMEWORKS = frozenset(
     {
         "asyncio", "concurrent", "contextlib", "functools", "langchain", "langchain_core",
         "langchain_parrot", "langgraph", "langsmith", "threading",
     }
 )  # fmt: skip
+#: Folders of installed packages.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _TOKEN = uuid.uuid4().hex[:8]
 
 _named: ContextVar[str | None] = ContextVar("langchain_parrot_session", default=None)
@@ -114,20 +117,26 @@ def _place_of(frame: FrameType) -> str:
 @functools.lru_cache(maxsize=4096)
 def _is_framework(module: str, path: str) -> bool:
     root = module.partition(".")[0]
-    return root in _FRAMEWORKS or (root.startswith("langchain_") and "site-packages" in path)
+    return root in _FRAMEWORKS or (root.startswith("langchain_") and _is_installed(Path(path)))
+
+
+def _is_installed(path: Path) -> bool:
+    return not _INSTALLED.isdisjoint(path.parts)
 
 
 @functools.cache
-def _folder_of_program() -> str | None:
+def _folder_of_program() -> Path | None:
     path = getattr(sys.modules.get("__main__"), "__file__", None)
-    return os.path.dirname(os.path.abspath(path)) + os.sep if path else None
+    return Path(os.path.abspath(path)).parent if path else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_within(path: str, folder: str | None) -> bool:
-    if folder is None or "site-packages" in path:
+def _is_within(path: str, folder: Path | None) -> bool:
+    """Whether a file is the program's own: below its folder, and not in an environment there."""
+    if folder is None:
         return False
-    return os.path.abspath(path).startswith(folder)
+    file = Path(os.path.abspath(path))
+    return file.is_relative_to(folder) and not _is_installed(file.relative_to(folder))
 
 
 def _current_task() -> asyncio.Task[object] | None:

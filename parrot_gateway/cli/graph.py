@@ -55,19 +55,19 @@ class _Session(msgspec.Struct):
     name: str = ""
 
 
-class _NumCalls(msgspec.Struct):
+class NumCalls(msgspec.Struct):
     unfinished: int = 0
     finished: int = 0
 
 
-class _ListedSession(_Session):
+class ListedSession(_Session):
     last_used: float = 0.0
     variables: int = 0
-    calls: _NumCalls = msgspec.field(default_factory=_NumCalls)
+    calls: NumCalls = msgspec.field(default_factory=NumCalls)
 
 
-class _Sessions(msgspec.Struct):
-    data: list[_ListedSession]
+class Sessions(msgspec.Struct):
+    data: list[ListedSession]
     has_more: bool = False
 
 
@@ -135,13 +135,13 @@ async def fetch_graph(base_url: str, session: str, api_key: str | None) -> bytes
     return data
 
 
-async def fetch_sessions(base_url: str, api_key: str | None) -> _Sessions:
+async def fetch_sessions(base_url: str, api_key: str | None) -> Sessions:
     """The gateway's sessions, last used first; arguments and errors as of `fetch_graph`."""
     status, data = await _fetch(base_url, "/sessions", api_key)
     if status != 200:
         raise GraphUnavailableError(_explain(status, data, base_url, ""))
     try:
-        return msgspec.json.decode(data, type=_Sessions)
+        return msgspec.json.decode(data, type=Sessions)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise GraphUnavailableError(f"The answer is no list of sessions: {error}") from None
 
@@ -161,7 +161,7 @@ async def _last_session(base_url: str, api_key: str | None) -> str:
     return sessions.data[0].id
 
 
-def list_text(sessions: _Sessions, now: float) -> str:
+def list_text(sessions: Sessions, now: float) -> str:
     """A line for each session, ending in a line end."""
     lines = []
     for each in sessions.data:

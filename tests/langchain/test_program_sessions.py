@@ -122,6 +122,54 @@ def test_a_program_may_lie_above_its_libraries(upstream: ScriptedUpstream, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("folder", "module"),
+    [
+        ("langchain_parrot", "steps"),
+        ("my-site-packages", "langchain_steps"),
+        ("site-packages", "steps"),
+        ("langgraph", "langsmith_notes"),
+    ],
+)
+def test_a_program_may_lie_in_a_folder_named_like_a_library(
+    upstream: ScriptedUpstream, tmp_path: Path, folder: str, module: str
+) -> None:
+    own = tmp_path / folder
+    own.mkdir()
+    told = told_by(
+        upstream,
+        own,
+        f"import {module}\n{module}.combine(llm)\nllm.invoke('again')\n",
+        **{module: "def combine(llm):\n    llm.invoke('x')\n"},
+    )
+    assert len({session for session, _ in told}) == 1
+    assert [str(name).partition(":")[0] for _, name in told] == ["combine", "report"]
+
+
+def test_packages_installed_in_the_folder_of_the_program_are_not_its_own(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    packages = tmp_path / ".venv" / "site-packages"
+    packages.mkdir(parents=True)
+    body = "def answer(llm):\n    llm.invoke('x')\n"
+    packages.joinpath("langchain_helpers.py").write_text(body)
+    told = told_by(
+        upstream,
+        tmp_path,
+        f"""
+        import sys
+        sys.path.insert(0, {str(packages)!r})
+        import langchain_helpers
+
+        def ask():
+            langchain_helpers.answer(llm)
+
+        ask()
+        """,
+    )
+    assert [str(name).partition(":")[0] for _, name in told] == ["ask"]
+
+
+@pytest.mark.parametrize(
     "script",
     [
         """

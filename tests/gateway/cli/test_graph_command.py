@@ -16,7 +16,15 @@ from harness.processes import API_KEY, DEMO_MODEL, GatewayProcess, run_cli
 from parrot_gateway.bench.apps.applications import map_reduce
 from parrot_gateway.bench.apps.runner import GatewayClient, run_workload
 from parrot_gateway.bench.apps.workload import SEMANTIC, Size
-from parrot_gateway.cli.graph import GraphUnavailableError, fetch_graph, read_graph
+from parrot_gateway.cli.graph import (
+    GraphUnavailableError,
+    ListedSession,
+    NumCalls,
+    Sessions,
+    fetch_graph,
+    list_text,
+    read_graph,
+)
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
 from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
 
@@ -143,6 +151,23 @@ async def test_the_sessions_are_listed(demo: GatewayProcess, session: str) -> No
     assert re.match(re.escape(session) + r"  ·  3 calls  ·  \d+ s ago$", run.stdout.splitlines()[0])
     assert graph(demo, "--list", "--watch").returncode == 2
     assert graph(demo, "--list", session).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("finished", "unfinished", "shown"),
+    [
+        (0, 0, "0 calls"),
+        (1, 0, "1 call"),
+        (0, 1, "1 call, 1 unfinished"),
+        (2, 0, "2 calls"),
+        (1, 2, "3 calls, 2 unfinished"),
+    ],
+)
+def test_calls_of_a_listed_session_are_counted(finished: int, unfinished: int, shown: str) -> None:
+    calls = NumCalls(unfinished=unfinished, finished=finished)
+    session = ListedSession(id="s", name="report", last_used=60.0, calls=calls)
+    listed = Sessions(data=[session], has_more=True)
+    assert list_text(listed, 61.0) == f"report  ·  {shown}  ·  1 s ago\n… and older ones\n"
 
 
 # -- refusals -----------------------------------------------------------------------------
