@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from doubles import Trace, prompt, scripted_engine
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,10 +16,21 @@ from parrot_engine.protocol import (
     Primitive,
     SamplingParams,
 )
+from programs import engine_limits
 
 
 class OverlapMachine(RuleBasedStateMachine):
     """The same primitives to an engine that overlaps and to one that does not."""
+
+    limits = engine_limits(
+        max_position=st.just(40),
+        block_size=st.integers(1, 4),
+        num_blocks=st.integers(8, 30),
+        max_batch_size=st.integers(1, 4),
+        max_batch_tokens=st.sampled_from([2, 5, 300]),
+    )
+    #: What the two engines differ in.
+    engines: tuple[dict[str, Any], dict[str, Any]] = ({"overlap": "on"}, {"overlap": "off"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,27 +39,11 @@ class OverlapMachine(RuleBasedStateMachine):
         self.freed: set[int] = set()
         self.count = 0
 
-    @initialize(
-        block_size=st.integers(1, 4),
-        num_blocks=st.integers(8, 30),
-        rows=st.integers(1, 4),
-        budget=st.sampled_from([2, 5, 300]),
-        caching=st.booleans(),
-    )
-    def start(
-        self, block_size: int, num_blocks: int, rows: int, budget: int, caching: bool
-    ) -> None:
-        for overlap in ("on", "off"):
-            engine, _ = scripted_engine(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_position=40,
-                max_batch_size=rows,
-                max_batch_tokens=budget,
-                prefix_caching=caching,
-                seed=7,
-                overlap=overlap,
-            )
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        limits = data.draw(self.limits)
+        for options in self.engines:
+            engine, _ = scripted_engine(seed=7, **limits, **options)
             self.traces.append(Trace(engine))
 
     def submit(self, primitive: Primitive) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from doubles import POISON, Trace, reference_generate, reference_logprobs
+from hypothesis import strategies as st
 from parrot_engine.protocol import (
     Failed,
     FailureCode,
@@ -26,6 +28,19 @@ from parrot_engine.protocol import (
     SamplingParams,
     TokenLogprobs,
 )
+
+
+def engine_limits(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Arguments of `scripted_engine` that are narrow for a random program; `others` go first."""
+    limits = {
+        "max_position": st.just(60),
+        "block_size": st.integers(1, 5),
+        "num_blocks": st.integers(8, 40),
+        "max_batch_size": st.integers(1, 5),
+        "prefix_caching": st.booleans(),
+        **others,
+    }
+    return st.fixed_dictionaries(limits)
 
 
 @dataclass

@@ -32,7 +32,7 @@ from parrot_engine.protocol import (
     SamplingParams,
 )
 from parrot_engine.settings import BuiltinSettings
-from programs import check_program, random_program
+from programs import check_program, engine_limits, random_program
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -45,36 +45,19 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 @given(
     seed=st.integers(0, 2**32),
     length=st.sampled_from([4, 12, 40]),
-    block_size=st.integers(1, 5),
-    num_blocks=st.integers(8, 40),
-    max_batch_size=st.integers(1, 5),
-    max_batch_tokens=st.sampled_from([1, 2, 3, 4, 5, 17, 500]),
-    max_logprob_tokens=st.sampled_from([1, 3, 100]),
-    prefix_caching=st.booleans(),
+    limits=engine_limits(
+        max_batch_tokens=st.sampled_from([1, 2, 3, 4, 5, 17, 500]),
+        max_logprob_tokens=st.sampled_from([1, 3, 100]),
+    ),
 )
 @settings(max_examples=120, deadline=None)
 def test_outputs_do_not_depend_on_scheduling(
-    seed: int,
-    length: int,
-    block_size: int,
-    num_blocks: int,
-    max_batch_size: int,
-    max_batch_tokens: int,
-    max_logprob_tokens: int,
-    prefix_caching: bool,
+    seed: int, length: int, limits: dict[str, Any]
 ) -> None:
-    engine, runner = scripted_engine(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_position=60,
-        max_batch_size=max_batch_size,
-        max_batch_tokens=max_batch_tokens,
-        max_logprob_tokens=max_logprob_tokens,
-        prefix_caching=prefix_caching,
-    )
+    engine, runner = scripted_engine(**limits)
     check_program(Trace(engine), random_program(random.Random(seed), length=length))
-    assert all(batch.num_tokens <= max_batch_tokens for batch in runner.batches)
-    assert all(len(batch.rows) <= max_batch_size for batch in runner.batches)
+    assert all(batch.num_tokens <= limits["max_batch_tokens"] for batch in runner.batches)
+    assert all(len(batch.rows) <= limits["max_batch_size"] for batch in runner.batches)
 
 
 def _write_into_shared_blocks(planner: StepPlanner, table: BlockTable, tail: int) -> bool:

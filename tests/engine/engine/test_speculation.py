@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import POISON, Trace, prompt, reference_generate, scripted_engine
+from doubles import POISON, prompt, reference_generate
 from drafting import GREEDY, OracleBatcher, OracleSpeculation, drafting, expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize
 from overlap_machine import OverlapMachine
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
@@ -25,80 +24,46 @@ from parrot_engine.engine.speculation import Speculation
 from parrot_engine.exceptions import EngineStateError, SettingsError
 from parrot_engine.protocol import Failed, Fill, FreeContext, Generate, Generated, SamplingParams
 from parrot_engine.settings import MAX_SPECULATIVE_TOKENS, BuiltinSettings
-from programs import check_program, random_program
+from programs import check_program, engine_limits, random_program
 
 
 @given(
     seed=st.integers(0, 2**32),
     length=st.sampled_from([4, 12, 40]),
-    block_size=st.integers(1, 5),
-    num_blocks=st.sampled_from([*range(8, 40), 100]),
-    max_batch_size=st.integers(1, 5),
-    max_batch_tokens=st.sampled_from([1, 2, 3, 5, 17, 30]),
-    batch_tokens=st.sampled_from([3, 64]),
-    prefix_caching=st.booleans(),
-    overlap=st.sampled_from(["on", "off"]),
+    limits=engine_limits(
+        num_blocks=st.sampled_from([*range(8, 40), 100]),
+        max_batch_tokens=st.sampled_from([1, 2, 3, 5, 17, 30]),
+        speculative_batch_tokens=st.sampled_from([3, 64]),
+        overlap=st.sampled_from(["on", "off"]),
+    ),
     share_right=st.sampled_from([0.5, 0.9, 1.0]),
 )
 @settings(max_examples=60, deadline=None)
 def test_outputs_are_those_without_drafts(
-    seed: int,
-    length: int,
-    block_size: int,
-    num_blocks: int,
-    max_batch_size: int,
-    max_batch_tokens: int,
-    batch_tokens: int,
-    prefix_caching: bool,
-    overlap: str,
-    share_right: float,
+    seed: int, length: int, limits: dict[str, Any], share_right: float
 ) -> None:
-    trace, runner = drafting(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_position=60,
-        max_batch_size=max_batch_size,
-        max_batch_tokens=max_batch_tokens,
-        prefix_caching=prefix_caching,
-        speculative_batch_tokens=batch_tokens,
-        overlap=overlap,
-    )
+    trace, runner = drafting(**limits)
     trace.engine._batcher.speculation.share_right = share_right  # type: ignore[union-attr]
     check_program(trace, random_program(random.Random(seed), length=length))
     for batch in runner.batches:
         decodes = [row for row in batch.rows if row.logits != "none" and row.num_drafts]
-        assert batch.num_tokens <= max_batch_tokens
-        assert sum(len(row.token_ids) for row in decodes) <= max(batch_tokens, len(decodes))
+        drafted = sum(len(row.token_ids) for row in decodes)
+        assert batch.num_tokens <= limits["max_batch_tokens"]
+        assert drafted <= max(limits["speculative_batch_tokens"], len(decodes))
 
 
 class SpeculationMachine(OverlapMachine):
     """The same primitives to an engine that makes draft tokens and to one that does not."""
 
-    @initialize(
+    limits = engine_limits(
+        max_position=st.just(40),
         block_size=st.integers(1, 4),
         num_blocks=st.integers(8, 60),
-        rows=st.integers(1, 4),
-        budget=st.sampled_from([2, 5, 20]),
-        caching=st.booleans(),
+        max_batch_size=st.integers(1, 4),
+        max_batch_tokens=st.sampled_from([2, 5, 20]),
         overlap=st.sampled_from(["on", "off"]),
     )
-    def start(  # type: ignore[override]
-        self, block_size: int, num_blocks: int, rows: int, budget: int, caching: bool, overlap: str
-    ) -> None:
-        for drafts in (4, 0):
-            engine, _ = scripted_engine(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_position=40,
-                max_batch_size=rows,
-                max_batch_tokens=budget,
-                prefix_caching=caching,
-                seed=7,
-                overlap=overlap,
-                speculative_tokens=drafts,
-                batcher=OracleBatcher if drafts else Batcher,
-            )
-            self.traces.append(Trace(engine))
+    engines = ({"speculative_tokens": 4, "batcher": OracleBatcher}, {"speculative_tokens": 0})
 
 
 TestSpeculation = SpeculationMachine.TestCase

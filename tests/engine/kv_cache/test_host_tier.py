@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from parrot_engine.kv_cache.host_rates import Rates, least_blocks
 from parrot_engine.kv_cache.host_tier import HostTier
 from parrot_engine.protocol import Fill, FreeContext, Generate, SamplingParams
 from parrot_engine.settings import BuiltinSettings
-from programs import check_program, random_program
+from programs import check_program, engine_limits, random_program
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
@@ -65,37 +66,21 @@ def talk(trace: Trace, number: int, tokens: list[int], **how: str) -> int:
 @given(
     seed=st.integers(0, 2**32),
     length=st.sampled_from([12, 40]),
-    block_size=st.integers(1, 5),
-    num_blocks=st.integers(8, 40),
-    max_batch_size=st.integers(1, 5),
-    max_batch_tokens=st.sampled_from([1, 3, 5, 17, 500]),
+    limits=engine_limits(
+        max_batch_tokens=st.sampled_from([1, 3, 5, 17, 500]),
+        speculative_tokens=st.sampled_from([0, 3]),
+        prefix_caching=st.just(True),
+    ),
     num_slots=st.integers(1, 40),
     chunk=st.integers(1, 4),
     is_late=st.booleans(),
-    speculative_tokens=st.sampled_from([0, 3]),
 )
 @settings(max_examples=40, deadline=None)
 def test_outputs_do_not_depend_on_the_host_tier(
-    seed: int,
-    length: int,
-    block_size: int,
-    num_blocks: int,
-    max_batch_size: int,
-    max_batch_tokens: int,
-    num_slots: int,
-    chunk: int,
-    is_late: bool,
-    speculative_tokens: int,
+    seed: int, length: int, limits: dict[str, Any], num_slots: int, chunk: int, is_late: bool
 ) -> None:
-    engine, _ = scripted_engine(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_position=60,
-        max_batch_size=max_batch_size,
-        max_batch_tokens=max_batch_tokens,
-        speculative_tokens=speculative_tokens,
-        copies=slots(num_slots, chunk=chunk, seed=seed if is_late else None),
-    )
+    copies = slots(num_slots, chunk=chunk, seed=seed if is_late else None)
+    engine, _ = scripted_engine(copies=copies, **limits)
     check_program(Trace(engine), random_program(random.Random(seed), length=length))
     assert engine.stats().host_blocks <= num_slots
 
