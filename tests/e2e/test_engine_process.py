@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness.processes import DEMO_MODEL, GatewayProcess, wait_until
+from harness.processes import DEMO_MODEL, GatewayProcess, is_alive, wait_until
 from harness.raw_http import RawConnection, check_error
 from test_serve import run_printed_curl
 
@@ -21,14 +21,6 @@ LONG: dict[str, Any] = {
     "stream": True,
 }
 SHORT: dict[str, Any] = {"model": DEMO_MODEL, "prompt": "Once", "max_tokens": 3}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ the same cases on the device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,6 +17,9 @@ pytest.importorskip("triton", reason="the kernels' interpreter comes with triton
 
 import quick_interpreter
 from parrot_engine.attention import launch
+from parrot_engine.attention.interface import AttentionShape
+from parrot_engine.attention.policy import Cuts
+from parrot_engine.attention.triton_backend import TritonAttention
 
 quick_interpreter.install()
 
@@ -25,3 +30,30 @@ TUNINGS = launch.Tunings(
     prefill=launch.Tuning(32, 16, 4, 1),
 )
 CHUNK = 32
+
+
+def interpreted_backend(
+    shape: AttentionShape,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> TritonAttention:
+    """Attention of one kind of layer with these tiles; `options` go first."""
+    return TritonAttention(
+        shape,
+        windows=[window],
+        device=torch.device("cpu"),
+        dtype=dtype,
+        **{"tunings": TUNINGS, "cuts": Cuts(CHUNK), **options},
+    )
+
+
+def take_natural_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug for controls: parts of a row are merged by logarithms to another base than 2."""
+    run_merge = launch.run_merge
+
+    def natural(call: launch.AttentionCall, *args: Any, **kw: Any) -> None:
+        partials = call.partials._replace(lse2=call.partials.lse2 * 0.6931471805599453)
+        run_merge(call._replace(partials=partials), *args, **kw)
+
+    monkeypatch.setattr(launch, "run_merge", natural)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,10 @@ SHAPE = AttentionShape(8, 2, 16, 16)
 MAX_ROWS, MAX_CONTEXT, MAX_SLOTS, START = 8, 120, 24, 96
 
 #: log2(0) of rows that no query fills; they are not stored.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+    pytest.mark.usefixtures("poison"),
+]
 
 
 def _backend(windows: tuple[int | None, ...] = (None,), **kw: Any) -> TritonAttention:

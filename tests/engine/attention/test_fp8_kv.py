@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,14 @@ from parrot_engine.runner.loader import load_runner
 from parrot_engine.runner.model_runner import ModelRunner
 from parrot_engine.settings import BuiltinSettings
 
+pytestmark = pytest.mark.usefixtures("poison")
+
 FP32 = torch.float32
 SMALL = AttentionShape(4, 2, 64, 16)
 FP8 = BuiltinSettings(
     device="cpu", dtype="float32", num_blocks=48, block_size=8, kv_cache_dtype="fp8_e4m3"
 )
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, make_checkpoint
 from harness.engine_checks import greedy, run_until_idle, tokens_of
+from harness.processes import is_alive
 from parrot_engine.batch import RowOutcome
 from parrot_engine.distributed import leader as leader_module
 from parrot_engine.distributed import worker_group
@@ -55,14 +56,6 @@ def group_of(engine: BuiltinEngine) -> RankGroup:
 
 def pids_of(engine: BuiltinEngine) -> list[int]:
     return group_of(engine).workers.pids
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def conversation(engine: BuiltinEngine) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,39 +86,21 @@ def _keep_everything(pool: BlockPool, block: int, *how: Any) -> None:
 _release = BlockPool.release
 
 
-@pytest.fixture
-def mutant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine with one bug."""
-    name: str = request.param
-    if name == "no copy on write":
-        monkeypatch.setattr(StepPlanner, "_must_copy", _write_into_shared_blocks)
-    elif name == "hash without parent":
-        monkeypatch.setattr(contexts, "block_hash", _hash_without_parent)
-    elif name == "last token not recomputed":
-        monkeypatch.setattr(Context, "step_back", _step_back_not_at_all)
-    elif name == "double free":
-        monkeypatch.setattr(BlockPool, "release", _release_twice)
-    elif name == "leak":
-        monkeypatch.setattr(BlockPool, "release", _keep_everything)
-    elif name == "stale index":
-        monkeypatch.setattr(BlockPool, "_forget", _keep_everything)
+#: What an engine with one bug does instead.
+MUTANTS: dict[str, tuple[object, str, Callable[..., Any]]] = {
+    "no copy on write": (StepPlanner, "_must_copy", _write_into_shared_blocks),
+    "hash without parent": (contexts, "block_hash", _hash_without_parent),
+    "last token not recomputed": (Context, "step_back", _step_back_not_at_all),
+    "double free": (BlockPool, "release", _release_twice),
+    "leak": (BlockPool, "release", _keep_everything),
+    "stale index": (BlockPool, "_forget", _keep_everything),
+}
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        "no copy on write",
-        "hash without parent",
-        "last token not recomputed",
-        "double free",
-        "leak",
-        "stale index",
-    ],
-    indirect=True,
-)
-@pytest.mark.usefixtures("mutant")
-def test_oracle_finds_bugs() -> None:
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_oracle_finds_bugs(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above: it must not be possible to pass with a bug."""
+    monkeypatch.setattr(*MUTANTS[mutant])
 
     def survives(seed: int) -> bool:
         engine, _ = scripted_engine(

@@ -5,13 +5,12 @@ bfloat16 is left to the device (tests/gpu): the interpreter multiplies its bits 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
-from interpreted import CHUNK, TUNINGS
+from interpreted import CHUNK, TUNINGS, interpreted_backend, take_natural_logarithms
 from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import Cuts
@@ -23,45 +22,28 @@ SMALL = AttentionShape(4, 2, 64, 16)
 GROUPED = AttentionShape(8, 2, 64, 16)
 
 #: log2(0) of rows that no query fills; they are not stored.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def _backend(
-    shape: AttentionShape, window: int | None = None, dtype: torch.dtype = torch.float32, **kw: Any
-) -> TritonAttention:
-    return TritonAttention(
-        shape,
-        windows=[window],
-        device=torch.device("cpu"),
-        dtype=dtype,
-        **{"tunings": TUNINGS, "cuts": Cuts(CHUNK), **kw},
-    )
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+    pytest.mark.usefixtures("poison"),
+]
 
 
 def _error(case: PagedCase, window: int | None = None, **kw: Any) -> float:
-    backend = _backend(case.shape, window, case.query.dtype, **kw)
+    backend = interpreted_backend(case.shape, window, case.query.dtype, **kw)
     return relative_error(case.run(backend, window), case.expected(window))
 
 
 @pytest.fixture(scope="module")
 def mixed() -> Tensor:
     """What comes out for `mixed_contexts`, which several tests compare with."""
-    return PagedCase(SMALL, mixed_contexts(16, CHUNK)).run(_backend(SMALL))
+    return PagedCase(SMALL, mixed_contexts(16, CHUNK)).run(interpreted_backend(SMALL))
 
 
 @pytest.fixture(scope="module")
 def shared() -> Tensor:
     """What comes out for `shared_contexts` in narrow items."""
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
-    return case.run(_backend(GROUPED, wide_min_bytes=10**12))
+    return case.run(interpreted_backend(GROUPED, wide_min_bytes=10**12))
 
 
 def test_mixed_lengths(mixed: Tensor) -> None:
@@ -101,7 +83,7 @@ def test_tiles_through_the_copy_engine(contexts: Any) -> None:
     tunings = launch.Tunings(*(tuning._replace(descriptors=True) for tuning in TUNINGS))
     shape = GROUPED._replace(block_size=32)
     case = PagedCase(shape, contexts(32, CHUNK))
-    backend = _backend(shape, wide_min_bytes=0, tunings=tunings)
+    backend = interpreted_backend(shape, wide_min_bytes=0, tunings=tunings)
     assert relative_error(case.run(backend), case.expected()) < 2e-6
 
 
@@ -139,21 +121,23 @@ def test_float16() -> None:
 @pytest.mark.parametrize("window", [None, 45])
 def test_shared_prefixes_in_wide_items(window: int | None) -> None:
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
-    backend = _backend(GROUPED, window, wide_min_bytes=0)
+    backend = interpreted_backend(GROUPED, window, wide_min_bytes=0)
     assert len(backend.plan(case.rows).work[window].wide) or window is not None
     assert relative_error(case.run(backend, window), case.expected(window)) < 2e-6
 
 
 def test_shared_prefixes_in_narrow_items(shared: Tensor) -> None:
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
-    assert not len(_backend(GROUPED, wide_min_bytes=10**12).plan(case.rows).work[None].wide)
+    assert not len(
+        interpreted_backend(GROUPED, wide_min_bytes=10**12).plan(case.rows).work[None].wide
+    )
     assert relative_error(shared, case.expected()) < 2e-6
 
 
 def test_sharing_changes_no_sum(shared: Tensor) -> None:
     """Where keys are cut does not depend on who shares them."""
     case = PagedCase(GROUPED, shared_contexts(16, CHUNK))
-    alone = case.run(_backend(GROUPED, share_prefixes=False))
+    alone = case.run(interpreted_backend(GROUPED, share_prefixes=False))
     # Equal but for the host's BLAS, which rounds a row by its place (exact in tests/gpu).
     assert relative_error(shared, alone) < 3e-7
 
@@ -167,14 +151,14 @@ def test_a_row_does_not_see_its_neighbours(mixed: Tensor) -> None:
         query, key, value = case.query, case.key, case.value
         case.rows = rows[index : index + 1]
         case.query, case.key, case.value = query[span], key[span], value[span]
-        assert torch.equal(case.run(_backend(SMALL)), mixed[span])
+        assert torch.equal(case.run(interpreted_backend(SMALL)), mixed[span])
         case.rows, case.query, case.key, case.value = rows, query, key, value
         token += context.new
 
 
 def test_writes_its_own_slots_only() -> None:
     case = PagedCase(SMALL, mixed_contexts(16, CHUNK))
-    backend = _backend(SMALL)
+    backend = interpreted_backend(SMALL)
     cache = case.layer_kv.clone()
     backend.forward(
         case.query, case.key, case.value, cache, backend.plan(case.rows), window=None, scale=1.0
@@ -192,7 +176,7 @@ def test_writes_its_own_slots_only() -> None:
 def test_a_nan_of_one_row_stays_its_own(mixed: Tensor) -> None:
     case = PagedCase(SMALL, mixed_contexts(16, CHUNK))
     case.value[5] = float("nan")
-    out = case.run(_backend(SMALL))
+    out = case.run(interpreted_backend(SMALL))
     assert out[5].isnan().all()
     others = [token for token in range(len(out)) if token != 5]
     assert torch.equal(out[others], mixed[others])
@@ -205,13 +189,7 @@ DECODES = [Context(4), Context(69)]
 
 
 def test_control_natural_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_merge = launch.run_merge
-
-    def natural(call: launch.AttentionCall, *args: Any, **kw: Any) -> None:
-        partials = call.partials._replace(lse2=call.partials.lse2 * 0.6931471805599453)
-        run_merge(call._replace(partials=partials), *args, **kw)
-
-    monkeypatch.setattr(launch, "run_merge", natural)
+    take_natural_logarithms(monkeypatch)
     assert _error(PagedCase(SMALL, DECODES)) > 1e-2
 
 
@@ -236,5 +214,5 @@ def test_control_end_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_control_window_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     case = PagedCase(SMALL, DECODES)
-    backend = _backend(SMALL, 7)
+    backend = interpreted_backend(SMALL, 7)
     assert relative_error(case.run(backend, 7), case.expected(8)) > 1e-2

@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
-from interpreted import CHUNK, TUNINGS
+from interpreted import CHUNK, TUNINGS, interpreted_backend
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import Cuts
-from parrot_engine.attention.triton_backend import TritonAttention
 
 GROUPED = AttentionShape(8, 2, 64, 16)
 
 #: log2(0) of rows that no query fills; they are not stored.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+    pytest.mark.usefixtures("poison"),
+]
 
 
 #: Tiles of many rows as well, which read bytes and not pairs of them.
 BYTES = TUNINGS._replace(prefill=TUNINGS.prefill._replace(block_m=64))
 
 
-def _backend(
-    shape: AttentionShape,
-    window: int | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    **kw: Any,
-) -> TritonAttention:
-    return TritonAttention(
-        shape,
-        windows=[window],
-        device=torch.device("cpu"),
-        dtype=dtype,
-        quantized=True,
-        cuts=Cuts(CHUNK),
-        **{"tunings": TUNINGS, **kw},
-    )
+_backend = partial(interpreted_backend, quantized=True)
 
 
 def _case(

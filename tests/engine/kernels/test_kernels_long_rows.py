@@ -5,32 +5,26 @@ In Triton's interpreter, against float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attention_cases import Context, PagedCase, relative_error
-from interpreted import CHUNK, TUNINGS
+from interpreted import TUNINGS, interpreted_backend, take_natural_logarithms
 from parrot_engine.attention import host_plan, launch, work_list
 from parrot_engine.attention.interface import AttentionShape
-from parrot_engine.attention.policy import Cuts, TileCuts
+from parrot_engine.attention.policy import TileCuts
 from parrot_engine.attention.triton_backend import TritonAttention
 
 #: log2(0) of rows that see nothing of a part, and of those that no token fills.
-pytestmark = pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+    pytest.mark.usefixtures("poison"),
+]
 
 #: One head, since the interpreter merges token by token and head by head.
 SHAPE = AttentionShape(1, 1, 16, 16)
 TILE = 32
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _tunings(shape: AttentionShape) -> launch.Tunings:
@@ -44,17 +38,11 @@ def _backend(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     parts: int = 3,
-    **kw: Any,
+    **options: Any,
 ) -> TritonAttention:
-    return TritonAttention(
-        shape,
-        windows=[window],
-        device=torch.device("cpu"),
-        dtype=dtype,
-        cuts=Cuts(CHUNK),
-        tile_cuts=TileCuts((parts,), least=1, start=0, merge=0),
-        **{"tunings": _tunings(shape), **kw},
-    )
+    cuts = TileCuts((parts,), least=1, start=0, merge=0)
+    options = {"tunings": _tunings(shape), "tile_cuts": cuts, **options}
+    return interpreted_backend(shape, window, dtype, **options)
 
 
 def _cuts_made(backend: TritonAttention, case: PagedCase) -> set[int]:
@@ -189,11 +177,5 @@ def test_control_tiles(field: int, off: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_control_natural_log_sum_exp(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_merge = launch.run_merge
-
-    def natural(call: launch.AttentionCall, *args: Any, **kw: Any) -> None:
-        partials = call.partials._replace(lse2=call.partials.lse2 * 0.6931471805599453)
-        run_merge(call._replace(partials=partials), *args, **kw)
-
-    monkeypatch.setattr(launch, "run_merge", natural)
+    take_natural_logarithms(monkeypatch)
     assert _error(PagedCase(SHAPE, [Context(200, 65)])) > 1e-2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,14 +12,9 @@ from parrot_engine.kernels import rowwise
 from parrot_engine.models.ops import Angles, rotate
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("poison")
+
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
@@ -22,6 +21,8 @@ from parrot_engine.models.triton_ops import TritonOps
 from skinny_cases import Case, compute, draw, reference
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("poison")
+
 #: bfloat16 is looser than on a device: the interpreter cuts where a GPU rounds.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
 #: Few large programs, which the interpreter is fastest with; loops still take several turns.
@@ -33,14 +34,6 @@ STREAMED = {
 }
 EPS = 1e-6
 FUSIONS = ["", "b", "r", "br", "n", "nb", "ng", "ngb", "nr", "g"]
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """New tensors are NaN until they are written."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _tuning(num_tokens: int, kind: str = "") -> Tuning:

@@ -33,17 +33,23 @@ def cut(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     return chunks
 
 
-@settings(deadline=None, max_examples=150)
-@given(data=st.data(), text=TEXT)
-def test_any_text_in_any_pieces(tokenizer: Tokenizer, data: st.DataObject, text: str) -> None:
-    ids = tokenizer.encode(text)
-    detokenizer = IncrementalDetokenizer(tokenizer)
-    whole = tokenizer.decode(ids)
+def check_pieces(
+    tokenizer: Tokenizer, data: st.DataObject, ids: list[int], *, skip: bool = True
+) -> None:
+    """What is shown piece by piece is the text of all, from its beginning on."""
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+    whole = tokenizer.decode(ids, skip_special_tokens=skip)
     shown = ""
     for chunk in cut(data, ids):
         shown += detokenizer.push(chunk)
         assert whole.startswith(shown)
     assert shown + detokenizer.flush() == whole
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), text=TEXT)
+def test_any_text_in_any_pieces(tokenizer: Tokenizer, data: st.DataObject, text: str) -> None:
+    check_pieces(tokenizer, data, tokenizer.encode(text))
 
 
 @settings(deadline=None, max_examples=150)
@@ -53,13 +59,7 @@ def test_any_ids_in_any_pieces(tokenizer: Tokenizer, data: st.DataObject, skip: 
     if tokenizer.pieces.plan.kind == "opaque":
         pytest.skip("only texts are exact")
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3)))
-    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
-    whole = tokenizer.decode(ids, skip_special_tokens=skip)
-    shown = ""
-    for chunk in cut(data, ids):
-        shown += detokenizer.push(chunk)
-        assert whole.startswith(shown)
-    assert shown + detokenizer.flush() == whole
+    check_pieces(tokenizer, data, ids, skip=skip)
 
 
 @settings(deadline=None, max_examples=150)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.processes import is_alive
 from linked import KEY, WAIT_S, eventually, join_server, joined
 from parrot_engine.link.wire import Register
 from parrot_engine.text import TextAssets
@@ -60,14 +61,6 @@ async def supervised(
         finally:
             async with asyncio.timeout(WAIT_S):
                 await supervisor.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def pids(supervisor: EngineSupervisor) -> list[int]:
