@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
@@ -94,7 +94,7 @@ class CallOptions(NamedTuple):
         return self._replace(body=body)
 
 
-class StreamAssembly:
+class StreamAssembly(ABC):
     """Turns the events of a stream into chunks, and the end into one with all that comes once.
 
     Args:
@@ -118,13 +118,13 @@ class StreamAssembly:
             logprobs = choice.get("logprobs")
             yield self.chunk(choice, {"logprobs": logprobs} if logprobs else None)
 
+    @abstractmethod
     def chunk(self, choice: Mapping[str, Any], information: dict[str, Any] | None) -> Any:
         """The chunk of one choice of an event."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last(self) -> Any:
         """The chunk at the end: usage, finish reason, model, and what the headers say."""
-        raise NotImplementedError
 
 
 class ParrotModel(BaseModel):
@@ -171,6 +171,11 @@ class ParrotModel(BaseModel):
     #: The resource of the `openai` client that has `create`.
     _resource: ClassVar[str]
     _assembly: ClassVar[type[StreamAssembly]]
+    #: Arguments that are fields of the body under the same name.
+    _sampling: ClassVar[tuple[str, ...]] = (
+        *("temperature", "max_tokens", "top_p", "n", "seed", "stop"),
+        *("frequency_penalty", "presence_penalty", "logit_bias"),
+    )
 
     model: str
     base_url: str = Field(default_factory=default_base_url, validate_default=True)
@@ -307,24 +312,9 @@ class ParrotModel(BaseModel):
     @property
     def _default_params(self) -> dict[str, Any]:
         """Fields of the body that the constructor sets."""
-        sampling = {name: getattr(self, name) for name in self._sampling_names()}
+        sampling = {name: getattr(self, name) for name in self._sampling}
         given = {name: value for name, value in sampling.items() if value not in (None, [])}
         return {**given, **self.model_kwargs, **(self.extra_body or {})}
-
-    @classmethod
-    def _sampling_names(cls) -> tuple[str, ...]:
-        """Constructor arguments that are fields of the body under the same name."""
-        return (
-            "temperature",
-            "max_tokens",
-            "top_p",
-            "n",
-            "seed",
-            "stop",
-            "frequency_penalty",
-            "presence_penalty",
-            "logit_bias",
-        )
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -472,8 +462,6 @@ class ParrotModel(BaseModel):
                             await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                         yield chunk
             yield assembly.last()
-
-    # -- answers ------------------------------------------------------------------------------
 
     # -- tokens -------------------------------------------------------------------------------
 

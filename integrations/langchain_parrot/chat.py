@@ -66,6 +66,12 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
 
     _resource: ClassVar[str] = "chat.completions"
     _assembly: ClassVar[type[StreamAssembly]] = _ChatAssembly
+    _sampling: ClassVar[tuple[str, ...]] = (
+        *ParrotModel._sampling,
+        "logprobs",
+        "top_logprobs",
+        "reasoning_effort",
+    )
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -74,10 +80,6 @@ class ChatParrot(ParrotModel, BaseChatModel):  # type: ignore[misc]
     @property
     def _llm_type(self) -> str:
         return "chat-parrot"
-
-    @classmethod
-    def _sampling_names(cls) -> tuple[str, ...]:
-        return (*super()._sampling_names(), "logprobs", "top_logprobs", "reasoning_effort")
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(stop=stop or self._own_stop(), **kwargs)

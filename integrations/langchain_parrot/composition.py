@@ -170,29 +170,43 @@ def _message_templates() -> tuple[type, ...]:
     )
 
 
+#: The steps that a composition runs, in their order. Conditions of a branch are none of them: what
+#: they give out goes nowhere.
+_PARTS: dict[Any, Callable[[Any], list[Any]]] = {
+    RunnableSequence: lambda step: list(step.steps),
+    RunnableParallel: lambda step: list(step.steps__.values()),
+    RunnableAssign: lambda step: [step.mapper],
+    RunnableBranch: lambda step: [*(inner for _, inner in step.branches), step.default],
+    RunnableEach: lambda step: [step.bound],
+    RunnableBinding: lambda step: [step.bound],
+}
+
+
+def _parts(step: Any) -> list[Any] | None:
+    """The steps that a composition runs; None for any other step."""
+    kind = _kind(step)
+    if kind not in _PARTS or (kind is RunnableBinding and not _is_plain(step)):
+        return None
+    return _PARTS[kind](step)
+
+
 def _demand(step: Any, after: Demand) -> Demand:
     """What becomes of a step's input, from what becomes of its output."""
     model = _model_of(step)
     if model is not None:
         return Demand.READ if model.is_observed else Demand.PROMPT
+    parts = _parts(step)
+    if parts is None:
+        if _passes_texts(step):
+            return after
+        copies = after is Demand.PROMPT and _copies_texts(step)
+        return Demand.TEXT if copies else Demand.READ
     if _kind(step) is RunnableSequence:
-        for inner in reversed(step.steps):
-            after = _demand(inner, after)
-        return after
-    if _kind(step) is RunnableParallel:
-        return max((_demand(inner, after) for inner in step.steps__.values()), default=Demand.READ)
+        return functools.reduce(lambda demand, part: _demand(part, demand), reversed(parts), after)
+    demands = [_demand(part, after) for part in parts]
     if _kind(step) is RunnableAssign:
-        return max(_demand(step.mapper, after), after)
-    if _kind(step) is RunnableBranch:
-        inner_steps = [inner for _, inner in step.branches]
-        return max(_demand(inner, after) for inner in (*inner_steps, step.default))
-    if _kind(step) is RunnableEach or (_kind(step) is RunnableBinding and _is_plain(step)):
-        return _demand(step.bound, after)
-    if _passes_texts(step):
-        return after
-    if after is Demand.PROMPT and _copies_texts(step):
-        return Demand.TEXT
-    return Demand.READ
+        demands.append(after)
+    return max(demands, default=Demand.READ)
 
 
 class _Built(NamedTuple):
@@ -219,28 +233,35 @@ def _build(step: Any, after: Demand, holds: bool, every: bool) -> _Built:
             planned = RunnableBinding(bound=step, kwargs={"defer": PLANNED, "stream": False})
             return _Built(planned, True, True)
         return _Built(step, False)
+    parts = _parts(step)
+    if parts is None:
+        if _passes_texts(step) or (after is Demand.PROMPT and _copies_texts(step)):
+            return _Built(step, holds)
+        return _Built(_border(step, holds), False)
     if _kind(step) is RunnableSequence:
         return _build_sequence(step, after, holds, every)
-    if _kind(step) is RunnableParallel:
-        built = {key: _build(inner, after, holds, every) for key, inner in step.steps__.items()}
-        copy = step.model_copy(update={"steps__": {key: one.step for key, one in built.items()}})
-        return _together(_mark(copy), built.values(), holds=False)
-    if _kind(step) is RunnableAssign:
-        mapper = _build(step.mapper, after, holds, every)
-        return _together(step.model_copy(update={"mapper": mapper.step}), [mapper], holds)
-    if _kind(step) is RunnableBranch:
-        ways = [_build(inner, after, holds, every) for _, inner in step.branches]
-        default = _build(step.default, after, holds, every)
-        conditions = [_border(condition, holds) for condition, _ in step.branches]
-        pairs = [(each, way.step) for each, way in zip(conditions, ways, strict=True)]
-        copy = step.model_copy(update={"branches": pairs, "default": default.step})
-        return _together(copy, [*ways, default], holds=False)
-    if _kind(step) is RunnableEach or (_kind(step) is RunnableBinding and _is_plain(step)):
-        bound = _build(step.bound, after, holds, every)
-        return _together(step.model_copy(update={"bound": bound.step}), [bound], holds=False)
-    if _passes_texts(step) or (after is Demand.PROMPT and _copies_texts(step)):
-        return _Built(step, holds)
-    return _Built(_border(step, holds), False)
+    built = [_build(part, after, holds, every) for part in parts]
+    return _Built(
+        _with_parts(step, [part.step for part in built], holds),
+        # `assign` gives out its input as well.
+        any(part.holds for part in built) or (holds and _kind(step) is RunnableAssign),
+        any(part.defers for part in built),
+    )
+
+
+def _with_parts(step: Any, parts: list[Any], holds: bool) -> Any:
+    """A copy of a composition that runs these; conditions of a branch read texts."""
+    kind = _kind(step)
+    if kind is RunnableParallel:
+        steps = dict(zip(step.steps__, parts, strict=True))
+        return _mark(step.model_copy(update={"steps__": steps}))
+    if kind is RunnableAssign:
+        return step.model_copy(update={"mapper": parts[0]})
+    if kind is RunnableBranch:
+        conditions = (_border(condition, holds) for condition, _ in step.branches)
+        branches = list(zip(conditions, parts[:-1], strict=True))
+        return step.model_copy(update={"branches": branches, "default": parts[-1]})
+    return step.model_copy(update={"bound": parts[0]})
 
 
 def _build_sequence(
@@ -252,16 +273,9 @@ def _build_sequence(
     built: list[_Built] = []
     for step, demand in zip(sequence.steps, reversed(demands), strict=True):
         built.append(_build(step, demand, built[-1].holds if built else holds, every))
-    steps = [one.step for one in built]
-    copy = sequence.model_copy(update={"first": steps[0], "middle": steps[1:-1], "last": steps[-1]})
-    return _together(_mark(copy), built[-1:], False)._replace(
-        defers=any(one.defers for one in built)
-    )
-
-
-def _together(step: Any, parts: Any, holds: bool) -> _Built:
-    parts = list(parts)
-    return _Built(step, holds or any(one.holds for one in parts), any(one.defers for one in parts))
+    first, *middle, last = (part.step for part in built)
+    copy = sequence.model_copy(update={"first": first, "middle": middle, "last": last})
+    return _Built(_mark(copy), built[-1].holds, any(part.defers for part in built))
 
 
 class _Border(RunnableBindingBase[Any, Any]):
@@ -330,18 +344,10 @@ def _servers(step: Any, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
         key = model.model.api_key
         found.add((model.model.base_url, "" if key is None else key.get_secret_value()))
         return found
-    parts: Sequence[Any] = ()
-    if _kind(step) is RunnableSequence:
-        parts = step.steps
-    elif _kind(step) is RunnableParallel:
-        parts = list(step.steps__.values())
-    elif _kind(step) is RunnableAssign:
-        parts = [step.mapper]
-    elif _kind(step) is RunnableBranch:
-        parts = [*(inner for _, inner in step.branches), step.default]
-    elif isinstance(step, RunnableBindingBase | RunnableEach):
+    parts = _parts(step)
+    if parts is None and isinstance(step, RunnableBindingBase | RunnableEach):
         parts = [step.bound]
-    for part in parts:
+    for part in parts or ():
         _servers(part, found)
     return found
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -102,6 +102,22 @@ class RunNode:
     group: str | None = None
 
 
+class RunStart(NamedTuple):
+    """What LangChain reports when a run starts."""
+
+    run_id: UUID
+    parent_id: UUID | None
+    tags: Sequence[str] | None
+    metadata: Mapping[str, Any] | None
+    name: str | None = None
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any], name: str | None) -> Self:
+        """From the arguments of a callback."""
+        parent_id, tags, metadata = map(run.get, ("parent_run_id", "tags", "metadata"))
+        return cls(run["run_id"], parent_id, tags, metadata, name)
+
+
 class RunSlot:
     """Where a run is about to begin; `run_id` is set by a model's run that does.
 
@@ -155,15 +171,9 @@ class RunTree(BaseCallbackHandler):
         """A run that is going on."""
         return None if run_id is None else self._nodes.get(run_id)
 
-    def new_node(
-        self,
-        run_id: UUID,
-        parent_id: UUID | None,
-        tags: Sequence[str] | None,
-        metadata: Mapping[str, Any] | None,
-        name: str | None,
-    ) -> RunNode:
+    def new_node(self, start: RunStart) -> RunNode:
         """A node from what the start of a run reports; not remembered."""
+        run_id, parent_id, tags, metadata, name = start
         parent = self.node(parent_id)
         batch = current_batch()
         if parent is not None:
@@ -199,17 +209,10 @@ class RunTree(BaseCallbackHandler):
             session, label, branch, batch, parent_text, metadata or {}, has_thread, place
         )
 
-    def new_call(
-        self,
-        run_id: UUID,
-        parent_id: UUID | None,
-        tags: Sequence[str] | None,
-        metadata: Mapping[str, Any] | None,
-        name: str | None,
-    ) -> RunNode:
+    def new_call(self, start: RunStart) -> RunNode:
         """`new_node` of a call of a model, which takes a number in its branch."""
-        node = self.new_node(run_id, parent_id, tags, metadata, name)
-        node.own_name = name or ""
+        node = self.new_node(start)
+        node.own_name = start.name or ""
         if node.branch is not None:
             node.group = node.branch.next_position()
         return node
@@ -218,10 +221,10 @@ class RunTree(BaseCallbackHandler):
         if name is None and isinstance(serialized, dict):
             # A tool has its name there.
             name = serialized.get("name")
-        self._remember(run["run_id"], self.new_node(*_start_of(run), name))
+        self._remember(run["run_id"], self.new_node(RunStart.of(run, name)))
 
     def _called(self, _: Any, prompts: Any, /, *, name: str | None = None, **run: Any) -> None:
-        node = self.new_call(*_start_of(run), name)
+        node = self.new_call(RunStart.of(run, name))
         if not node.has_thread and any(map(_refers, prompts)):
             node.session = ""
         self._remember(run["run_id"], node)
@@ -245,13 +248,6 @@ class RunTree(BaseCallbackHandler):
 
     def _ended(self, *_: Any, run_id: UUID, **__: Any) -> None:
         self._nodes.pop(run_id, None)
-
-
-def _start_of(
-    run: Mapping[str, Any],
-) -> tuple[UUID, UUID | None, Sequence[str] | None, Mapping[str, Any] | None]:
-    """The first arguments of `new_node`, from those of LangChain's callbacks."""
-    return run["run_id"], run.get("parent_run_id"), run.get("tags"), run.get("metadata")
 
 
 def _is_called_task(metadata: Mapping[str, Any] | None) -> bool:
@@ -296,7 +292,7 @@ def fields_of_run(run_manager: BaseRunManager | None) -> dict[str, str]:
         return {}
     run_id, parent_id = run_manager.run_id, run_manager.parent_run_id
     node = run_tree.node(run_id) or run_tree.new_call(
-        run_id, parent_id, run_manager.tags, run_manager.metadata, None
+        RunStart(run_id, parent_id, run_manager.tags, run_manager.metadata)
     )
     return _fields(node, str(run_id))
 
@@ -312,7 +308,8 @@ def fields_here() -> dict[str, str]:
     around = getattr(config.get("callbacks"), "parent_run_id", None)
     if around is None or run_tree.node(around) is None:
         return {}
-    return _fields(run_tree.new_call(around, around, None, config.get("metadata"), None), None)
+    start = RunStart(around, around, None, config.get("metadata"))
+    return _fields(run_tree.new_call(start), None)
 
 
 def _fields(node: RunNode, run: str | None) -> dict[str, str]:

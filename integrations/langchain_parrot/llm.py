@@ -48,6 +48,7 @@ class ParrotLLM(ParrotModel, BaseLLM):
 
     _resource: ClassVar[str] = "completions"
     _assembly: ClassVar[type[StreamAssembly]] = _TextAssembly
+    _sampling: ClassVar[tuple[str, ...]] = (*ParrotModel._sampling, "logprobs", "best_of", "echo")
 
     max_tokens: int | None = 256
     logprobs: int | None = None
@@ -57,10 +58,6 @@ class ParrotLLM(ParrotModel, BaseLLM):
     @property
     def _llm_type(self) -> str:
         return "parrot"
-
-    @classmethod
-    def _sampling_names(cls) -> tuple[str, ...]:
-        return (*super()._sampling_names(), "logprobs", "best_of", "echo")
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(stop=stop or self._own_stop(), **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from random import Random
@@ -15,7 +16,7 @@ class WorkloadError(ValueError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Generator:
+class Generator(ABC):
     """A workload; its fields are its parameters.
 
     Deterministic: two generators with equal fields give equal plans, and `arrivals` starts anew
@@ -43,8 +44,8 @@ class Generator:
                     f"workload {self.name}: {parameter.name} must be a positive number, not {value}"
                 )
 
-    def arrivals(self) -> Iterator[ApplicationPlan]:
-        raise NotImplementedError
+    @abstractmethod
+    def arrivals(self) -> Iterator[ApplicationPlan]: ...
 
     def successor(self, finished: ApplicationPlan, now: float) -> ApplicationPlan | None:
         """Closed loop: what comes after `finished`; an open loop has nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -127,8 +128,8 @@ class _PapersInTurn(Summaries):
         following = int(finished.id.rpartition("-")[2]) + 1
         return self._paper(following, now) if following < min(self.count, len(PAPERS)) else None
 
-    def _paper(self, number: int, arrival_s: float) -> ApplicationPlan:
-        raise NotImplementedError
+    @abstractmethod
+    def _paper(self, number: int, arrival_s: float) -> ApplicationPlan: ...
 
 
 @dataclass(slots=True, kw_only=True)
