@@ -1,0 +1,234 @@
+"""The calls of a tenant that can be linked to, by everything that later prompts repeat of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parrot_gateway.linking.conversation import Choice, Message, ToolCall, argument_texts
+from parrot_gateway.linking.fingerprints import (
+    FingerprintIndex,
+    Hashes,
+    NormalisedText,
+    fingerprint,
+    normalise,
+)
+from parrot_gateway.linking.links import LinkedSession
+
+#: Calls kept under one key; more say nothing that these do not.
+_MAX_EQUAL = 512
+#: Last messages of a prompt by which windows of one conversation are told apart.
+_KEPT_MESSAGES = 12
+#: Arguments of tool calls that are remembered, of one answer.
+_MAX_ARGUMENTS = 16
+#: Shorter normalised texts are in everybody's prompts.
+MIN_WHOLE = 3
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """A text that a call has written.
+
+    Attributes:
+        number: its owner's number in the fingerprint index.
+        is_argument: it stood in the arguments of a tool call.
+        readers: sessions that have read it.
+    """
+
+    number: int
+    call: StoredCall
+    text: str
+    is_argument: bool
+    readers: int = 0
+
+    def normalised(self) -> NormalisedText:
+        return normalise(self.text)
+
+
+@dataclass(slots=True, eq=False)
+class StoredCall:
+    """One call, as much of it as links need.
+
+    Attributes:
+        number: counts up.
+        state: hash of its prompt's messages.
+        parent: the call that it continues.
+        root: number of the first call of its conversation.
+        ended: None while it runs.
+        message_keys: hashes of its last messages.
+        passages: fingerprints of its prompt, while it runs.
+        continuations: calls that go on where it ended.
+    """
+
+    number: int
+    id: str
+    session: LinkedSession
+    started: float
+    state: int
+    message_keys: frozenset[int]
+    last_key: int
+    parent: StoredCall | None = None
+    root: int = 0
+    ended: float | None = None
+    passages: Hashes | None = None
+    continuations: int = 0
+    outputs: list[Output] = field(default_factory=list)
+    keys: list[tuple[dict[object, deque[int]], object]] = field(default_factory=list)
+
+    def is_ancestor_of(self, call: StoredCall | None) -> bool:
+        """Whether `call` is this one, or goes on from it."""
+        if call is None or call.root != self.root:
+            return False
+        while call is not None and call.number > self.number:
+            call = call.parent
+        return call is self
+
+
+def message_key(message: Message) -> int:
+    """Hash of a message as conversations repeat it."""
+    calls = tuple(_call_key(call) for call in message.tool_calls)
+    return hash((message.role, message.text.strip(), calls, message.tool_call_id))
+
+
+def _call_key(call: ToolCall) -> tuple[str, str, str]:
+    return call.id, call.name, "".join(call.arguments.split())
+
+
+def states_of(keys: Iterable[int]) -> list[int]:
+    """Hash of each beginning of a conversation; the first is the empty one."""
+    states = [0]
+    for key in keys:
+        states.append(hash((states[-1], key)))
+    return states
+
+
+class CallStore:
+    """Calls, the oldest of which make room.
+
+    Args:
+        max_calls: kept.
+        max_text: characters of their answers kept.
+        max_fingerprints: kept of them, a power of two.
+    """
+
+    def __init__(self, max_calls: int, max_text: int, max_fingerprints: int) -> None:
+        self.max_calls = max_calls
+        self.max_text = max_text
+        self.index = FingerprintIndex(max_fingerprints)
+        self.calls: OrderedDict[int, StoredCall] = OrderedDict()
+        self.by_id: dict[str, StoredCall] = {}
+        self.outputs: dict[int, Output] = {}
+        #: Calls by the state after their answer, and by that of their prompt.
+        self.ends: dict[object, deque[int]] = {}
+        self.prompts: dict[object, deque[int]] = {}
+        #: By the key of their answer as a message, and by its normalised text.
+        self.answers: dict[object, deque[int]] = {}
+        self.wholes: dict[object, deque[int]] = {}
+        self.tool_ids: dict[object, deque[int]] = {}
+        self.responses: dict[object, deque[int]] = {}
+        self.text_size = 0
+        self._numbers = 0
+        self._output_numbers = 0
+
+    def add(self, call: StoredCall) -> None:
+        """Take a call whose request is known."""
+        self.calls[call.number] = call
+        self.by_id[call.id] = call
+        self.file(call, self.prompts, call.state)
+        while len(self.calls) > self.max_calls:
+            self._drop_oldest()
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def file(self, call: StoredCall, table: dict[object, deque[int]], key: object) -> None:
+        """Let `call` be found in `table`."""
+        found = table.get(key)
+        if found is None:
+            found = table[key] = deque(maxlen=_MAX_EQUAL)
+        found.append(call.number)
+        call.keys.append((table, key))
+
+    def find(self, table: dict[object, deque[int]], key: object) -> Iterator[StoredCall]:
+        """The calls of a key, newest first."""
+        for number in reversed(table.get(key, ())):
+            call = self.calls.get(number)
+            if call is not None:
+                yield call
+
+    def finish(self, call: StoredCall, choices: Iterable[Choice], now: float) -> None:
+        """Take what a call has written."""
+        call.ended = now
+        known, call.passages = call.passages, None
+        for choice in choices:
+            self._take(call, choice, known)
+        while self.text_size > self.max_text and len(self.calls) > 1:
+            self._drop_oldest()
+
+    def _take(self, call: StoredCall, choice: Choice, known: Hashes | None) -> None:
+        variants = {(choice.text, choice.tool_calls), (choice.text, ()), ("", choice.tool_calls)}
+        for text, calls in variants:
+            if text or calls:
+                key = message_key(Message("assistant", text, calls))
+                self.file(call, self.answers, key)
+                self.file(call, self.ends, hash((call.state, key)))
+        for tool_call in choice.tool_calls:
+            if tool_call.id:
+                self.file(call, self.tool_ids, tool_call.id)
+        self._remember(call, choice.text, False, known)
+        arguments = [text for each in choice.tool_calls for text in argument_texts(each.arguments)]
+        for text in arguments[:_MAX_ARGUMENTS]:
+            self._remember(call, text, True, known)
+
+    def _remember(
+        self, call: StoredCall, text: str, is_argument: bool, known: Hashes | None
+    ) -> None:
+        normalised = normalise(text)
+        if len(normalised.content) < MIN_WHOLE:
+            return
+        self._output_numbers += 1
+        output = Output(self._output_numbers, call, text, is_argument)
+        call.outputs.append(output)
+        self.outputs[output.number] = output
+        self.text_size += len(text)
+        self.file(call, self.wholes, hash(normalised.content.tobytes()))
+        hashes = np.unique(fingerprint(normalised.content)[0])
+        if known is not None and len(hashes):
+            hashes = hashes[~contains(known, hashes)]
+        self.index.add(hashes, output.number)
+
+    def _drop_oldest(self) -> None:
+        number, call = self.calls.popitem(last=False)
+        if self.by_id.get(call.id) is call:
+            del self.by_id[call.id]
+        for table, key in call.keys:
+            found = table.get(key)
+            if found is not None:
+                while found and found[0] <= number:
+                    found.popleft()
+                if not found:
+                    del table[key]
+        call.keys.clear()
+        for output in call.outputs:
+            self.outputs.pop(output.number, None)
+            self.text_size -= len(output.text)
+        # The next call's chain would keep all its ancestors alive.
+        call.parent = None
+
+
+def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
+    """Which of `hashes` are probably among `known`; [n] bool. One in 64 others seems to be."""
+    bits = min(24, max(10, (len(known) * 64).bit_length()))
+    shift = np.uint32(32 - bits)
+    table = np.zeros(1 << bits, np.bool_)
+    table[known >> shift] = True
+    return table[hashes >> shift]  # type: ignore[no-any-return]
+
+
+def kept_keys(keys: list[int]) -> frozenset[int]:
+    """Of a prompt's messages those that are remembered."""
+    return frozenset(keys[-_KEPT_MESSAGES:])

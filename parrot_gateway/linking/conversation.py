@@ -1,0 +1,332 @@
+"""Requests and answers of the four APIs as plain conversations, for the linker.
+
+Reads what is there and never refuses: what is not in the API's shape holds no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool, as an answer asks for it and later prompts repeat it."""
+
+    id: str
+    name: str
+    #: As JSON text.
+    arguments: str
+
+
+class Message(NamedTuple):
+    """One message of a prompt.
+
+    Attributes:
+        role: "developer" is "system"; the text of a completion has the role "prompt".
+        tool_call_id: of a tool's result.
+    """
+
+    role: str
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+class Conversation(NamedTuple):
+    """What a request holds.
+
+    Attributes:
+        previous: id of the response that it continues (`previous_response_id`).
+    """
+
+    messages: tuple[Message, ...]
+    previous: str = ""
+
+
+class Choice(NamedTuple):
+    """One candidate of an answer."""
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class Answer(NamedTuple):
+    """A complete answer, and the id under which the client knows it."""
+
+    response_id: str
+    choices: tuple[Choice, ...]
+
+
+class _Request(msgspec.Struct):
+    messages: Any = None
+    prompt: Any = None
+    system: Any = None
+    instructions: Any = None
+    input: Any = None
+    previous_response_id: Any = None
+
+
+_any_decoder = msgspec.json.Decoder()
+_request_decoder = msgspec.json.Decoder(_Request)
+_ROLES = {"developer": "system", "function": "tool", "ai": "assistant", "human": "user"}
+
+
+def conversation_of(path: str, body: bytes) -> Conversation | None:
+    """The conversation of a request; None where the body is none of the API's.
+
+    Args:
+        path: of the route.
+        body: as received.
+    """
+    try:
+        request = _request_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    previous = request.previous_response_id
+    messages = list(_messages(path, request))
+    return Conversation(tuple(messages), previous if isinstance(previous, str) else "")
+
+
+def _messages(path: str, request: _Request) -> Iterator[Message]:
+    if path.endswith("/completions") and not path.endswith("/chat/completions"):
+        prompts = request.prompt if _is_list_of(request.prompt, str) else [request.prompt]
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                yield Message("prompt", prompt)
+            elif _is_list_of(prompt, int):
+                yield Message("prompt", " ".join(map(str, prompt)))
+        return
+    first = request.instructions if request.instructions is not None else request.system
+    if first:
+        yield Message("system", _text_of(first))
+    given = request.messages if request.messages is not None else request.input
+    if isinstance(given, str):
+        yield Message("user", given)
+    elif isinstance(given, list):
+        for item in given:
+            if isinstance(item, dict):
+                yield from _messages_of(item)
+
+
+def _messages_of(item: dict[str, Any]) -> Iterator[Message]:
+    """The messages of one message of a chat, or of one item of a response's input."""
+    kind = item.get("type")
+    if kind in ("function_call", "custom_tool_call"):
+        call = ToolCall(
+            _string(item.get("call_id")),
+            _string(item.get("name")),
+            _string(item.get("arguments", item.get("input"))),
+        )
+        yield Message("assistant", "", (call,))
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        yield Message(
+            "tool", _text_of(item.get("output")), tool_call_id=_string(item.get("call_id"))
+        )
+    elif "role" in item:
+        role = _string(item["role"])
+        role = _ROLES.get(role, role)
+        content = item.get("content")
+        if isinstance(content, list):
+            # Results of tools stand among the parts of a user's message in Anthropic's API.
+            for part in content:
+                if isinstance(part, dict) and part.get("type") == "tool_result":
+                    result = _text_of(part.get("content"))
+                    yield Message("tool", result, tool_call_id=_string(part.get("tool_use_id")))
+        text, calls = _text_of(content), tuple(_tool_calls(item, content))
+        if text or calls or not isinstance(content, list):
+            yield Message(role, text, calls, _string(item.get("tool_call_id")))
+
+
+def _tool_calls(message: dict[str, Any], content: Any) -> Iterator[ToolCall]:
+    calls = message.get("tool_calls")
+    if isinstance(message.get("function_call"), dict):
+        calls = [{"function": message["function_call"]}]
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            yield _tool_call(call)
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") == "tool_use":
+            yield ToolCall(
+                _string(part.get("id")), _string(part.get("name")), _string(part.get("input"))
+            )
+
+
+def _tool_call(call: dict[str, Any]) -> ToolCall:
+    function = call.get("function") or call.get("custom")
+    function = function if isinstance(function, dict) else {}
+    arguments = _string(function.get("arguments", function.get("input")))
+    return ToolCall(_string(call.get("id")), _string(function.get("name")), arguments)
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        return ""
+    texts: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def argument_texts(arguments: str) -> Iterator[str]:
+    """The texts in the arguments of a tool call; all of it where it is no JSON."""
+    try:
+        value = _any_decoder.decode(arguments)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        yield arguments
+        return
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            pending += reversed(value.values())
+        elif isinstance(value, list):
+            pending += reversed(value)
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], kind)
+
+
+def answer_of(path: str, body: bytes) -> Answer | None:
+    """The answer of a call, JSON or server-sent events; None where it holds none.
+
+    Args:
+        path: of the route.
+        body: the whole answer as sent.
+    """
+    try:
+        if body.lstrip()[:1] != b"{":
+            return _streamed(body)
+        return _whole(_any_decoder.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
+        return None
+
+
+def _whole(answer: Any) -> Answer | None:
+    if not isinstance(answer, dict):
+        return None
+    if isinstance(answer.get("output"), list):
+        return Answer(_string(answer.get("id")), (_choice_of_items(answer["output"]),))
+    if isinstance(answer.get("choices"), list):
+        choices = [_choice(each) for each in answer["choices"] if isinstance(each, dict)]
+        return Answer(_string(answer.get("id")), tuple(choices)) if choices else None
+    if isinstance(answer.get("content"), list):
+        content = answer["content"]
+        calls = tuple(_tool_calls({}, content))
+        return Answer(_string(answer.get("id")), (Choice(_text_of(content), calls),))
+    return None
+
+
+def _choice(choice: dict[str, Any]) -> Choice:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return Choice(_string(choice.get("text")))
+    content = message.get("content")
+    return Choice(_text_of(content), tuple(_tool_calls(message, content)))
+
+
+def _choice_of_items(items: list[Any]) -> Choice:
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for item in items:
+        if isinstance(item, dict):
+            for message in _messages_of(item):
+                calls += message.tool_calls
+                if message.text:
+                    texts.append(message.text)
+    return Choice("\n".join(texts), tuple(calls))
+
+
+class _Parts:
+    """One choice of a stream while it is put together."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        #: Id, name and pieces of the arguments by the call's index.
+        self.calls: dict[int, tuple[list[str], list[str], list[str]]] = {}
+
+    def add_call(self, index: int, id_: Any, name: Any, arguments: Any) -> None:
+        pieces = self.calls.setdefault(index, ([], [], []))
+        for piece, value in zip(pieces, (id_, name, arguments), strict=True):
+            if isinstance(value, str) and value:
+                piece.append(value)
+
+    def choice(self) -> Choice:
+        calls = [
+            ToolCall(ids[0] if ids else "", "".join(names), "".join(arguments))
+            for ids, names, arguments in self.calls.values()
+        ]
+        return Choice("".join(self.text), tuple(calls))
+
+
+def _streamed(body: bytes) -> Answer | None:
+    response_id = ""
+    choices: dict[int, _Parts] = {}
+    for line in body.splitlines():
+        if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
+            continue
+        event = _any_decoder.decode(line[5:])
+        if not isinstance(event, dict):
+            continue
+        kind = event.get("type")
+        if kind in ("response.completed", "response.incomplete"):
+            return _whole(event.get("response"))
+        response_id = response_id or _string(event.get("id"))
+        if kind == "message_start" and isinstance(event.get("message"), dict):
+            response_id = _string(event["message"].get("id"))
+        handler = _MESSAGE_EVENTS.get(kind) if isinstance(kind, str) else None
+        if handler is not None:
+            handler(choices.setdefault(0, _Parts()), event)
+        for choice in event.get("choices") or ():
+            parts = choices.setdefault(choice.get("index", 0), _Parts())
+            delta = choice.get("delta")
+            if not isinstance(delta, dict):
+                parts.text.append(_string(choice.get("text")))
+                continue
+            parts.text.append(_string(delta.get("content")))
+            for number, call in enumerate(delta.get("tool_calls") or ()):
+                function = call.get("function") or {}
+                index = call.get("index", number)
+                name, arguments = function.get("name"), function.get("arguments")
+                parts.add_call(index, call.get("id"), name, arguments)
+    if not choices:
+        return None
+    ordered = tuple(choices[index].choice() for index in sorted(choices))
+    return Answer(response_id, ordered)
+
+
+def _block_start(parts: _Parts, event: dict[str, Any]) -> None:
+    block = event.get("content_block") or {}
+    if block.get("type") == "tool_use":
+        parts.add_call(event.get("index", 0), block.get("id"), block.get("name"), None)
+
+
+def _block_delta(parts: _Parts, event: dict[str, Any]) -> None:
+    delta = event.get("delta") or {}
+    parts.text.append(_string(delta.get("text")))
+    if delta.get("partial_json"):
+        parts.add_call(event.get("index", 0), None, None, delta["partial_json"])
+
+
+#: Events of Anthropic's streams that carry text.
+_MESSAGE_EVENTS: Mapping[str, Callable[[_Parts, dict[str, Any]], None]] = {
+    "content_block_start": _block_start,
+    "content_block_delta": _block_delta,
+}

@@ -1,0 +1,304 @@
+"""Links calls to the earlier calls whose answers they go on from, or whose text they use.
+
+Pure and synchronous: requests and answers in, links out. One `TenantLinker` for each tenant; they
+share nothing. See docs/linking.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from parrot_gateway.linking.call_store import (
+    CallStore,
+    StoredCall,
+    kept_keys,
+    message_key,
+    states_of,
+)
+from parrot_gateway.linking.conversation import Answer, Conversation, Message
+from parrot_gateway.linking.fingerprints import Hashes, PassageCounts, fingerprint, normalise
+from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
+from parrot_gateway.linking.parents import Parent, find_parent
+from parrot_gateway.linking.passages import Producer, Reader, find_producers, new_text
+
+
+class LinkerLimits(NamedTuple):
+    """Bounds for one tenant.
+
+    Attributes:
+        calls: that can be linked to; older ones are forgotten.
+        text: characters of their answers.
+        fingerprints: of their answers, a power of two, 8 bytes each.
+        prompt_text: characters of a prompt that are looked at, the newest ones.
+        horizon_s: an answer older than this is linked to by whole conversations only.
+    """
+
+    calls: int = 20_000
+    text: int = 16_000_000
+    fingerprints: int = 1 << 21
+    prompt_text: int = 400_000
+    horizon_s: float = 3600.0
+
+
+class LinkedCall(NamedTuple):
+    """What is known of a call when its request has been looked at.
+
+    Attributes:
+        merged: sessions that have become part of another by this call.
+    """
+
+    session: LinkedSession
+    links: list[Link]
+    merged: list[LinkedSession]
+
+
+#: Fingerprints kept of messages that later prompts will repeat; 4 bytes each.
+_MAX_CACHED = 1 << 20
+#: Messages whose first occurrence is remembered.
+_MAX_SEEN = 100_000
+_NO_HASHES = np.zeros(0, np.uint32)
+
+
+class TenantLinker:
+    """Links the calls of one tenant.
+
+    Args:
+        limits: of memory and work.
+        mint_session_id: makes ids for sessions that nobody has named.
+    """
+
+    def __init__(self, limits: LinkerLimits, mint_session_id: Callable[[], str]) -> None:
+        self._limits = limits
+        self._mint_session_id = mint_session_id
+        self._store = CallStore(limits.calls, limits.text, limits.fingerprints)
+        self._counts = PassageCounts()
+        self._explicit: dict[str, LinkedSession] = {}
+        #: When a message was first seen in any prompt, by its text.
+        self._seen: OrderedDict[int, float] = OrderedDict()
+        #: Fingerprints of messages by the hash of their text.
+        self._cache: OrderedDict[int, Hashes] = OrderedDict()
+        self._cached_size = 0
+
+    def request(
+        self, call_id: str, conversation: Conversation, now: float, session: str | None = None
+    ) -> LinkedCall:
+        """Take the request of a call that starts now.
+
+        Args:
+            call_id: no other call of the tenant has it.
+            now: seconds; never goes back.
+            session: id of the session that its client has named.
+        """
+        messages = self._newest(conversation.messages)
+        keys = [message_key(each) for each in messages]
+        states = states_of(keys)
+        own = self._explicit_session(session, now) if session else None
+        parent = find_parent(
+            self._store,
+            messages,
+            keys,
+            states,
+            conversation.previous,
+            now,
+            lambda index: self._sessions_of(messages[index].text),
+        )
+        known = own or (parent.call.session if parent else None)
+        reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s)
+        links: list[Link] = []
+        if parent is not None:
+            links += parent.links()
+            parent.call.continuations += 1
+            reader.found.add(parent.call.session.current)
+        found, passages = self._passages(messages, parent, reader)
+        links += found
+        call = StoredCall(
+            self._store.next_number(),
+            call_id,
+            LinkedSession("", now, False),
+            now,
+            states[-1],
+            kept_keys(keys),
+            keys[-1] if keys else 0,
+            parent=parent.call if parent else None,
+        )
+        call.root = call.parent.root if call.parent else call.number
+        call.passages = passages
+        session_of_call, merged = self._join(own, links, now)
+        call.session = session_of_call
+        session_of_call.calls += 1
+        self._store.add(call)
+        return LinkedCall(session_of_call, links, merged)
+
+    def answer(self, call_id: str, answer: Answer, now: float) -> None:
+        """Take the complete answer of a call; without effect for one that is not known."""
+        call = self._store.by_id.get(call_id)
+        if call is not None and call.ended is None:
+            self._store.finish(call, answer.choices, now)
+            if answer.response_id:
+                self._store.file(call, self._store.responses, answer.response_id)
+
+    def session_of(self, call_id: str) -> LinkedSession | None:
+        """The session of a call now; None for one that is forgotten."""
+        call = self._store.by_id.get(call_id)
+        return None if call is None else call.session.current
+
+    def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
+        """The messages that are looked at: the first and, within the limit, the last ones."""
+        left = self._limits.prompt_text
+        total = sum(len(each.text) for each in messages)
+        if total <= left:
+            return list(messages)
+        kept: list[Message] = []
+        for message in reversed(messages):
+            if left <= 0:
+                break
+            kept.append(message._replace(text=message.text[-left:]))
+            left -= len(message.text)
+        return kept[::-1]
+
+    def _explicit_session(self, name: str, now: float) -> LinkedSession:
+        session = self._explicit.get(name)
+        if session is None:
+            session = self._explicit[name] = LinkedSession(name, now, True)
+            while len(self._explicit) > self._limits.calls:
+                del self._explicit[next(iter(self._explicit))]
+        return session
+
+    def _cached(self, text: str, key: int) -> Hashes:
+        """The fingerprints of a text that is probably known."""
+        found = self._cache.get(key)
+        if found is None:
+            found = fingerprint(normalise(text).content)[0]
+            self._keep(key, found)
+        else:
+            self._cache.move_to_end(key)
+        return found
+
+    def _keep(self, key: int, hashes: Hashes) -> None:
+        if key not in self._cache:
+            self._cache[key] = hashes
+            self._cached_size += len(hashes) + 32
+            while self._cached_size > _MAX_CACHED:
+                self._cached_size -= len(self._cache.popitem(last=False)[1]) + 32
+
+    def _sessions_of(self, text: str) -> set[LinkedSession]:
+        """The sessions that have written this very text."""
+        key = hash(normalise(text).content.tobytes())
+        return {call.session.current for call in self._store.find(self._store.wholes, key)}
+
+    def _passages(
+        self, messages: list[Message], parent: Parent | None, reader: Reader
+    ) -> tuple[list[Link], Hashes]:
+        """Links to whoever wrote what is new in a prompt, newest message first; and the prompt's
+        fingerprints."""
+        depth = parent.depth if parent else 0
+        texts = [hash(each.text) for each in messages]
+        is_new = [
+            index >= depth or (text not in self._seen and messages[index].role != "assistant")
+            for index, text in enumerate(texts)
+        ]
+        history = _joined(
+            self._cached(each.text, text)
+            for each, text, new in zip(messages, texts, is_new, strict=True)
+            if not new
+        )
+        best: dict[str, Link] = {}
+        unexplained: list[Hashes] = []
+        passages = [history]
+        for index in reversed(range(len(messages))):
+            if not is_new[index]:
+                continue
+            first_seen = self._seen.get(texts[index])
+            text, hashes = new_text(index, messages[index].text, history, first_seen)
+            passages.append(hashes)
+            self._keep(texts[index], hashes)
+            explanation = find_producers(self._store, self._counts, text, reader)
+            unexplained.append(explanation.rest)
+            for producer in explanation.producers:
+                link = _link(producer, messages, index, parent)
+                known = best.get(link.source)
+                if known is None or known.confidence < link.confidence:
+                    best[link.source] = link
+                producer.output.readers += 1
+            if first_seen is None:
+                self._seen[texts[index]] = inf if explanation.is_answer else reader.now
+        while len(self._seen) > _MAX_SEEN:
+            self._seen.popitem(last=False)
+        self._counts.add(_joined(unexplained))
+        named = {parent.call.id} if parent else set()
+        links = [link for link in best.values() if link.source not in named]
+        return links, _joined(passages)
+
+    def _join(
+        self, own: LinkedSession | None, links: list[Link], now: float
+    ) -> tuple[LinkedSession, list[LinkedSession]]:
+        """The session of a call with these links, and the sessions that it has merged."""
+        session = own
+        merged: list[LinkedSession] = []
+        for link in links:
+            source = self._store.by_id.get(link.source)
+            if source is None:
+                continue
+            if session is None:
+                session = source.session.current
+            else:
+                ended = session.current.merge(source.session)
+                if ended is not None:
+                    merged.append(ended)
+        if session is None:
+            session = LinkedSession(self._mint_session_id(), now, False)
+        return session.current, merged
+
+
+def _link(producer: Producer, messages: list[Message], index: int, parent: Parent | None) -> Link:
+    kind: LinkKind = "output"
+    if (
+        producer.output.is_argument
+        and parent is None
+        and messages[index].role == "user"
+        and all(each.role != "user" for each in messages[:index])
+    ):
+        kind = "spawned"
+    return Link(producer.output.call.id, kind, producer.confidence, producer.evidence)
+
+
+def _joined(hashes: Iterable[Hashes]) -> Hashes:
+    arrays = [each for each in hashes if len(each)]
+    return np.concatenate(arrays) if arrays else _NO_HASHES
+
+
+class Linker:
+    """Links the calls of all tenants, each for itself.
+
+    Args:
+        limits: for one tenant.
+        mint_session_id: as for `TenantLinker`.
+        max_tenants: kept; the one that was quiet longest makes room.
+    """
+
+    def __init__(
+        self,
+        mint_session_id: Callable[[], str],
+        limits: LinkerLimits | None = None,
+        max_tenants: int = 1000,
+    ) -> None:
+        self._mint_session_id = mint_session_id
+        self._limits = limits or LinkerLimits()
+        self._max_tenants = max_tenants
+        self._tenants: OrderedDict[str, TenantLinker] = OrderedDict()
+
+    def tenant(self, name: str) -> TenantLinker:
+        """The linker of a tenant."""
+        linker = self._tenants.get(name)
+        if linker is None:
+            linker = self._tenants[name] = TenantLinker(self._limits, self._mint_session_id)
+            if len(self._tenants) > self._max_tenants:
+                self._tenants.popitem(last=False)
+        else:
+            self._tenants.move_to_end(name)
+        return linker

@@ -1,0 +1,88 @@
+"""What the linker finds: links between calls, and the sessions that they connect."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+#: `continues`: the prompt goes on where another call's prompt and answer ended. `output`: a passage
+#: of an answer stands in the prompt. `tool`: the id of a tool call is echoed. `spawned`: an
+#: argument of a tool call is the first message of this call.
+LinkKind: TypeAlias = Literal["continues", "output", "tool", "spawned"]
+
+
+class Evidence(NamedTuple):
+    """Where the shared passage stands, in characters; no text.
+
+    Attributes:
+        message: index of the message in the prompt.
+        start, end: in the text of that message.
+        source_start, source_end: in the answer's text, or in an argument of its tool call.
+    """
+
+    message: int
+    start: int
+    end: int
+    source_start: int
+    source_end: int
+
+
+class Link(NamedTuple):
+    """One edge of an inferred graph.
+
+    Attributes:
+        source: id of the earlier call.
+        confidence: from 0 to 1.
+        evidence: None where whole messages or ids are equal.
+    """
+
+    source: str
+    kind: LinkKind
+    confidence: float
+    evidence: Evidence | None = None
+
+
+class LinkedSession:
+    """A set of connected calls; sets that turn out to be one are merged.
+
+    Args:
+        id: under which clients know it.
+        started: seconds.
+        is_explicit: a client has named it.
+    """
+
+    __slots__ = ("_merged_into", "calls", "id", "is_explicit", "started")
+
+    def __init__(self, id: str, started: float, is_explicit: bool) -> None:
+        self.id = id
+        self.started = started
+        self.is_explicit = is_explicit
+        #: Calls linked so far.
+        self.calls = 0
+        self._merged_into: LinkedSession | None = None
+
+    @property
+    def current(self) -> LinkedSession:
+        """The session that this one has become part of, or itself."""
+        session = self
+        while session._merged_into is not None:
+            above = session._merged_into
+            if above._merged_into is not None:
+                session._merged_into = above._merged_into
+            session = above
+        return session
+
+    def merge(self, other: LinkedSession) -> LinkedSession | None:
+        """Make two sessions one. What a client has named keeps its name, else the older one counts.
+
+        Returns:
+            The session that is no longer current; None where nothing changed, because they are one
+            already or a client has named both.
+        """
+        first, second = self.current, other.current
+        if first is second or (first.is_explicit and second.is_explicit):
+            return None
+        if (second.is_explicit, -second.started) > (first.is_explicit, -first.started):
+            first, second = second, first
+        second._merged_into = first
+        first.calls += second.calls
+        return second

@@ -1,0 +1,182 @@
+"""Finds the call that a prompt continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from parrot_gateway.linking.call_store import CallStore, StoredCall
+from parrot_gateway.linking.conversation import Message
+from parrot_gateway.linking.links import Link, LinkedSession
+from parrot_gateway.linking.passages import by_age
+
+#: Answers of at least so many characters that only one call wrote identify it without context.
+_LONG_ANSWER = 60
+#: A beginning that is another call's whole prompt counts from this many characters on.
+_LONG_PROMPT = 200
+#: Candidates that are compared.
+_MAX_COMPARED = 512
+
+
+class Parent(NamedTuple):
+    """The call that a prompt continues.
+
+    Attributes:
+        depth: messages of the prompt that it explains.
+        by_tool: the id of one of its tool calls is echoed.
+    """
+
+    call: StoredCall
+    depth: int
+    confidence: float
+    by_tool: bool = False
+
+    def links(self) -> list[Link]:
+        links = [Link(self.call.id, "continues", self.confidence)]
+        if self.by_tool:
+            links.append(Link(self.call.id, "tool", 1.0))
+        return links
+
+
+def find_parent(
+    store: CallStore,
+    messages: list[Message],
+    keys: list[int],
+    states: list[int],
+    previous: str,
+    now: float,
+    writers: Callable[[int], set[LinkedSession]],
+) -> Parent | None:
+    """The call that a prompt continues; None for a first one.
+
+    Of several that fit equally the one counts whose session also wrote the newest message, else one
+    that nobody has continued yet.
+
+    Args:
+        keys, states: of the messages, see `call_store`.
+        previous: id of a response that the request names.
+        writers: the sessions that wrote the message of an index.
+    """
+    for call in store.find(store.responses, previous) if previous else ():
+        return Parent(call, 0, 1.0)
+    if not messages:
+        return None
+    chooser = _Chooser(messages, now, writers)
+    last = max((i for i, each in enumerate(messages) if each.role == "assistant"), default=-1)
+    by_tool = _by_tool_ids(store, messages, last)
+    if last >= 0:
+        exact = _ended(store.find(store.ends, states[last + 1]))
+        if exact:
+            call = chooser.choose(exact)
+            return Parent(call, last + 1, 1.0 if len(exact) == 1 else 0.95, call in by_tool)
+        # Some servers give the same ids again, so an id does not always settle it.
+        candidates = _ended(store.find(store.answers, keys[last]))
+        candidates = [each for each in candidates if each in by_tool] or by_tool or candidates
+        found = _by_context(candidates, messages, keys, last, chooser, is_sure=bool(by_tool))
+        if found is not None:
+            return found._replace(by_tool=bool(by_tool))
+    elif by_tool:
+        return Parent(chooser.choose(by_tool), 0, 1.0 if len(by_tool) == 1 else 0.85, True)
+    return _by_beginning(store, messages, states, last, chooser)
+
+
+class _Chooser:
+    """Chooses among calls that fit equally."""
+
+    def __init__(
+        self, messages: list[Message], now: float, writers: Callable[[int], set[LinkedSession]]
+    ) -> None:
+        self._messages = messages
+        self._now = now
+        self._writers = writers
+
+    def choose(self, calls: list[StoredCall]) -> StoredCall:
+        if len(calls) == 1:
+            return calls[0]
+        writers = self._writers(len(self._messages) - 1)
+        return max(
+            calls,
+            key=lambda call: (
+                call.session.current in writers,
+                -call.continuations,
+                by_age(call, self._now),
+            ),
+        )
+
+
+def _ended(calls: Iterable[StoredCall]) -> list[StoredCall]:
+    found: list[StoredCall] = []
+    for call in calls:
+        if call.ended is not None and call not in found:
+            found.append(call)
+            if len(found) >= _MAX_COMPARED:
+                break
+    return found
+
+
+def _by_tool_ids(store: CallStore, messages: list[Message], last: int) -> list[StoredCall]:
+    """The calls that minted the tool ids of the newest turn."""
+    ids = [each.tool_call_id for each in messages[last + 1 :] if each.tool_call_id]
+    if last >= 0 and last < len(messages) - 1:
+        ids += [call.id for call in messages[last].tool_calls if call.id]
+    found: list[StoredCall] = []
+    for id_ in dict.fromkeys(ids):
+        minted = _ended(store.find(store.tool_ids, id_))
+        if minted:
+            found = [each for each in found if each in minted] or (found or minted)
+    return found
+
+
+def _by_context(
+    candidates: list[StoredCall],
+    messages: list[Message],
+    keys: list[int],
+    last: int,
+    chooser: _Chooser,
+    *,
+    is_sure: bool,
+) -> Parent | None:
+    """Which call wrote the last answer of a prompt whose older turns were changed or elided: the
+    one whose prompt shares most messages with it.
+
+    Args:
+        is_sure: one of the candidates did.
+    """
+    if not candidates:
+        return None
+    before = frozenset(
+        key for key, each in zip(keys[:last], messages[:last], strict=True) if each.role != "system"
+    )
+    newest = keys[last - 1] if last else 0
+    scores = [
+        len(before & each.message_keys) + 2 * (newest == each.last_key) for each in candidates
+    ]
+    best = max(scores)
+    is_long = len(candidates) == 1 and len(messages[last].text) >= _LONG_ANSWER
+    if best == 0 and not is_sure and not is_long:
+        return None
+    equal = [each for each, score in zip(candidates, scores, strict=True) if score == best]
+    confidence = 0.85 if len(equal) > 1 else 1.0 if is_sure else 0.95
+    return Parent(chooser.choose(equal), last + 1, confidence)
+
+
+def _by_beginning(
+    store: CallStore, messages: list[Message], states: list[int], last: int, chooser: _Chooser
+) -> Parent | None:
+    """The call with whose prompt this one begins, when its answer was edited or left out."""
+    size = sum(len(each.text) for each in messages)
+    for depth in range(len(messages) - 1, 0, -1):
+        size -= len(messages[depth].text)
+        ended = _ended(store.find(store.ends, states[depth]))
+        if ended:
+            return Parent(chooser.choose(ended), depth, 0.9)
+        is_edited = messages[depth].role == "assistant"
+        found = _ended(store.find(store.prompts, states[depth]))
+        if not found:
+            continue
+        if is_edited:
+            return Parent(chooser.choose(found), depth + 1, 0.9 if len(found) == 1 else 0.8)
+        if len(found) == 1 and size >= _LONG_PROMPT and messages[depth - 1].role != "system":
+            return Parent(found[0], depth, 0.8)
+        return None
+    return None

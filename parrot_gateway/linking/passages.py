@@ -1,0 +1,345 @@
+"""Finds who wrote the passages of a prompt.
+
+Candidates share fingerprints with a text; each is verified by the real overlap. They compete: a
+stretch of text is credited to one of them, so that of several calls that wrote the same only the
+most plausible gets a link. What stood in the prompt of the call that wrote it, in the history of
+the reader, or in the prompts of unrelated calls, proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import NamedTuple
+
+import numpy as np
+
+from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
+from parrot_gateway.linking.fingerprints import (
+    RUN,
+    Hashes,
+    NormalisedText,
+    PassageCounts,
+    Positions,
+    fingerprint,
+    normalise,
+)
+from parrot_gateway.linking.links import Evidence, LinkedSession
+
+#: Candidates that are verified, of one text.
+_MAX_CANDIDATES = 24
+#: A passage that stood in the prompts of this many calls is nobody's.
+_COMMON = 3
+#: Normalised bytes that a candidate must be credited with: within one session; to join a call to
+#: the session of another; the same when only a smaller part of the answer was used; to merge two
+#: sessions of several calls.
+_WITHIN = 24
+_JOIN = 40
+_JOIN_PART = 80
+_MERGE = 160
+#: Share of an answer that makes a shorter passage do.
+_MOST = 0.6
+#: A text that is a whole answer is found by equality: least length where only one session wrote
+#: it, and where several did.
+_WHOLE = 20
+_WHOLE_EQUAL = 40
+
+
+class NewText(NamedTuple):
+    """A text of a prompt that its history does not explain.
+
+    Attributes:
+        message: its index in the prompt.
+        text: as it is there, stripped.
+        first_seen: seconds, when any prompt of the tenant first held this very message; None if
+            this is the first.
+    """
+
+    message: int
+    text: str
+    normalised: NormalisedText
+    hashes: Hashes
+    positions: Positions
+    first_seen: float | None
+
+
+class Producer(NamedTuple):
+    """Who wrote a passage."""
+
+    output: Output
+    confidence: float
+    evidence: Evidence
+
+
+class Explanation(NamedTuple):
+    """What is known of a text.
+
+    Attributes:
+        rest: fingerprints that nobody explains.
+        is_answer: most of it comes from answers, so that it is no common text however many prompts
+            hold it.
+    """
+
+    producers: list[Producer]
+    rest: Hashes
+    is_answer: bool
+
+
+class _Span(NamedTuple):
+    start: int
+    end: int
+    source_start: int
+
+
+@dataclass(eq=False)
+class Reader:
+    """The call whose prompt is looked at.
+
+    Attributes:
+        parent: the call that it continues.
+        session: it belongs there by what is known so far; None for a call that stands alone.
+        found: sessions of the producers found so far.
+    """
+
+    parent: StoredCall | None
+    session: LinkedSession | None
+    now: float
+    horizon_s: float
+    found: set[LinkedSession] = field(default_factory=set)
+
+    def is_home(self, call: StoredCall) -> bool:
+        """Whether a call is of the reader's session."""
+        session = call.session.current
+        return session in self.found or (
+            self.session is not None and session is self.session.current
+        )
+
+    @property
+    def is_established(self) -> bool:
+        """The reader's session has several calls."""
+        return self.session is not None and self.session.current.calls > 1
+
+
+def find_producers(
+    store: CallStore, counts: PassageCounts, text: NewText, reader: Reader
+) -> Explanation:
+    """Who wrote what stands in a text."""
+    content = text.normalised.content
+    whole = [
+        output
+        for call in store.find(store.wholes, hash(content.tobytes()))
+        for output in call.outputs
+        if _is_possible(output, text, reader)
+    ]
+    rows, owners = store.index.find(text.hashes)
+    candidates: dict[Output, list[int]] = {output: [] for output in whole}
+    by_row: dict[int, list[Output]] = {}
+    for row, owner in zip(rows.tolist(), owners.tolist(), strict=True):
+        output = store.outputs.get(owner)
+        if output is not None and _is_possible(output, text, reader):
+            candidates.setdefault(output, []).append(row)
+            by_row.setdefault(row, []).append(output)
+    if not candidates:
+        return Explanation([], text.hashes, False)
+    common = counts.of(text.hashes) >= _COMMON
+    matcher = _Matcher(text, by_row, common, reader)
+    producers = matcher.match(candidates, set(whole))
+    rest = text.hashes[~matcher.is_explained()]
+    is_answer = bool(whole) or (bool(producers) and 2 * len(rest) <= len(text.hashes))
+    return Explanation(producers, rest, is_answer)
+
+
+def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
+    call = output.call
+    if call.ended is None or reader.now - call.ended > reader.horizon_s:
+        return False
+    return text.first_seen is None or text.first_seen >= call.ended or reader.is_home(call)
+
+
+class _Matcher:
+    """Credits the stretches of one text to the outputs that explain them."""
+
+    def __init__(
+        self, text: NewText, by_row: dict[int, list[Output]], common: np.ndarray, reader: Reader
+    ) -> None:
+        self._text = text
+        self._by_row = by_row
+        self._common = common
+        self._reader = reader
+        self._content = text.normalised.content.tobytes()
+        #: Normalised bytes that have been credited.
+        self._covered = np.zeros(len(self._content), np.bool_)
+
+    def is_explained(self) -> np.ndarray:
+        """Which fingerprints of the text start in a credited stretch; [m] bool."""
+        return self._covered[self._text.positions]
+
+    def match(self, candidates: dict[Output, list[int]], whole: set[Output]) -> list[Producer]:
+        producers: list[Producer] = []
+        reader = self._reader
+
+        # Equal answers of many calls are told apart by rank alone; others by what they explain.
+        kept = list(whole) + nlargest(
+            _MAX_CANDIDATES, candidates.keys() - whole, key=lambda each: len(candidates[each])
+        )
+        candidates = {each: candidates[each] for each in kept}
+        while candidates:
+            best = max(candidates, key=lambda each: self._rank(each, candidates[each], whole))
+            rows = candidates.pop(best)
+            rows = [row for row in rows if not self._covered[self._text.positions[row]]]
+            if best in whole and not self._covered.any():
+                spans = [_Span(0, len(self._content), 0)]
+            elif rows:
+                spans = self._spans(best, rows)
+            else:
+                continue
+            if best.call.is_ancestor_of(reader.parent):
+                # The history of the reader holds it already.
+                self._cover(spans)
+                continue
+            confidence = self._judge(best, spans, rows, whole, candidates)
+            if confidence:
+                self._cover(spans)
+                reader.found.add(best.call.session.current)
+                producers.append(Producer(best, confidence, self._evidence(best, spans)))
+        return producers
+
+    def _rank(
+        self, output: Output, rows: list[int], whole: set[Output]
+    ) -> tuple[bool, bool, bool, bool, int, int, float]:
+        reader = self._reader
+        call = output.call
+        is_whole = output in whole
+        return (
+            call.is_ancestor_of(reader.parent),
+            is_whole,
+            reader.is_home(call),
+            is_whole and output.text.strip() == self._text.text,
+            0 if is_whole else len(rows),
+            -output.readers,
+            by_age(call, reader.now),
+        )
+
+    def _judge(
+        self,
+        output: Output,
+        spans: list[_Span],
+        rows: list[int],
+        whole: set[Output],
+        others: Iterable[Output],
+    ) -> float:
+        """Confidence that the reader read this output; 0 for an accident."""
+        reader = self._reader
+        length = len(self._content)
+        is_home = reader.is_home(output.call)
+        session = output.call.session.current
+        is_merge = not is_home and reader.is_established
+        if output in whole:
+            rivals = {each.call.session.current for each in others if each in whole} - {session}
+            if is_home:
+                return 0.98 if length >= _WHOLE else 0.9
+            if length < (_WHOLE_EQUAL if rivals else _WHOLE):
+                return 0.0
+            if is_merge and length < _JOIN_PART:
+                return 0.0
+            return 0.8 if rivals else 0.95
+        distinct = [
+            row
+            for row in rows
+            if not self._common[row]
+            and all(each.call.session.current is session for each in self._by_row[row])
+        ]
+        credited = sum(span.end - span.start for span in spans)
+        size = max(1, len(output.normalised().content))
+        share = credited / size
+        if is_home:
+            return 0.9 if credited >= _WITHIN and (distinct or share >= _MOST) else 0.0
+        if not distinct:
+            return 0.0
+        # Stretches around fingerprints that others share prove nothing.
+        credited = sum(
+            span.end - span.start
+            for span in spans
+            if any(span.start <= self._text.positions[row] < span.end for row in distinct)
+        )
+        share = credited / size
+        if is_merge:
+            return 0.85 if credited >= _MERGE and share >= 0.5 else 0.0
+        if (credited >= _JOIN and share >= _MOST) or credited >= _JOIN_PART:
+            return 0.9
+        return 0.0
+
+    def _spans(self, output: Output, rows: list[int]) -> list[_Span]:
+        """The stretches that text and output share, around the fingerprints that they share."""
+        source = output.normalised().content.tobytes()
+        content, positions = self._content, self._text.positions
+        spans: list[_Span] = []
+        end = 0
+        for row in rows:
+            place = int(positions[row])
+            if place < end:
+                continue
+            found = source.find(content[place : place + RUN])
+            if found < 0:
+                continue
+            before = _common_suffix(content[end:place], source[:found])
+            after = _common_prefix(content[place:], source[found:])
+            start, end = place - before, place + after
+            spans.append(_Span(start, end, found - before))
+        return spans
+
+    def _cover(self, spans: list[_Span]) -> None:
+        for span in spans:
+            self._covered[span.start : span.end] = True
+
+    def _evidence(self, output: Output, spans: list[_Span]) -> Evidence:
+        span = max(spans, key=lambda each: each.end - each.start)
+        start, end = self._text.normalised.character_span(span.start, span.end)
+        source_end = span.source_start + span.end - span.start
+        source = output.normalised().character_span(span.source_start, source_end)
+        return Evidence(self._text.message, start, end, *source)
+
+
+def by_age(call: StoredCall, now: float) -> float:
+    """Of calls whose answers came at about the same time the first counts, else the last."""
+    age = now - (call.ended or now)
+    return age if age < 2.0 else -age
+
+
+def _common_prefix(first: bytes, second: bytes) -> int:
+    return _equal(min(len(first), len(second)), lambda n: first[:n] == second[:n])
+
+
+def _common_suffix(first: bytes, second: bytes) -> int:
+    size = min(len(first), len(second))
+    return _equal(size, lambda n: first[len(first) - n :] == second[len(second) - n :])
+
+
+def _equal(size: int, is_equal: Callable[[int], bool]) -> int:
+    """The largest n up to `size` for which `is_equal(n)`, which holds up to some n."""
+    if is_equal(size):
+        return size
+    low, high = 0, min(size, 64)
+    while high < size and is_equal(high):
+        low, high = high, min(size, high * 4)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_equal(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def new_text(
+    message: int, text: str, history: Hashes, first_seen: float | None
+) -> tuple[NewText, Hashes]:
+    """A text less the passages that the history of its prompt holds, and all its fingerprints."""
+    normalised = normalise(text)
+    hashes, positions = fingerprint(normalised.content)
+    every = hashes
+    if len(history) and len(hashes):
+        is_new = ~contains(history, hashes)
+        hashes, positions = hashes[is_new], positions[is_new]
+    return NewText(message, text.strip(), normalised, hashes, positions, first_seen), every
