@@ -28,7 +28,7 @@ from parrot_gateway.exceptions import (
     missing_parameter,
 )
 from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
-from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
+from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES, in_thread_if_large
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
@@ -41,7 +41,7 @@ from parrot_gateway.scheduling.model_directory import (
     UpstreamTarget,
 )
 from parrot_gateway.semantic.service import SemanticService
-from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_template
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.settings.model import ServerSettings
 
@@ -135,9 +135,7 @@ class CallRoutes:
         if is_stateful and await self._responses.answer(exchange, body):
             return
         body = await self._with_values(exchange, body)
-        envelope = await read_aside(
-            lambda: envelope_of(exchange, body), len(body), MAX_INLINE_BYTES
-        )
+        envelope = await in_thread_if_large(lambda: envelope_of(exchange, body), len(body))
         name = envelope.model
         if name is None:
             if not upstreams:
@@ -162,7 +160,7 @@ class CallRoutes:
         kind = _REFERENCING.get(exchange.path)
         if kind is None or not has_reference(body):
             return body
-        template = await read_aside(lambda: BodyTemplate.of(body, kind), len(body))
+        template = await read_template(lambda: BodyTemplate.of(body, kind), len(body))
         if template.is_constant:
             return body
         exchange.cancel_on_disconnect()
@@ -281,9 +279,7 @@ class CallRoutes:
         served = None
         if isinstance(target, EngineTarget):
             served = self._models.engine_of(target.model)
-        call = await read_aside(
-            lambda: messages_request(request, served), request.size, MAX_INLINE_BYTES
-        )
+        call = await in_thread_if_large(lambda: messages_request(request, served), request.size)
         name_ignored(exchange, call.ignored)
         return call.chat, AnthropicShape(call.display)
 
@@ -300,9 +296,7 @@ class CallRoutes:
         from parrot_gateway.generation.requests.chat import ChatCall
 
         engine = self._own_engine(request.model)
-        chat = await read_aside(
-            lambda: count_tokens_request(request), request.size, MAX_INLINE_BYTES
-        )
+        chat = await in_thread_if_large(lambda: count_tokens_request(request), request.size)
         name_ignored(exchange, chat.ignored)
         call = prepare(chat.chat, engine)
         assert isinstance(call, ChatCall)

@@ -1,7 +1,7 @@
 """Fields of a request that mean nothing to an own engine: named in the answer, and in the log once.
 
 Such a field is accepted, as OpenAI-compatible servers do, and may be a typing error or another
-server's extension. Only names are told, never values.
+server's extension. Only names are shown, never values.
 """
 
 from __future__ import annotations

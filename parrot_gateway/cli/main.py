@@ -173,7 +173,7 @@ def engine(context: typer.Context) -> None:
 
 @app.command()
 def doctor() -> None:
-    """Tell what this machine can do, what is missing, and how to get it."""
+    """Show what this machine can do, what is missing, and how to get it."""
     from parrot_gateway.cli.doctor import examine, show
 
     findings = examine()
@@ -239,7 +239,7 @@ def _announce(gateway: Gateway, base_url: str, elapsed_s: float) -> None:
         if upstream.serves_any():
             names.append(f"any other name  (upstream {upstream.name})")
         elif not upstream.ready:
-            names.append(f"(upstream {upstream.name} has not told its models yet)")
+            names.append(f"(upstream {upstream.name} has not listed its models yet)")
     if gateway.upstreams and not gateway.supervisor.models():
         names.append(f"({DEMO_MODEL} is not run beside upstreams: --model {DEMO_MODEL} adds it)")
     if gateway.remote_join_key is not None and not names:

@@ -159,7 +159,7 @@ class EngineSupervisor:
             for index in range(model.engines)
         ]
         self._tasks: list[asyncio.Task[None]] = []
-        #: The start is over: failures until then are told by whoever waits for it.
+        #: The start is over: failures until then are reported by whoever waits for it.
         self._started = False
         self._unsubscribe: Callable[[], None] | None = None
 
@@ -369,7 +369,7 @@ async def _read_lines(child: asyncio.subprocess.Process, process: EngineProcess)
         line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
         if line:
             process.last_lines.append(line)
-            # From here on it is the reason of the failure that is told once the process has ended.
+            # From here on it is the reason that is reported once the process has ended.
             gives_up = gives_up or line.startswith(_ERROR)
             found = _LEVEL.match(line)
             if gives_up:

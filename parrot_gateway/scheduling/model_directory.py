@@ -97,8 +97,8 @@ class Catalog:
         silent = [upstream.name for upstream in self._upstreams.values() if not upstream.ready]
         if silent:
             raise ModelLoadingError(
-                f"The model '{name}' is not known yet: the upstream '{silent[0]}' has not told "
-                "its models so far."
+                f"The model '{name}' is not known yet: the upstream '{silent[0]}' has not "
+                "listed its models so far."
             )
         what = f"The model '{name}' does not exist."
         if name in self._exact:
@@ -155,8 +155,8 @@ def _only_model(upstream: Upstream) -> str:
         return models[0]
     if not upstream.ready:
         raise ModelLoadingError(
-            f"The upstream '{upstream.name}' has not told its models so far, and '{upstream.name}' "
-            f"alone stands for the only one. Name it as '{upstream.name}/MODEL', or try again."
+            f"The upstream '{upstream.name}' has not listed its models so far, and its name alone "
+            f"stands for the only one. Name it as '{upstream.name}/MODEL', or try again."
         )
     raise InvalidRequestError(
         f"The upstream '{upstream.name}' serves {len(models)} models; name one as "

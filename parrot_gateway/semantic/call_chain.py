@@ -27,7 +27,7 @@ from parrot_gateway.semantic.call_spec import CallSpec, parse_objective
 from parrot_gateway.semantic.execution.job import Job, template_of
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.semantic.templates.body_template import read_aside
+from parrot_gateway.semantic.templates.body_template import read_template
 from parrot_gateway.semantic.templates.text_template import (
     Binding,
     Placeholder,
@@ -262,7 +262,7 @@ async def submit_chain(
         fields = {item.name: item.fields for item in spec.parameters}
         calls = [_call(spec, step, fields[step.output], variables) for step in steps]
         size = sum(call.size_bytes for call in calls)
-        templates = await read_aside(lambda: [template_of(call) for call in calls], size)
+        templates = await read_template(lambda: [template_of(call) for call in calls], size)
         for call, template in zip(calls, templates, strict=True):
             jobs.append(service.submit(session, call, template=template))
     except BaseException:

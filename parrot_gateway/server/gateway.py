@@ -38,7 +38,7 @@ from parrot_gateway.settings.secret_reference import read_secret
 logger = logging.getLogger(__name__)
 
 #: How long the start waits for an upstream that does not answer.
-UPSTREAM_PATIENCE_S = 3.0
+UPSTREAM_WAIT_S = 3.0
 
 
 class Gateway:
@@ -116,7 +116,7 @@ class Gateway:
 
     async def wait_ready(self) -> None:
         """Return once each configured model is served or has failed, and each upstream has
-        answered or had `UPSTREAM_PATIENCE_S` to do so."""
+        answered or had `UPSTREAM_WAIT_S` to do so."""
         await asyncio.gather(
             self.supervisor.wait_ready(),
             *(_wait_briefly(upstream) for upstream in self.upstreams.values()),
@@ -197,9 +197,9 @@ def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> Schedu
 
 async def _wait_briefly(upstream: Upstream) -> None:
     try:
-        async with asyncio.timeout(UPSTREAM_PATIENCE_S):
+        async with asyncio.timeout(UPSTREAM_WAIT_S):
             await upstream.wait_ready()
     except TimeoutError:
         logger.warning(
-            "upstream '%s' has not told its models yet; its calls will be tried", upstream.name
+            "upstream '%s' has not listed its models yet; its calls will be tried", upstream.name
         )

@@ -1,6 +1,6 @@
 """Management routes, on FastAPI: models, health, version, the API's own description.
 
-Hot paths are in `completions` and `chat`. Errors have the same shape as theirs.
+Calls are in `api`. Errors have the same shape as theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from parrot_gateway.server.gateway import Gateway
 
 
-#: What a browser shows; tells nothing that needs a key.
+#: What a browser shows; holds nothing that needs a key.
 _ROOT_PAGE = f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

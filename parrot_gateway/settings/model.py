@@ -1,6 +1,6 @@
 """One typed model of all that can be set.
 
-Every field has its default here and nowhere else. Where values come from is in `settings_sources`.
+Every field has its default here and nowhere else. Where values come from is in `sources`.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ async def make(
         whole, _ = answer.fail(error)
     except Exception:
         logger.exception("%s: failed in the background", response_id)
-        told = (
+        message = (
             "The gateway failed to finish this response. The operator's log has the details under "
             f"{response_id}."
         )
-        whole, _ = answer.fail(GatewayError(told))
+        whole, _ = answer.fail(GatewayError(message))
     end(whole)
 
 

@@ -32,7 +32,7 @@ from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, prepare
 from parrot_gateway.generation.requests.prepared import PreparedCall
-from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
+from parrot_gateway.generation.requests.validation import in_thread_if_large
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
@@ -42,7 +42,7 @@ from parrot_gateway.semantic.execution.job import Job, template_of
 from parrot_gateway.semantic.recorded_calls import MAX_MODEL_CHARACTERS
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_template
 from parrot_gateway.semantic.templates.reference import has_reference, reference_of
 from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import token_cutter
@@ -105,7 +105,7 @@ class SemanticCalls:
         variables: Collection[str] = ()
         if fields.session is None and has_reference(request.body):
             # Also those of other sessions: the first of them may say which session is meant.
-            template = await read_aside(lambda: BodyTemplate.of_call(request), request.size)
+            template = await read_template(lambda: BodyTemplate.of_call(request), request.size)
             variables = template.variables
         if fields.is_empty and not variables:
             return False
@@ -175,7 +175,7 @@ class SemanticCalls:
             _check_no_tools(request)
         if not fields.defer or not isinstance(target, EngineTarget):
             return None
-        await read_aside(lambda: request.typed, request.size, MAX_INLINE_BYTES)
+        await in_thread_if_large(lambda: request.typed, request.size)
         checked = prepare(request, self.models.engine_of(target.model))
         if not fields.inputs and not has_reference(request.body):
             await checked.check_fits()
@@ -243,7 +243,7 @@ class SemanticCalls:
                 group=fields.group,
                 headers=list(exchange.scope["headers"]),
             )
-            template = await read_aside(lambda: template_of(spec), request.size)
+            template = await read_template(lambda: template_of(spec), request.size)
             return self.service.submit(session, spec, attended=not fields.defer, template=template)
         except BaseException:
             for each in made:

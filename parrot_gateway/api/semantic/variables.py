@@ -27,7 +27,7 @@ from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.semantic.call_spec import parse_objective
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
-from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_aside
+from parrot_gateway.semantic.templates.body_template import BodyTemplate, read_template
 from parrot_gateway.semantic.templates.reference import reference_of, variable_id_of
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import ServerSettings
@@ -147,7 +147,7 @@ class VariableRoutes:
             )
         is_text = body.text is not None
         raw = msgspec.json.encode(body.text) if is_text else value
-        template = await read_aside(lambda: BodyTemplate.everywhere(raw), len(raw))
+        template = await read_template(lambda: BodyTemplate.everywhere(raw), len(raw))
         timeout_s = self.server.call_timeout_s
         if body.timeout is not None:
             if not body.timeout >= 0:

@@ -6,10 +6,11 @@ what they become is decided by the modules of each kind of request.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ MIN_TOP_P = 1e-9
 MAX_INLINE_BYTES = 256 * 1024
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
+_Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -85,6 +87,16 @@ class _CollectorPause:
 
 
 _collector_pause = _CollectorPause()
+
+
+async def in_thread_if_large(
+    read: Callable[[], _Result], num_bytes: int, inline_bytes: int = MAX_INLINE_BYTES
+) -> _Result:
+    """Call `read`, which reads a body of that size, in a thread if the body is large.
+
+    A cancelled wait leaves the thread to finish.
+    """
+    return read() if num_bytes <= inline_bytes else await asyncio.to_thread(read)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[_Value]) -> _Value:

@@ -19,11 +19,10 @@ from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
 from parrot_gateway.generation.observer import TextObserver
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, prepare
-from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES
+from parrot_gateway.generation.requests.validation import in_thread_if_large
 from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
-from parrot_gateway.semantic.templates.body_template import read_aside
 
 #: Headers of the client about its connection and its time-outs, not about the call.
 _CONNECTION_HEADERS = frozenset(
@@ -100,10 +99,8 @@ class ModelRunner:
                 break
             upstream = self.models.upstreams[target.upstream]
             other = None if target.upstream in tried else upstream.settings.fallback
-            body = await read_aside(
-                partial(_streamed_body, request, upstream, target.model, metadata),
-                request.size,
-                MAX_INLINE_BYTES,
+            body = await in_thread_if_large(
+                partial(_streamed_body, request, upstream, target.model, metadata), request.size
             )
             answered = await run_on_upstream(
                 upstream,

@@ -7,7 +7,6 @@ anew, without optional blanks; every other value keeps its bytes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, KeysView, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +16,11 @@ import msgspec
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.requests.validation import read_object, read_value
+from parrot_gateway.generation.requests.validation import (
+    in_thread_if_large,
+    read_object,
+    read_value,
+)
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.semantic.templates.text_template import (
     MAX_INSERTED_CHARACTERS,
@@ -229,14 +232,9 @@ class BodyTemplate:
         return msgspec.json.encode(_fill(self._root, filling))
 
 
-async def read_aside(
-    read: Callable[[], _T], num_bytes: int, inline_bytes: int = INLINE_BYTES
-) -> _T:
-    """Call `read`, which reads a body of that size, in a thread if the body is large.
-
-    A cancelled wait leaves the thread to finish.
-    """
-    return read() if num_bytes <= inline_bytes else await asyncio.to_thread(read)
+async def read_template(read: Callable[[], _T], num_bytes: int) -> _T:
+    """`in_thread_if_large` for reading templates, which takes longer than decoding."""
+    return await in_thread_if_large(read, num_bytes, INLINE_BYTES)
 
 
 def _fill(child: _Child, filling: Filling) -> Any:
