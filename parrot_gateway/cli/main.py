@@ -19,6 +19,7 @@ import typer
 
 from parrot_gateway import __version__
 from parrot_gateway.bench.apps.command import apps_command
+from parrot_gateway.bench.linking.command import linking_command
 from parrot_gateway.bench.overhead import overhead_command
 from parrot_gateway.bench.scheduler import scheduler_command
 from parrot_gateway.cli.graph import graph_command
@@ -185,6 +186,7 @@ def doctor() -> None:
 bench.command("overhead")(overhead_command)
 bench.command("apps")(apps_command)
 bench.command("scheduler")(scheduler_command)
+bench.command("linking")(linking_command)
 
 
 @bench.command("engine", **_PASS_ON)

@@ -1,0 +1,90 @@
+"""Time and memory of a linker that knows many outputs, by the size of the prompt."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.bench.linking.score import Linker
+from parrot_gateway.bench.linking.script import CHAT, chat_answer, user
+from parrot_gateway.bench.linking.text import Text
+
+SIZES_KB = (1, 4, 16, 64, 250, 1000)
+ROUNDS = 7
+TENANT = "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one linker.
+
+    Args:
+        indexed: outputs it knew.
+        microseconds: of one request whose prompt is new but for a quoted output, by kB; medians.
+        megabytes: what the outputs take, by tracemalloc.
+    """
+
+    indexed: int
+    microseconds: dict[int, float]
+    megabytes: float
+
+    @property
+    def slope(self) -> float:
+        """Microseconds per further kB, from 4 kB to the largest."""
+        large = max(self.microseconds)
+        return (self.microseconds[large] - self.microseconds[4]) / (large - 4)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "slope": self.slope}
+
+
+def measure(make: Callable[[], Linker], indexed: int = 10_000) -> Cost:
+    """Fill a linker with outputs of about 500 characters, then time prompts of all sizes.
+
+    Memory is that of a second one, filled under tracemalloc: tracing takes time.
+    """
+    text = Text("cost")
+    # The words of few texts in another order: drawing 10,000 texts takes longer than linking them.
+    pool = [text.sentence() for _ in range(4000)]
+    outputs = [" ".join(text.draw.choices(pool, k=5)) + text.identifier() for _ in range(indexed)]
+    prompts = [f"{text.draw.choice(pool)} {text.identifier()}" for _ in range(indexed)]
+    linker = make()
+    _fill(linker, prompts, outputs)
+    microseconds = {size: _time(linker, text, size, outputs) for size in SIZES_KB}
+    del linker
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    linker = make()
+    _fill(linker, prompts, outputs)
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return Cost(indexed, microseconds, used / 1e6)
+
+
+def _fill(linker: Linker, prompts: Sequence[str], outputs: Sequence[str]) -> None:
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        linker.request(TENANT, f"call-{number}", _request(prompt), CHAT, float(number))
+        answer = msgspec.json.encode({"id": f"answer-{number}", **chat_answer(output)})
+        linker.answer(TENANT, f"call-{number}", answer, number + 0.5)
+
+
+def _time(linker: Linker, text: Text, size_kb: int, outputs: Sequence[str]) -> float:
+    times = []
+    for number in range(ROUNDS):
+        quoted = text.draw.choice(outputs)
+        prompt = f"{text.prose(max(1, size_kb * 1000 - len(quoted)))}\n{quoted}"
+        body = _request(prompt)
+        began = time.perf_counter()
+        linker.request(TENANT, f"size-{size_kb}-{number}", body, CHAT, 1e6 + number)
+        times.append(time.perf_counter() - began)
+    return 1e6 * median(times)
+
+
+def _request(prompt: str) -> bytes:
+    return msgspec.json.encode({"model": "model", "messages": [user(prompt)]})
