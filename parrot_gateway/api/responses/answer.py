@@ -1,4 +1,4 @@
-"""The answer of one response: messages and calls of tools, whole or as events."""
+"""The answer of one response: reasoning, messages and calls of tools, whole or as events."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from parrot_gateway.generation.responses.items import (
     ItemStatus,
     MessageItem,
     Part,
+    ReasoningItem,
     ToolCallItem,
     mint_item_id,
 )
@@ -36,7 +37,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
@@ -51,6 +52,8 @@ class ResponseAnswer:
     _: KW_ONLY
     #: Whether messages have log-probabilities.
     wants_logprobs: bool
+    #: Whether reasoning is there as `encrypted_content` too.
+    packs_reasoning: bool
     #: Names of custom tools.
     custom: Collection[str]
     #: There is nothing but calls.
@@ -79,12 +82,15 @@ class ResponseAnswer:
         if isinstance(update, PromptFilled):
             return b""
         self._finish_reason = update.finish_reason or self._finish_reason
-        self._logprobs += self._logprobs_of(update.tokens)
+        events = self._reasoning(update.reasoning) if update.reasoning else b""
+        kind = None if self._open is None else self._open.kind
+        if update.text or kind != "reasoning":
+            self._logprobs += self._logprobs_of(update.tokens)
         if update.pieces is not None:
-            return b"".join([self._piece(piece) for piece in update.pieces])
-        if not update.text and not self._logprobs:
-            return b""
-        return self._text(update.text)
+            return events + b"".join([self._piece(piece) for piece in update.pieces])
+        if not update.text and not (self._logprobs and kind == "message"):
+            return events
+        return events + self._text(update.text)
 
     def closing(self, usage: Usage) -> bytes:
         return self.finish(usage)[1]
@@ -159,6 +165,15 @@ class ResponseAnswer:
         text = self._open.read(piece.text)
         return self._delta(text, []) if text else b""
 
+    def _reasoning(self, text: str) -> bytes:
+        events = self.begin()
+        if self._open is None or self._open.kind != "reasoning":
+            # Log-probabilities so far are those of the mark that opened it.
+            self._blank, self._logprobs = "", []
+            item = _OpenItem("reasoning", is_packed=self.packs_reasoning)
+            events += self._close_item() + self._open_item(item)
+        return events + self._delta(text, [])
+
     def _text(self, text: str) -> bytes:
         events = self.begin()
         if self._open is None or self._open.kind != "message":
@@ -199,15 +214,20 @@ class ResponseAnswer:
         return cast(list[dict[str, Any]], chat_logprobs(self.tokenizer, tokens)["content"])
 
 
-_Kind: TypeAlias = Literal["message", "function_call", "custom_tool_call"]
-_PREFIXES: dict[_Kind, str] = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+_Kind: TypeAlias = Literal["message", "reasoning", "function_call", "custom_tool_call"]
+_PREFIXES: dict[_Kind, str] = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"
+}  # fmt: skip
 
 
 class _OpenItem:
     """An item of the output, as it grows."""
 
-    def __init__(self, kind: _Kind, call_id: str = "", name: str = "") -> None:
+    def __init__(
+        self, kind: _Kind, call_id: str = "", name: str = "", *, is_packed: bool = False
+    ) -> None:
         self.kind = kind
+        self._is_packed = is_packed
         self.status: ItemStatus = "completed"
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -225,6 +245,8 @@ class _OpenItem:
         text = "".join(self.texts)
         if self.kind == "message":
             return MessageItem(self._id, "assistant", (Part(text),), self.status)
+        if self.kind == "reasoning":
+            return ReasoningItem(self._id, (), (text,), self.status, self._is_packed)
         is_custom = self.kind == "custom_tool_call"
         return ToolCallItem(self._id, self._call_id, self._name, text, is_custom, self.status)
 

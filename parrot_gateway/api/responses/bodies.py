@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from parrot_gateway.api.responses.input_items import InputItem
 from parrot_gateway.exceptions import (
+    InvalidRequestError,
     UnsupportedError,
     invalid_value,
     mutually_exclusive,
@@ -42,7 +43,8 @@ MAX_ITEMS = 10_000
 MAX_CONVERSATION_ITEMS = 20
 
 LOGPROBS = "message.output_text.logprobs"
-#: Values of `include`; only log-probabilities are ever there.
+PACKED_REASONING = "reasoning.encrypted_content"
+#: Values of `include`; only these two are ever there.
 _INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -50,10 +52,19 @@ _INCLUDES = (
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-    "reasoning.encrypted_content",
+    PACKED_REASONING,
     LOGPROBS,
 )
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_SUMMARIES = ("auto", "concise", "detailed")
+#: The fields of `reasoning` and their values, and those values that are refused.
+_REASONING: dict[str, tuple[str, ...]] = {
+    "effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    "summary": _SUMMARIES,
+    "generate_summary": _SUMMARIES,
+    "context": ("auto", "current_turn", "all_turns"),
+    "mode": ("standard", "pro"),
+}
+_REFUSED_REASONING = ("concise", "detailed", "all_turns", "pro")
 _SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 _WHY = "is not supported with this model"
 #: Fields of other routes, and what they are called here.
@@ -181,13 +192,27 @@ def check_input_fields(body: ResponseBody | InputFields) -> None:
     refuse(body, ("prompt", "personality"), _WHY)
     _check_text(body.text)
     check_choice("truncation", body.truncation, ("auto", "disabled"))
-    effort = (body.reasoning or {}).get("effort")
-    if effort is not None:
-        if not isinstance(effort, str):
-            raise wrong_type("reasoning.effort", "a string")
-        check_choice("reasoning.effort", effort, _EFFORTS)
+    _check_reasoning(body.reasoning or {})
     if body.previous_response_id is not None and body.conversation is not None:
         raise mutually_exclusive("conversation", "previous_response_id")
+
+
+def _check_reasoning(reasoning: dict[str, Any]) -> None:
+    for name, value in reasoning.items():
+        param = f"reasoning.{name}"
+        if name not in _REASONING:
+            raise InvalidRequestError(
+                f"Unknown parameter: '{param[:80]}'.", param=param[:80], code="unknown_parameter"
+            )
+        if value is not None and not isinstance(value, str):
+            raise wrong_type(param, "a string")
+        check_choice(param, value, _REASONING[name])
+        if value in _REFUSED_REASONING:
+            raise unsupported_value(
+                param,
+                f"'{param}' does not support '{value}' with this model; "
+                f"'{_REASONING[name][0]}' is supported.",
+            )
 
 
 def _check_text(text: dict[str, Any] | None) -> None:

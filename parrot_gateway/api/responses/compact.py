@@ -61,7 +61,7 @@ async def handle_compact(
     info = placer.info
     max_tokens = min(MAX_SUMMARY_TOKENS, info.max_context_tokens // 4)
     asked = [*items, MessageItem(mint_item_id(), "user", (Part(_ASK),))]
-    whole = msgspec.structs.replace(request, truncation="auto")
+    whole = msgspec.structs.replace(request, truncation="auto", reasoning={"effort": "none"})
     prompt = await prompt_of(whole, placer, asked, (), len(body), room=max_tokens)
     length = len(prompt.token_ids)
     check_context(info.max_context_tokens, length, max_tokens, param="input", noun="input")

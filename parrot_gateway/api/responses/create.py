@@ -21,6 +21,7 @@ from parrot_gateway.api.responses.answer import Keep, ResponseAnswer
 from parrot_gateway.api.responses.background import StartObserver, follow, make
 from parrot_gateway.api.responses.bodies import (
     LOGPROBS,
+    PACKED_REASONING,
     InputFields,
     ResponseBody,
     check_input_fields,
@@ -34,6 +35,7 @@ from parrot_gateway.api.semantic.recording import Recording
 from parrot_gateway.generation.fifo_lock import wait_granted
 from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.placement import Placer, salt_of
+from parrot_gateway.generation.reasoning import reasoning_and_grammar, uses_special_tokens
 from parrot_gateway.generation.request import GenerationRequest
 from parrot_gateway.generation.requests.response_tools import (
     custom_names,
@@ -255,6 +257,7 @@ class _ResponseCall:
             self._begun(generation_request),
             self.placer.tokenizer,
             wants_logprobs=self._wants_logprobs,
+            packs_reasoning=PACKED_REASONING in (self.request.include or ()),
             custom=custom_names(self.request.tools),
             calls_only=tools is not None and tools.mode == "required",
             keep=keep,
@@ -285,16 +288,19 @@ class _ResponseCall:
         if max_tokens is None:
             max_tokens = default_max_tokens(info, info.max_context_tokens - length)
         logprobs = (request.top_logprobs or 0) if self._wants_logprobs else None
+        start, grammar = None, output.grammar
+        if self.placer.parses_reasoning:
+            start, grammar = reasoning_and_grammar(prompt.text, grammar, self.placer.tokenizer)
         return GenerationRequest(
             [prompt],
-            sampling_of(
-                request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=output.grammar
-            ),
+            sampling_of(request, info, max_tokens=max_tokens, logprobs=logprobs, grammar=grammar),
             skip_special_tokens=request.skip_special_tokens is not False
-            and not output.needs_special_tokens,
+            and not output.needs_special_tokens
+            and not (start is not None and uses_special_tokens(self.placer.tokenizer)),
             salt=salt_of(self.tenant),
             grammar_param=output.grammar_param,
             tools=output.parsing,
+            reasoning=start,
         )
 
     def _begun(self, generation_request: GenerationRequest) -> dict[str, Any]:

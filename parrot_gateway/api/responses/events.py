@@ -30,6 +30,8 @@ _GROWING = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
+#: The family of events of the one part of other items.
+_PARTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 #: A `starting_after` that leaves out all events.
 NO_EVENTS = sys.maxsize
 
@@ -37,6 +39,14 @@ NO_EVENTS = sys.maxsize
 def output_text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     """The one part of a message."""
     return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+
+
+def _written(item: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """What the deltas of an item come to: its text, and the log-probabilities of a message."""
+    if item["type"] in _GROWING:
+        return item[_GROWING[item["type"]][0]], []
+    part = item["content"][0]
+    return part["text"], part.get("logprobs", [])
 
 
 class EventWriter:
@@ -88,8 +98,9 @@ class EventWriter:
             empty = {"content": []}
         self._item = {**item, "status": "in_progress", **empty}
         added = self._event("response.output_item.added", output_index=self._index, item=self._item)
-        if item["type"] == "message":
-            part = output_text("", [])
+        if item["type"] in _PARTS:
+            is_message = item["type"] == "message"
+            part = output_text("", []) if is_message else {"type": "reasoning_text", "text": ""}
             added += self._event("response.content_part.added", **self._content(), part=part)
         return added
 
@@ -98,9 +109,8 @@ class EventWriter:
         kind = self._item["type"]
         if kind in _GROWING:
             return self._event(f"{_GROWING[kind][1]}.delta", **self._place(), delta=text)
-        return self._event(
-            "response.output_text.delta", **self._content(), delta=text, logprobs=logprobs
-        )
+        more = {"logprobs": logprobs} if kind == "message" else {}
+        return self._event(f"{_PARTS[kind]}.delta", **self._content(), delta=text, **more)
 
     def close_item(self, item: dict[str, Any]) -> bytes:
         """The item that is open ends.
@@ -117,8 +127,8 @@ class EventWriter:
             events = self._event(f"{family}.done", **self._place(), **done)
         else:
             part = item["content"][0]
-            done = {"text": part["text"], "logprobs": part["logprobs"]}
-            events = self._event("response.output_text.done", **self._content(), **done)
+            done = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = self._event(f"{_PARTS[kind]}.done", **self._content(), **done)
             events += self._event("response.content_part.done", **self._content(), part=part)
         return events + self._event(
             "response.output_item.done", output_index=self._index, item=item
@@ -165,11 +175,7 @@ def replay(answer: bytes, cuts: Sequence[Cut], starting_after: int = -1) -> byte
     written = [writer.begin(begun)]
     for number, item in enumerate(whole["output"]):
         written.append(writer.open_item(item))
-        if item["type"] in _GROWING:
-            content, logprobs = item[_GROWING[item["type"]][0]], []
-        else:
-            part = item["content"][0]
-            content, logprobs = part["text"], part["logprobs"]
+        content, logprobs = _written(item)
         start = first = 0
         for cut in cuts:
             if cut.item == number:

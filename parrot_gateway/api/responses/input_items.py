@@ -14,6 +14,7 @@ from parrot_gateway.exceptions import (
     missing_parameter,
     unsupported_value,
 )
+from parrot_gateway.generation.opaque_text import unpack_reasoning
 from parrot_gateway.generation.requests.types import ContentPart
 from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.generation.responses.compaction import unpacked
@@ -168,22 +169,26 @@ def _message(item: InputItem, path: str) -> MessageItem:
 
 
 def _reasoning(item: InputItem, path: str) -> ReasoningItem:
-    if item.encrypted_content is not None and not item.content:
+    content = item.content
+    if item.encrypted_content is not None and not content:
+        content = unpack_reasoning(item.encrypted_content)
+    if item.encrypted_content is not None and content is None:
         raise unsupported_value(
             f"{path}.encrypted_content",
             f"'{path}.encrypted_content' was encrypted by another server, and can be read there "
             "only. Leave this item out, or give its text in 'content'.",
         )
-    texts: list[tuple[str, ...]] = []
-    for field, parts in (("summary", item.summary), ("content", item.content)):
-        given = [ContentPart("reasoning_text", parts)] if isinstance(parts, str) else parts or ()
-        texts.append(
-            tuple(
-                _given(part.text, f"{path}.{field}[{number}].text")
-                for number, part in enumerate(given)
-            )
-        )
-    return ReasoningItem(mint_item_id("rs"), *texts)
+    return ReasoningItem(
+        mint_item_id("rs"),
+        _thoughts(item.summary, f"{path}.summary"),
+        _thoughts(content, f"{path}.content"),
+    )
+
+
+def _thoughts(given: str | list[ContentPart] | None, path: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (given,)
+    return tuple(_given(part.text, f"{path}[{n}].text") for n, part in enumerate(given or ()))
 
 
 def _parts(content: str | list[ContentPart] | None, path: str) -> list[Part]:

@@ -21,7 +21,13 @@ from parrot_gateway.generation.placement import Placer
 from parrot_gateway.generation.request import TokenizedPrompt
 from parrot_gateway.generation.requests.chat import chat_prompt
 from parrot_gateway.generation.requests.types import ChatBody, Message
-from parrot_gateway.generation.responses.items import Item, MessageItem, ToolOutputItem, Turn
+from parrot_gateway.generation.responses.items import (
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ToolOutputItem,
+    Turn,
+)
 from parrot_gateway.generation.responses.messages import messages_of
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.generation.tools.definitions import Tool
@@ -119,6 +125,13 @@ async def prompt_of(
         InvalidRequestError: the model's template refuses it.
     """
     limit = placer.info.max_context_tokens
+    if (request.reasoning or {}).get("context") == "current_turn":
+        last = _last_user(items)
+        items = [
+            item
+            for number, item in enumerate(items)
+            if number > last or not isinstance(item, ReasoningItem)
+        ]
     if request.truncation != "auto":
         return await _prompt(request, placer, items, tools, num_bytes)
     starts = _starts(items)
@@ -142,7 +155,7 @@ def _starts(items: list[Item]) -> list[int]:
     """Where a shorter history may begin, in order: with what a user says and, within the last turn,
     with what the model does next; never with what a tool returned for a call left out."""
     starts = [0]
-    last_user = max((n for n, item in enumerate(items) if _is_users(item)), default=-1)
+    last_user = _last_user(items)
     for number in range(1, len(items)):
         item, before = items[number], items[number - 1]
         begins_step = not isinstance(item, ToolOutputItem) and (
@@ -151,6 +164,11 @@ def _starts(items: list[Item]) -> list[int]:
         if _is_users(item) or (number > last_user and begins_step):
             starts.append(number)
     return starts
+
+
+def _last_user(items: list[Item]) -> int:
+    """The number of the last item that a user wrote; -1 without one."""
+    return max((n for n, item in enumerate(items) if _is_users(item)), default=-1)
 
 
 def _is_users(item: Item) -> bool:

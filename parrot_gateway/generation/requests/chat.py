@@ -287,9 +287,8 @@ def _rendered(tokenizer: Tokenizer, body: ChatBody | TokenizeBody, tools: Sequen
     effort = getattr(body, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-    if effort == "none":
         for name in REASONING_SWITCHES:
-            variables.setdefault(name, False)
+            variables.setdefault(name, effort != "none")
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and opens:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from parrot_gateway.generation.opaque_text import pack_reasoning
 from parrot_gateway.generation.responses.compaction import Compaction
 
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
@@ -134,6 +135,9 @@ class ReasoningItem(_TextItem):
     id: str
     summary: tuple[str, ...]
     content: tuple[str, ...] = ()
+    status: ItemStatus = "completed"
+    #: Clients that keep nothing else of it get it as `encrypted_content` too.
+    is_packed: bool = False
 
     @property
     def text(self) -> str:
@@ -144,11 +148,13 @@ class ReasoningItem(_TextItem):
         shown: dict[str, Any] = {
             "id": self.id,
             "type": "reasoning",
-            "status": "completed",
+            "status": self.status,
             "summary": [{"type": "summary_text", "text": text} for text in self.summary],
         }
         if self.content:
             shown["content"] = [{"type": "reasoning_text", "text": text} for text in self.content]
+        if self.is_packed:
+            shown["encrypted_content"] = pack_reasoning(self.text)
         return shown
 
 
