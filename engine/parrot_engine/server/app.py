@@ -289,7 +289,7 @@ async def _generate(service: EngineService, body: Any) -> _Pieces:
             yield piece
             if delta.stop_string is not None:
                 break
-    if delta.stop_string is None:
+        # Forgotten again where the context is freed, as with a stop string.
         service.tails.append(body.context_id, body.parent_context_id, generated)
 
 
