@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -175,6 +176,29 @@ def test_an_admitted_application_counts_until_its_own_first_task_ends() -> None:
     assert kinds(scheduler.step(1.0, [TaskSubmitted(task("c", 300))])) == [("Hold", "c")]
     assert kinds(scheduler.step(2.0, [TaskCancelled(second.id)])) == []
     assert kinds(scheduler.step(3.0, [TaskCancelled(first.id)])) == [("Release", "c")]
+
+
+def test_an_output_needs_room_as_its_prompt_does() -> None:
+    scheduler = started()
+    scheduler.step(0.0, [TaskSubmitted(task("a", 100))])
+    story = replace(task("b", 10), max_tokens=800)
+    assert kinds(scheduler.step(1.0, [TaskSubmitted(story)])) == [("Hold", "b")]
+    answer = replace(task("c", 10), max_tokens=600)
+    assert kinds(scheduler.step(2.0, [TaskSubmitted(answer)])) == [("Place", answer.id)]
+
+
+def test_an_engine_with_larger_blocks_changes_nothing_of_what_has_entered() -> None:
+    """Blocks of those that enter are counted in one size, until nobody enters."""
+    scheduler = started(capacity_tokens=10_000, max_batch=1)
+    running, first = task("a", 500), task("b", 500, tuple(range(50)))
+    scheduler.step(0.0, [TaskSubmitted(running), TaskSubmitted(first)])
+    # Too small for the one that waits.
+    scheduler.step(1.0, [EngineJoined(EngineDescription("f", "m", 100, 1, 512, block_tokens=40))])
+    second = task("c", 400, tuple(range(100, 140)))
+    assert kinds(scheduler.step(2.0, [TaskSubmitted(second)])) == []
+    # 520 + 520 + 420 tokens are in; of 8,080 that leaves 6,620.
+    assert kinds(scheduler.step(3.0, [TaskSubmitted(task("d", 6600))])) == []
+    assert kinds(scheduler.step(4.0, [TaskSubmitted(task("e", 100))])) == [("Hold", "e")]
 
 
 def test_without_engines_nobody_is_held() -> None:

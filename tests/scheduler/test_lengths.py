@@ -56,6 +56,13 @@ def test_it_follows_a_template_that_changes() -> None:
     assert lengths.predict("t", "x", 4000, 0.5) >= 400
 
 
+def test_a_few_long_outputs_do_not_raise_the_median_of_many() -> None:
+    lengths = LengthPredictor(10)
+    for number in range(2000):
+        lengths.observe("t", "x", 1000 if number % 10 == 0 else 10, 4000)
+    assert 10 <= lengths.predict("t", "x", 4000, 0.5) <= 12
+
+
 def test_without_a_template_the_used_share_of_max_tokens_counts() -> None:
     lengths = LengthPredictor(10)
     for _ in range(40):

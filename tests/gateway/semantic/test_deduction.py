@@ -89,6 +89,22 @@ def test_an_objective_is_written_as_it_is_read(objective: Objective) -> None:
         assert again.seconds == pytest.approx(objective.seconds)
 
 
+@pytest.mark.parametrize(
+    ("objective", "text"),
+    [
+        (Objective("ttft", 0.0), "ttft=0s"),
+        (Objective("tpot", 2.5e-4), "tpot=250us"),
+        (Objective("ttft", 0.2), "ttft=200ms"),
+        (Objective("deadline", 90.0), "deadline=1.5min"),
+        (Objective("deadline", 7200.0), "deadline=2h"),
+    ],
+)
+def test_an_objective_is_written_in_the_largest_unit_that_is_short(
+    objective: Objective, text: str
+) -> None:
+    assert str(objective) == text
+
+
 @given(OBJECTIVES, OBJECTIVES, OBJECTIVES)
 def test_strength_is_an_order(a: Objective, b: Objective, c: Objective) -> None:
     assert stronger(a, b) in (a, b)

@@ -253,8 +253,12 @@ def test_only_uncached_tokens_are_charged() -> None:
     queue = Queue("fair")
     for _ in range(2):
         state = queue.push("a", "a", prompt=1000, output=10)
+        before = queue.order.service_by_tenant()["a"]
         state.expected_cached = 900
-        queue.finish(_placed(queue, state), cached=990)
+        _placed(queue, state)
+        # While it runs by what was expected, in the end by what was found.
+        assert queue.order.service_by_tenant() == {"a": before + 100 + 2 * 10}
+        queue.finish(state, cached=990)
     assert queue.order.service_by_tenant() == {"a": 2 * (10 + 2 * 10)}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parrot_scheduler.placement import parrot
 from parrot_scheduler.placement.parrot import Parrot
-from parrot_scheduler.policy import EngineChoice
+from parrot_scheduler.policy import EngineChoice, EngineWait
 from parrot_scheduler.task import (
     DEFAULT_STEP_MODEL,
     LATENCY,
@@ -217,6 +217,23 @@ def test_a_full_holder_is_waited_for_no_longer_than_computing_anew_takes() -> No
     patient = engines.state(LONG * BLOCK + 50, 50, chain(1, LONG) + chain(2, 1))
     engines.end(tasks[0])
     assert placed(engines, patient, 10.0 + 1.1 * anew_s).row == 0
+
+
+def test_whoever_waits_for_a_holder_takes_no_less_elsewhere_as_the_holder_gets_better() -> None:
+    """What is expected of a holder changes with every task there: the bound only rises."""
+    engines, tasks = full_holder()
+    state = engines.state(LONG * BLOCK + 50, 50, chain(1, LONG))
+    first = engines.ask(state, 10.0)
+    assert isinstance(first, EngineWait)
+    for task in tasks[:8]:
+        engines.end(task)
+    engines.load(0, 8, prompt=10, output=10)
+    again = engines.ask(state, 10.0)
+    assert isinstance(again, EngineWait)
+    assert again.total_cost_s == first.total_cost_s
+    newcomer = engines.ask(engines.state(LONG * BLOCK + 50, 50, chain(1, LONG)), 10.0)
+    assert isinstance(newcomer, EngineWait)
+    assert newcomer.total_cost_s < first.total_cost_s
 
 
 def test_a_short_prefix_is_not_waited_for() -> None:
