@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from parrot_gateway.api.event_stream import Answer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.call import CallKind, CallRequest
+
+#: Makes the encoder of one call's answer: of its typed body, the model, the name that the caller
+#: has for it, and the request for the engine.
+AnswerEncoder: TypeAlias = Callable[[Any, ServedModel, str, GenerationRequest], Answer]
 
 
 class CallShape(Protocol):
     """One API's way of writing answers."""
 
-    def answer(
-        self, request: CallRequest, served: ServedModel, generation_request: GenerationRequest
-    ) -> Answer:
-        """The encoder of one call's answer by an own engine."""
+    @property
+    def answers(self) -> Mapping[CallKind, AnswerEncoder]:
+        """The encoders of answers by own engines, for each kind of call that the API has."""
         ...
 
     def failure(self, error: GatewayError) -> bytes:

@@ -7,13 +7,15 @@ the deltas that observers get become events, sent before the next bytes are read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from parrot_gateway.api.anthropic.errors import error_of, failure_event
 from parrot_gateway.api.anthropic.message import MessageWriter, ThinkingDisplay
-from parrot_gateway.api.event_stream import Answer, EventStream
+from parrot_gateway.api.call_shape import AnswerEncoder
+from parrot_gateway.api.event_stream import EventStream
 from parrot_gateway.api.upstream.passthrough import ForwardedCall
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import AnswerError, DeadlineError, GatewayError
@@ -21,7 +23,8 @@ from parrot_gateway.generation.generate import Candidate, CollectedPrompt
 from parrot_gateway.generation.observer import GenerationObserver, Observers
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
-from parrot_gateway.generation.requests.call import CallRequest
+from parrot_gateway.generation.requests.call import CallKind, CallRequest
+from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.generation.upstream_call import run_on_upstream
 from parrot_gateway.http.exchange import Exchange, Headers
 
@@ -30,17 +33,23 @@ _OWN_HEADERS = (b"anthropic-", b"x-api-key")
 
 
 class MessageAnswer:
-    """The answer of one call by an own engine; see `Answer`.
+    """The answer of one call by an own engine; see `Answer`. Other arguments as of `AnswerEncoder`.
 
     Args:
-        model: as the request names it.
-        prompt_tokens: of its prompt.
         thinking: how reasoning is shown.
     """
 
-    def __init__(self, model: str, prompt_tokens: int, thinking: ThinkingDisplay) -> None:
+    def __init__(
+        self,
+        request: ChatBody,
+        served: ServedModel,
+        model: str,
+        generation: GenerationRequest,
+        *,
+        thinking: ThinkingDisplay,
+    ) -> None:
         self._writer = MessageWriter(model, thinking=thinking)
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = len(generation.prompts[0].token_ids)
 
     def opening(self) -> bytes:
         """Nothing: the first event has the number of cached tokens, which is not known yet."""
@@ -72,12 +81,9 @@ class AnthropicShape:
 
     def __init__(self, thinking: ThinkingDisplay = "hidden") -> None:
         self._thinking = thinking
-
-    def answer(
-        self, request: CallRequest, served: ServedModel, generation_request: GenerationRequest
-    ) -> Answer:
-        prompt_tokens = len(generation_request.prompts[0].token_ids)
-        return MessageAnswer(request.model, prompt_tokens, self._thinking)
+        self.answers: Mapping[CallKind, AnswerEncoder] = {
+            "chat": partial(MessageAnswer, thinking=thinking)
+        }
 
     def failure(self, error: GatewayError) -> bytes:
         return failure_event(error)

@@ -1,30 +1,33 @@
-"""What the answers of completions and chat have in common: envelope, usage, log-probabilities."""
+"""Answers of `/v1/completions` and `/v1/chat/completions` by models of own engines: whole, or as
+events."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
-from parrot_engine.protocol import EngineInfo, TokenLogprobs
-from parrot_engine.text import IncrementalDetokenizer, Tokenizer
+from parrot_engine.protocol import EngineInfo
 
 from parrot_gateway import __version__
 from parrot_gateway.api.event_stream import DONE, failure_events
+from parrot_gateway.api.openai.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    joined,
+)
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.generate import CollectedPrompt
+from parrot_gateway.generation.generate import Candidate, CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest, PromptFilled, TextToken, Update
+from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
-
-#: OpenAI's sentinel for "very unlikely": JSON has no minus infinity.
-VERY_UNLIKELY = -9999.0
+from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
 
 encode = msgspec.json.Encoder().encode
 
@@ -93,15 +96,21 @@ class ChunkedAnswer(ABC):
         assert self._usage is not None
         return encode(usage_dict(self._usage))
 
-    def events(self, update: Update) -> bytes:
-        """See `Answer`."""
-        if self._usage is not None:
-            self._usage = _counted(self._usage, update)
-        return self._events(update)
+    def _count(self, update: Update) -> None:
+        """Count the tokens of an update, where usage goes into every chunk."""
+        usage = self._usage
+        if isinstance(update, PromptFilled):
+            if usage is not None:
+                self._usage = usage._replace(
+                    cached_tokens=usage.cached_tokens + update.cached_tokens
+                )
+        elif usage is not None:
+            tokens = usage.completion_tokens + len(update.token_ids)
+            self._usage = usage._replace(completion_tokens=tokens)
 
     @abstractmethod
-    def _events(self, update: Update) -> bytes:
-        """The events of an update."""
+    def events(self, update: Update) -> bytes:
+        """See `Answer`."""
 
     def opening(self) -> bytes:
         return b""
@@ -124,10 +133,241 @@ class ChunkedAnswer(ABC):
         """`choices`, and further fields that depend on the call."""
 
 
-def _counted(usage: Usage, update: Update) -> Usage:
-    if isinstance(update, PromptFilled):
-        return usage._replace(cached_tokens=usage.cached_tokens + update.cached_tokens)
-    return usage._replace(completion_tokens=usage.completion_tokens + len(update.token_ids))
+class ChatAnswer(ChunkedAnswer):
+    """The answer of one chat; arguments as of `ChunkedAnswer`."""
+
+    _ID, _OBJECT, _CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    _HEAD = b'{"index":%d,"delta":'
+
+    @property
+    def _calls_only(self) -> bool:
+        tools = self._generation_request.tools
+        return tools is not None and tools.calls_only
+
+    def opening(self) -> bytes:
+        """See `Answer`: the role of every choice, in the order that clients count on."""
+        content = b"null" if self._calls_only else b'""'
+        return b"".join(
+            self.event(
+                head + b'{"role":"assistant","content":' + content + b',"refusal":null},'
+                b'"logprobs":null,"finish_reason":null}'
+            )
+            for head in self._heads
+        )
+
+    def events(self, update: Update) -> bytes:
+        """See `Answer`: the text of the update, then its finish reason."""
+        if self._usage is not None:
+            self._count(update)
+        if isinstance(update, PromptFilled):
+            return b""
+        head, events = self._heads[update.choice], b""
+        if update.reasoning:
+            thought = {"reasoning_content": update.reasoning, "reasoning": update.reasoning}
+            tail = b',"logprobs":null,"finish_reason":null}'
+            events = self.event(head + encode(thought) + tail)
+        if update.pieces is not None:
+            return events + self._tool_events(update, update.pieces)
+        wants_ids = self._wants_ids and update.token_ids
+        shown = update.text or any(not token.is_end for token in update.tokens)
+        if shown or wants_ids:
+            logprobs = b"null"
+            if self._wants_logprobs:
+                logprobs = encode(
+                    chat_logprobs(self._tokenizer, update.tokens, as_ids=self._as_ids)
+                )
+            events += self.event(
+                b'%s{"content":%s},"logprobs":%s,"finish_reason":null%s}'
+                % (
+                    head,
+                    encode(update.text),
+                    logprobs,
+                    b',"token_ids":' + encode(update.token_ids) if wants_ids else b"",
+                )
+            )
+        if update.finish_reason is not None:
+            events += self.event(
+                b'%s{},"logprobs":null,"finish_reason":"%s"}'
+                % (head, update.finish_reason.encode())
+            )
+        return events
+
+    def _tool_events(self, update: ChoiceDelta, pieces: Sequence[ToolPiece]) -> bytes:
+        """The same where tools may be called: content and pieces of calls, one event each."""
+        head = self._heads[update.choice]
+        deltas = [encode(_delta_of(piece)) for piece in pieces]
+        extra = b'"logprobs":null,"finish_reason":null'
+        shown = any(not token.is_end for token in update.tokens)
+        if self._wants_ids and update.token_ids:
+            extra += b',"token_ids":' + encode(update.token_ids)
+        elif not shown and not deltas:
+            deltas, extra = [], b""
+        if self._wants_logprobs and shown:
+            logprobs = encode(chat_logprobs(self._tokenizer, update.tokens, as_ids=self._as_ids))
+            extra = extra.replace(b'"logprobs":null', b'"logprobs":' + logprobs, 1)
+        if extra and not deltas:
+            # Held back as text, but reported as tokens.
+            deltas = [b"{}"]
+        events = b""
+        for delta in deltas:
+            events += self.event(b"%s%s,%s}" % (head, delta, extra))
+            extra = b'"logprobs":null,"finish_reason":null'
+        if update.finish_reason is not None:
+            reason = update.finish_reason.encode()
+            events += self.event(b'%s{},"logprobs":null,"finish_reason":"%s"}' % (head, reason))
+        return events
+
+    def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for index, candidate in enumerate(collected[0].candidates):
+            logprobs = None
+            if self._wants_logprobs:
+                logprobs = chat_logprobs(self._tokenizer, candidate.tokens, as_ids=self._as_ids)
+            choice: dict[str, Any] = {
+                "index": index,
+                "message": self._message(candidate),
+                "logprobs": logprobs,
+                "finish_reason": candidate.finish_reason,
+            }
+            if self._wants_ids:
+                choice["token_ids"] = candidate.token_ids
+            choices.append(choice)
+        if not self._wants_ids:
+            return {"choices": choices}
+        token_ids = self._generation_request.prompts[0].token_ids
+        return {"choices": choices, "prompt_token_ids": token_ids}
+
+    def _message(self, candidate: Candidate) -> dict[str, Any]:
+        content: str | None = candidate.text
+        if (candidate.calls or self._calls_only) and not candidate.text.strip():
+            content = None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if candidate.reasoning:
+            thought = "".join(candidate.reasoning)
+            message |= {"reasoning_content": thought, "reasoning": thought}
+        if candidate.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in candidate.calls
+            ]
+        return message
+
+
+class CompletionAnswer(ChunkedAnswer):
+    """The answer of one completion; arguments as of `ChunkedAnswer`.
+
+    Choice `prompt * n + j` is the j-th of its prompt.
+    """
+
+    _ID, _OBJECT, _CHUNK = "cmpl", "text_completion", "text_completion"
+    _HEAD = b'{"index":%d,"text":'
+
+    def events(self, update: Update) -> bytes:
+        if self._usage is not None:
+            self._count(update)
+        if isinstance(update, PromptFilled):
+            return self._prompt_events(update)
+        wants_ids = self._wants_ids
+        shown = update.text or update.tokens or (wants_ids and update.token_ids)
+        if not shown and update.finish_reason is None:
+            return b""
+        logprobs = b"null"
+        if self._wants_logprobs:
+            start = len(self._echo(update.prompt))
+            logprobs = encode(
+                completion_logprobs(self._tokenizer, update.tokens, start, as_ids=self._as_ids)
+            )
+        return self.event(
+            self._choice(
+                update.prompt * self._generation_request.n + update.choice,
+                update.text,
+                logprobs,
+                update.finish_reason,
+                b',"token_ids":' + encode(update.token_ids) if wants_ids else b"",
+            )
+        )
+
+    def _echo(self, prompt: int) -> str:
+        echoes = self._generation_request.echoes
+        return "" if echoes is None else echoes[prompt]
+
+    def _prompt_events(self, update: PromptFilled) -> bytes:
+        """The echo of a prompt, once for each of its choices; the end of what only was filled."""
+        ends = self._generation_request.sampling.max_tokens == 0
+        if self._generation_request.echoes is None and not ends:
+            return b""
+        text = self._echo(update.prompt)
+        logprobs = b"null"
+        if self._wants_logprobs:
+            logprobs = encode(self._prompt_logprobs(update))
+        first = update.prompt * self._generation_request.n
+        finish_reason = "length" if ends else None
+        return b"".join(
+            self.event(self._choice(index, text, logprobs, finish_reason, b""))
+            for index in range(first, first + self._generation_request.n)
+        )
+
+    def _choice(
+        self, index: int, text: str, logprobs: bytes, finish_reason: str | None, extra: bytes
+    ) -> bytes:
+        reason = b"null" if finish_reason is None else b'"%s"' % finish_reason.encode()
+        return b'%s%s,"logprobs":%s,"finish_reason":%s%s}' % (
+            self._heads[index],
+            encode(text),
+            logprobs,
+            reason,
+            extra,
+        )
+
+    def _prompt_logprobs(self, update: PromptFilled) -> dict[str, list[Any]]:
+        if update.logprobs is None:
+            return completion_logprobs(self._tokenizer, ())
+        prompt = self._generation_request.prompts[update.prompt]
+        return echoed_logprobs(
+            self._tokenizer,
+            prompt.token_ids,
+            update.logprobs,
+            as_ids=self._as_ids,
+            skip_special_tokens=prompt.text is not None,
+        )
+
+    def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for prompt, entry in enumerate(collected):
+            echo = self._echo(prompt)
+            for candidate in entry.candidates:
+                logprobs = None
+                if self._wants_logprobs:
+                    logprobs = completion_logprobs(
+                        self._tokenizer, candidate.tokens, len(echo), as_ids=self._as_ids
+                    )
+                    if self._generation_request.echoes is not None and entry.filled is not None:
+                        logprobs = joined(self._prompt_logprobs(entry.filled), logprobs)
+                choice: dict[str, Any] = {
+                    "index": len(choices),
+                    "text": echo + candidate.text,
+                    "logprobs": logprobs,
+                    "finish_reason": candidate.finish_reason,
+                }
+                if self._wants_ids:
+                    choice["token_ids"] = candidate.token_ids
+                    choice["prompt_token_ids"] = self._generation_request.prompts[prompt].token_ids
+                choices.append(choice)
+        return {"choices": choices}
+
+
+def _delta_of(piece: ToolPiece) -> dict[str, Any]:
+    if isinstance(piece, ContentPiece):
+        return {"content": piece.text}
+    if isinstance(piece, CallBegin):
+        function = {"name": piece.name, "arguments": ""}
+        call = {"index": piece.call, "id": piece.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    return {"tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
 
 
 def system_fingerprint(info: EngineInfo) -> str:
@@ -150,117 +390,3 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
             "rejected_prediction_tokens": 0,
         },
     }
-
-
-def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold."""
-    return logprob if math.isfinite(logprob) else VERY_UNLIKELY
-
-
-def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Iterable[TextToken], start: int = 0, *, as_ids: bool = False
-) -> dict[str, list[Any]]:
-    """`logprobs` of a completions choice.
-
-    `text_offset` counts characters of the choice's `text`. `top_logprobs` has the chosen token
-    besides the likeliest ones, as OpenAI's does. The end-of-text token that ended the choice is
-    listed too: scoring harnesses count on one entry a token.
-
-    Args:
-        tokenizer: the model's.
-        tokens: of the completion.
-        start: characters of the echoed prompt.
-        as_ids: tokens are named by their ids.
-    """
-    shape = _empty_completion_logprobs()
-    for token in tokens:
-        _append(shape, tokenizer, token.logprobs, start + token.offset, as_ids)
-    return shape
-
-
-def echoed_logprobs(
-    tokenizer: Tokenizer,
-    token_ids: Sequence[int],
-    logprobs: Sequence[TokenLogprobs | None],
-    *,
-    as_ids: bool = False,
-    skip_special_tokens: bool = True,
-) -> dict[str, list[Any]]:
-    """The same for the tokens of an echoed prompt, of which the first has no log-probability.
-
-    Args:
-        skip_special_tokens: the echo is without them.
-    """
-    shape = _empty_completion_logprobs()
-    offset = 0
-    text = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    pieces = text.push_each(token_ids)
-    for token_id, piece, entry in zip(token_ids, pieces, logprobs, strict=True):
-        if entry is None:
-            shape["tokens"].append(_named(tokenizer, token_id, as_ids))
-            shape["token_logprobs"].append(None)
-            shape["top_logprobs"].append(None)
-            shape["text_offset"].append(offset)
-        else:
-            _append(shape, tokenizer, entry, offset, as_ids)
-        offset += len(piece)
-    return shape
-
-
-def joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {key: first[key] + second[key] for key in first}
-
-
-def _empty_completion_logprobs() -> dict[str, list[Any]]:
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-
-
-def _named(tokenizer: Tokenizer, token_id: int, as_ids: bool) -> str:
-    return f"token_id:{token_id}" if as_ids else tokenizer.token_text(token_id)
-
-
-def _append(
-    shape: dict[str, list[Any]],
-    tokenizer: Tokenizer,
-    entry: TokenLogprobs,
-    offset: int,
-    as_ids: bool,
-) -> None:
-    text, logprob = _named(tokenizer, entry.token_id, as_ids), finite(entry.logprob)
-    shape["tokens"].append(text)
-    shape["token_logprobs"].append(logprob)
-    top: dict[str, float] = {}
-    for token_id, value in entry.top:
-        # NOTE: two ids may have one text; the likelier comes first and stays.
-        top.setdefault(_named(tokenizer, token_id, as_ids), finite(value))
-    top.setdefault(text, logprob)
-    shape["top_logprobs"].append(top)
-    shape["text_offset"].append(offset)
-
-
-def chat_logprobs(
-    tokenizer: Tokenizer, tokens: Iterable[TextToken], *, as_ids: bool = False
-) -> dict[str, Any]:
-    """`logprobs` of a chat choice: the tokens of its text, without the one that ended it."""
-
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        return _chat_entry(tokenizer, token_id, logprob, as_ids)
-
-    return {
-        "content": [
-            {
-                **entry(token.logprobs.token_id, token.logprobs.logprob),
-                "top_logprobs": [entry(*top) for top in token.logprobs.top],
-            }
-            for token in tokens
-            if not token.is_end
-        ],
-        "refusal": None,
-    }
-
-
-def _chat_entry(
-    tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool
-) -> dict[str, Any]:
-    raw = _named(tokenizer, token_id, True).encode() if as_ids else tokenizer.token_bytes(token_id)
-    return {"token": raw.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(raw)}

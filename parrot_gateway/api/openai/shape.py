@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import msgspec
 
-from parrot_gateway.api.event_stream import DONE, Answer, failure_events
+from parrot_gateway.api.call_shape import AnswerEncoder
+from parrot_gateway.api.event_stream import DONE, failure_events
+from parrot_gateway.api.openai.answers import ChatAnswer, CompletionAnswer
 from parrot_gateway.api.upstream.passthrough import ForwardedCall, forward
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.requests.types import ChatBody
+from parrot_gateway.generation.requests.call import CallKind, CallRequest
 
 
 class OpenAIShape:
     """See `CallShape`."""
 
-    def answer(
-        self, request: CallRequest, served: ServedModel, generation_request: GenerationRequest
-    ) -> Answer:
-        # Imported here because they load the tokenizer's library, which a gateway that only passes
-        # calls on does not need.
-        from parrot_gateway.api.openai.chat import ChatAnswer
-        from parrot_gateway.api.openai.completions import CompletionAnswer
-
-        typed = request.typed
-        if isinstance(typed, ChatBody):
-            return ChatAnswer(typed, served, request.model, generation_request)
-        return CompletionAnswer(typed, served, request.model, generation_request)
+    answers: Mapping[CallKind, AnswerEncoder] = {
+        "chat": ChatAnswer,
+        "completions": CompletionAnswer,
+    }
 
     def failure(self, error: GatewayError) -> bytes:
         return failure_events(error)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from parrot_engine.text import Tokenizer
 
-from parrot_gateway.api.openai.answers import chat_logprobs
+from parrot_gateway.api.openai.logprobs import chat_logprobs
 from parrot_gateway.api.responses.events import EventWriter, output_text
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
