@@ -13,6 +13,7 @@ from functools import partial
 from parrot_gateway.api.anthropic.chat_request import count_tokens_request, messages_request
 from parrot_gateway.api.anthropic.shape import AnthropicShape
 from parrot_gateway.api.call_shape import CallShape
+from parrot_gateway.api.event_stream import answer_call
 from parrot_gateway.api.ignored_fields import name_ignored
 from parrot_gateway.api.responses.routes import ResponseRoutes
 from parrot_gateway.api.semantic.calls import CallContext, SemanticCalls
@@ -27,8 +28,14 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
     missing_parameter,
 )
-from parrot_gateway.generation.requests.call import CallKind, CallRequest, prepare
-from parrot_gateway.generation.requests.validation import MAX_INLINE_BYTES, in_thread_if_large
+from parrot_gateway.generation.requests.call import (
+    MAX_INLINE_BYTES,
+    CallKind,
+    CallRequest,
+    in_thread_if_large,
+    prepare,
+)
+from parrot_gateway.generation.requests.chat import ChatCall
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
@@ -292,9 +299,6 @@ class CallRoutes:
         if self._is_passed(self._models.resolve(request.model)):
             await self._message(exchange, request, _ORDINARY, request.model, frozenset())
             return
-        # Imported here as in `_generate`.
-        from parrot_gateway.generation.requests.chat import ChatCall
-
         engine = self._own_engine(request.model)
         chat = await in_thread_if_large(lambda: count_tokens_request(request), request.size)
         name_ignored(exchange, chat.ignored)
@@ -406,10 +410,6 @@ class CallRoutes:
         Raises:
             GatewayError: nothing has been sent yet; a stream's later failures are reported in band.
         """
-        # Imported here because they load the tokenizer's library, which a gateway that only passes
-        # calls on does not need.
-        from parrot_gateway.api.event_stream import answer_call
-
         placer = self._models.placer(model, context.metadata)
         exchange.cancel_on_disconnect()
         if request.size > MAX_INLINE_BYTES:
@@ -422,7 +422,9 @@ class CallRoutes:
             exchange,
             placer,
             generation_request,
-            context.shape.answer(request, placer, generation_request),
+            context.shape.answers[request.kind](
+                call.request, placer, request.model, generation_request
+            ),
             stream=bool(call.request.stream),
             deadline=exchange.started + self._server.call_timeout_s,
             keep_alive_s=self._server.keep_alive_s,

@@ -19,8 +19,8 @@ from parrot_gateway.exceptions import (
     invalid_value,
     missing_parameter,
 )
+from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.generation.requests.types import Metadata
-from parrot_gateway.generation.requests.validation import decode
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
 

@@ -42,7 +42,7 @@ from parrot_gateway.exceptions import (
     UnsupportedError,
     invalid_value,
 )
-from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.http.dispatch import KeyCheck
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.scheduling.model_directory import (

@@ -18,7 +18,8 @@ from parrot_gateway.api.responses.prompt import prompt_of, read_input
 from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.generation.requests.validation import BodyDecoder, check_context, sampling_of
+from parrot_gateway.generation.requests.call import BodyDecoder
+from parrot_gateway.generation.requests.prepared import check_context, sampling_of
 from parrot_gateway.generation.responses.compaction import Compaction, newest_within, packed
 from parrot_gateway.generation.responses.items import (
     CompactionItem,

@@ -37,17 +37,17 @@ from parrot_gateway.generation.generate import Generation
 from parrot_gateway.generation.placement import Placer, salt_of
 from parrot_gateway.generation.reasoning import reasoning_and_grammar, uses_special_tokens
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.generation.requests.response_tools import (
-    custom_names,
-    response_tools,
-    shown_tools,
-)
-from parrot_gateway.generation.requests.validation import (
-    BodyDecoder,
+from parrot_gateway.generation.requests.call import BodyDecoder
+from parrot_gateway.generation.requests.prepared import (
     check_context,
     check_sampling,
     default_max_tokens,
     sampling_of,
+)
+from parrot_gateway.generation.requests.response_tools import (
+    custom_names,
+    response_tools,
+    shown_tools,
 )
 from parrot_gateway.generation.responses.background import BackgroundTasks, EventLog
 from parrot_gateway.generation.responses.items import Item, Turn, history_of, mint_response_id

@@ -16,8 +16,7 @@ from parrot_gateway.api.semantic.recording import Recording, Recordings
 from parrot_gateway.api.upstream.passthrough import model_of
 from parrot_gateway.exceptions import NotFoundError, UnsupportedError, missing_parameter
 from parrot_gateway.generation.placement import ORDINARY_CALL
-from parrot_gateway.generation.requests.call import CallRequest, IdentityFields
-from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.generation.requests.call import CallRequest, IdentityFields, decode
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange

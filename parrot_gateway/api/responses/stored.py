@@ -28,7 +28,7 @@ from parrot_gateway.exceptions import (
     missing_parameter,
     wrong_type,
 )
-from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.generation.responses.items import Item, Turn, mint_conversation_id
 from parrot_gateway.generation.responses.store import Conversation, ResponseStore, StoredResponse
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange

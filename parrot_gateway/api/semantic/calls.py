@@ -30,9 +30,8 @@ from parrot_gateway.exceptions import (
 )
 from parrot_gateway.generation.observer import GenerationObserver
 from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest, prepare
+from parrot_gateway.generation.requests.call import CallRequest, in_thread_if_large, prepare
 from parrot_gateway.generation.requests.prepared import PreparedCall
-from parrot_gateway.generation.requests.validation import in_thread_if_large
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec

@@ -21,7 +21,7 @@ from parrot_gateway.exceptions import (
     invalid_value,
     missing_parameter,
 )
-from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.http.exchange import EVENT_STREAM, Exchange
 from parrot_gateway.http.route_table import Query, route
 from parrot_gateway.semantic.call_spec import parse_objective

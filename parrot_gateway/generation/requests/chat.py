@@ -27,7 +27,6 @@ from parrot_gateway.exceptions import (
     wrong_type,
 )
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.prompts import prompts_of_texts, tokenize
 from parrot_gateway.generation.reasoning import (
     reasoning_and_grammar,
     uses_special_tokens,
@@ -36,7 +35,15 @@ from parrot_gateway.generation.reasoning import (
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
 from parrot_gateway.generation.requests.output import OutputOptions, output_options
-from parrot_gateway.generation.requests.prepared import PreparedCall
+from parrot_gateway.generation.requests.prepared import (
+    PreparedCall,
+    check_context,
+    check_sampling,
+    default_max_tokens,
+    prompts_of_texts,
+    sampling_of,
+    tokenize,
+)
 from parrot_gateway.generation.requests.tools import requested_tools
 from parrot_gateway.generation.requests.types import (
     REASONING_SWITCHES,
@@ -44,15 +51,7 @@ from parrot_gateway.generation.requests.types import (
     Message,
     TokenizeBody,
 )
-from parrot_gateway.generation.requests.validation import (
-    check_choice,
-    check_context,
-    check_sampling,
-    default_max_tokens,
-    nested_too_deeply,
-    refuse,
-    sampling_of,
-)
+from parrot_gateway.generation.requests.validation import check_choice, nested_too_deeply, refuse
 from parrot_gateway.generation.tools.definitions import (
     Tool,
     described_in_text,
@@ -340,7 +339,8 @@ def template_messages(messages: list[Message] | None) -> list[dict[str, Any]]:
 
 def _template_message(message: Message, path: str) -> dict[str, Any]:
     role = message.role
-    check_choice(f"{path}.role", role, ROLES)
+    if role not in ROLES:
+        check_choice(f"{path}.role", role, ROLES)
     if message.audio is not None:
         raise UnsupportedError(
             "Unsupported parameter: 'audio' in messages is not supported with this model.",

@@ -18,18 +18,18 @@ from parrot_gateway.exceptions import (
     wrong_type,
 )
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.prompts import prompts_of_texts, start_token
 from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
 from parrot_gateway.generation.requests.grammars import requested_grammar
-from parrot_gateway.generation.requests.prepared import PreparedCall
-from parrot_gateway.generation.requests.types import CompletionBody, Prompts
-from parrot_gateway.generation.requests.validation import (
+from parrot_gateway.generation.requests.prepared import (
+    PreparedCall,
     check_context,
     check_sampling,
-    check_token_ids,
-    refuse,
+    prompts_of_texts,
     sampling_of,
+    start_tokens,
 )
+from parrot_gateway.generation.requests.types import CompletionBody, Prompts
+from parrot_gateway.generation.requests.validation import check_token_ids, refuse
 
 #: OpenAI's default.
 DEFAULT_MAX_TOKENS = 16
@@ -152,8 +152,7 @@ async def _prompts(request: CompletionBody, served: ServedModel) -> list[Tokeniz
             )
         _check_count(len(prompt))
     if prompt is None:
-        start = start_token(served.tokenizer, served.info)
-        prompts = [TokenizedPrompt([] if start is None else [start], "")]
+        prompts = [TokenizedPrompt(start_tokens(served.tokenizer, served.info), "")]
     elif isinstance(prompt, str) or all(isinstance(item, str) for item in prompt):
         texts = [prompt] if isinstance(prompt, str) else cast(list[str], prompt)
         _check_count(len(texts))

@@ -1,16 +1,53 @@
-"""A request that was checked against a model, before its prompt is read."""
+"""What chats and completions for models of own engines share.
+
+A request that was checked against a model, its prompts as tokens, its sampling parameters. Every
+text is tokenized whole. Long ones go to a thread: the tokenizer releases the GIL.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from functools import partial
+from operator import attrgetter
+from typing import Generic, Self, TypeVar
 
+from parrot_engine.protocol import EngineInfo, Grammar, SamplingParams
+from parrot_engine.text import Tokenizer
+
+from parrot_gateway.exceptions import ContextLengthError, InvalidRequestError, invalid_value
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
+from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
+from parrot_gateway.generation.requests.types import ChatBody, CompletionBody, SamplingFields
+from parrot_gateway.generation.requests.validation import (
+    check_token_ids,
+    logit_bias_of,
+    refuse,
+    shown_number,
+)
 
-if TYPE_CHECKING:
-    from parrot_gateway.generation.request import GenerationRequest
+#: Characters that are tokenized in place: about a millisecond.
+INLINE_CHARACTERS = 8192
+MIN_TOP_P = 1e-9
+#: OpenAI's, and of fields that it does not have those that change nothing.
+DEFAULT_SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+#: Other servers' extensions that change the output and are not offered here.
+_EXTENSIONS = (
+    "include_stop_str_in_output",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+)
+_extensions, _no_extensions = attrgetter(*_EXTENSIONS), (None,) * len(_EXTENSIONS)
 
 _BodyT = TypeVar("_BodyT", bound=ChatBody | CompletionBody)
 
@@ -71,3 +108,196 @@ class PreparedCall(Generic[_BodyT]):
         )
         if self.size + requested > limit:
             await self.generation_request("")
+
+
+# -- prompts ------------------------------------------------------------------------------------
+
+
+async def tokenize(
+    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Token ids of each text, in order.
+
+    A cancelled wait leaves the thread to finish its text; nothing reads the result.
+    """
+    encode = partial(tokenizer.encode, add_special_tokens=add_special_tokens)
+    if sum(map(len, texts)) <= INLINE_CHARACTERS:
+        return list(map(encode, texts))
+    return await asyncio.to_thread(lambda: list(map(encode, texts)))
+
+
+def start_tokens(tokenizer: Tokenizer, info: EngineInfo) -> list[int]:
+    """What an empty prompt stands for: the beginning-of-text token, else an end-of-text one, if
+    there is one."""
+    bos = tokenizer.bos_token_id
+    return info.eos_token_ids[:1] if bos is None else [bos]
+
+
+async def refuse_hopeless(
+    tokenizer: Tokenizer, info: EngineInfo, texts: Sequence[str], *, param: str, noun: str
+) -> None:
+    """Refuse texts that can never fit the model's context, before they are tokenized.
+
+    Args:
+        tokenizer: the model's.
+        info: of the engine.
+        texts: the prompts.
+        param: the field that holds them.
+        noun: what they are called: `messages` or `prompt`.
+
+    Raises:
+        ContextLengthError: one of them has too many tokens, however they turn out.
+    """
+    # Others are cheap to tokenize, or have hardly more characters than the context has tokens.
+    suspects = [
+        text for text in texts if len(text) > max(info.max_context_tokens, INLINE_CHARACTERS)
+    ]
+    if not suspects:
+        return
+    least = await asyncio.to_thread(lambda: max(map(tokenizer.least_tokens, suspects)))
+    if least > info.max_context_tokens:
+        raise ContextLengthError(
+            f"This model's maximum context length is {info.max_context_tokens} tokens. However, "
+            f"your {noun} resulted in at least {least} tokens. Please reduce the length of the "
+            f"{noun}.",
+            param=param,
+        )
+
+
+async def prompts_of_texts(
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    param: str = "prompt",
+    noun: str = "prompt",
+) -> list[TokenizedPrompt]:
+    """Texts as prompts; one without tokens becomes `start_tokens`.
+
+    Raises:
+        ContextLengthError: see `refuse_hopeless`, which explains `param` and `noun`.
+    """
+    if sum(map(len, texts)) > INLINE_CHARACTERS:
+        await refuse_hopeless(tokenizer, info, texts, param=param, noun=noun)
+    tokenized = await tokenize(tokenizer, texts, add_special_tokens=add_special_tokens)
+    return [
+        TokenizedPrompt(ids or start_tokens(tokenizer, info), text)
+        for ids, text in zip(tokenized, texts, strict=True)
+    ]
+
+
+# -- sampling -----------------------------------------------------------------------------------
+
+
+def check_sampling(body: SamplingFields, info: EngineInfo) -> None:
+    """Check all that completions and chat have in common.
+
+    Raises:
+        InvalidRequestError: naming the first field at fault.
+    """
+    if _extensions(body) != _no_extensions:
+        refuse(body, _EXTENSIONS, "is not supported with this model")
+    if body.stop_token_ids:
+        check_token_ids("stop_token_ids", body.stop_token_ids, info.vocab_size)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
+
+
+def sampling_of(
+    body: SamplingFields,
+    info: EngineInfo,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: Grammar | None = None,
+) -> SamplingParams:
+    """The engine's parameters for a checked body.
+
+    What the caller leaves open is taken from the checkpoint's generation config, as its makers
+    recommend, and else from OpenAI's defaults.
+
+    Raises:
+        InvalidRequestError: `logit_bias`, or `min_tokens` above `max_tokens`.
+    """
+    if body.min_tokens is not None and body.min_tokens > max_tokens:
+        raise invalid_value(
+            "min_tokens",
+            f"{body.min_tokens} is more than the {max_tokens} tokens that may be generated.",
+        )
+    default = DEFAULT_SAMPLING | info.default_sampling
+    top_p = default["top_p"] if body.top_p is None else body.top_p
+    top_k = int(default["top_k"]) if body.top_k is None else body.top_k
+    penalty = body.repetition_penalty
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or ()
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=default["temperature"] if body.temperature is None else body.temperature,
+        # OpenAI's 0 leaves the likeliest token, as any small enough nucleus does.
+        top_p=max(top_p, MIN_TOP_P),
+        # vLLM's -1 is our 0: off.
+        top_k=max(0, top_k),
+        min_p=default["min_p"] if body.min_p is None else body.min_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=default["repetition_penalty"] if penalty is None else penalty,
+        logit_bias=logit_bias_of(body.logit_bias, info.vocab_size) if body.logit_bias else None,
+        seed=body.seed,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        logprobs=logprobs,
+        grammar=grammar,
+        stop=tuple(filter(None, stop)),
+    )
+
+
+def default_max_tokens(info: EngineInfo, room: int) -> int:
+    """Tokens of an answer whose caller sets no limit: what the checkpoint's makers recommend, as
+    far as there is `room`, else all of that."""
+    recommended = info.default_sampling.get("max_new_tokens")
+    return room if recommended is None else max(1, min(room, int(recommended)))
+
+
+def check_context(
+    limit: int,
+    prompt: int,
+    completion: int | None,
+    *,
+    param: str,
+    noun: str,
+    completion_param: str | None = None,
+) -> None:
+    """Refuse what does not fit the model's context.
+
+    Args:
+        limit: the model's, in tokens.
+        prompt: tokens of the prompt.
+        completion: tokens that may be generated; None for as many as fit, but one at least.
+        param: the field that holds the prompt.
+        noun: what the prompt is called: `messages` or `prompt`.
+        completion_param: the field that sets `completion`; at fault where the prompt alone fits.
+
+    Raises:
+        ContextLengthError: it does not fit.
+    """
+    if completion is None:
+        if prompt + 1 > limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens. However, your {noun} "
+                f"resulted in {prompt} tokens. Please reduce the length of the {noun}.",
+                param=param,
+            )
+        return
+    if prompt + completion > limit:
+        field = f" ('{completion_param}')" if completion_param else ""
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{shown_number(prompt + completion)} tokens ({prompt} in the {noun}, "
+            f"{shown_number(completion)} in the completion). Please reduce the length of the "
+            f"{noun} or completion{field}.",
+            param=param if prompt >= limit else completion_param or param,
+        )

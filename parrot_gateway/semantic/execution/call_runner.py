@@ -16,10 +16,10 @@ import msgspec
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import InvalidRequestError, UnsupportedError
+from parrot_gateway.generation.generate import Generation, collect
 from parrot_gateway.generation.observer import TextObserver
 from parrot_gateway.generation.placement import CallMetadata
-from parrot_gateway.generation.requests.call import CallRequest, prepare
-from parrot_gateway.generation.requests.validation import in_thread_if_large
+from parrot_gateway.generation.requests.call import CallRequest, in_thread_if_large, prepare
 from parrot_gateway.generation.upstream_call import run_on_upstream, upstream_body
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.execution.job import Job
@@ -124,10 +124,6 @@ class ModelRunner:
         model: str,
         observer: JobObserver,
     ) -> None:
-        # Imported here because they load the tokenizer's library, which a gateway without own
-        # engines does not need.
-        from parrot_gateway.generation.generate import Generation, collect
-
         placer = self.models.placer(model, metadata)
         call = prepare(request, placer, job.spec.checked)
         if call.uses_tools:

@@ -22,6 +22,8 @@ from parrot_engine.protocol import EngineInfo, Failed, Fill, Filled
 
 from parrot_gateway.exceptions import GatewayError, OverloadedError
 from parrot_gateway.generation.placement import Channel, GenerationEngine, salt_of
+from parrot_gateway.generation.requests.chat import render_chat
+from parrot_gateway.generation.requests.prepared import prompts_of_texts
 from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.semantic.execution.job import Job
 
@@ -243,11 +245,6 @@ async def read_prompt_prefix(job: Job, engine: GenerationEngine, min_tokens: int
     marker = secrets.token_hex(16)
     request = job.known_request(marker)
     typed, least = request.typed, CHARACTERS_PER_TOKEN * min_tokens
-    # Imported here because they load the tokenizer's library, which a gateway without own engines
-    # does not need.
-    from parrot_gateway.generation.prompts import prompts_of_texts
-    from parrot_gateway.generation.requests.chat import render_chat
-
     if isinstance(typed, ChatBody):
         if msgspec.json.encode(typed.messages).find(marker.encode()) < least:
             return []

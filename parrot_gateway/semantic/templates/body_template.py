@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.generation.requests.call import CallRequest
-from parrot_gateway.generation.requests.validation import (
+from parrot_gateway.generation.requests.call import (
+    CallRequest,
     in_thread_if_large,
     read_object,
     read_value,

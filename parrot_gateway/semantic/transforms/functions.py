@@ -17,7 +17,7 @@ import msgspec
 import re2
 
 from parrot_gateway.exceptions import TransformSyntaxError
-from parrot_gateway.generation.requests.validation import mend_surrogates
+from parrot_gateway.generation.requests.call import mend_surrogates
 from parrot_gateway.semantic.templates.text_template import Placeholder, parse_placeholders
 from parrot_gateway.semantic.transforms.grammar import Argument, FunctionCall
 

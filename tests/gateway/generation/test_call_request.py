@@ -11,7 +11,7 @@ from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, PATHS, http_of
 
 from parrot_gateway.exceptions import InvalidRequestError, RequestTooLargeError
-from parrot_gateway.generation.requests import chat, validation
+from parrot_gateway.generation.requests import call, chat
 from parrot_gateway.generation.requests.call import CallKind, CallRequest
 from parrot_gateway.generation.requests.types import ChatBody
 from parrot_gateway.semantic.templates.body_template import BodyTemplate
@@ -119,7 +119,7 @@ async def test_a_deferred_chat_is_decoded_and_checked_once(
     engine: ScriptedRemoteEngine, monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any]
 ) -> None:
     checks, decodes = [], []
-    check, decode = chat.check_sampling, validation.decode
+    check, decode = chat.check_sampling, call.decode
 
     def noted_check(request: ChatBody, info: Any) -> Any:
         checks.append(request)
@@ -131,9 +131,7 @@ async def test_a_deferred_chat_is_decoded_and_checked_once(
         return found
 
     monkeypatch.setattr(chat, "check_sampling", noted_check)
-    for module in ("call", "validation"):
-        name = f"parrot_gateway.generation.requests.{module}.decode"
-        monkeypatch.setattr(name, noted_decode)
+    monkeypatch.setattr(call, "decode", noted_decode)
     async with http_of(engine) as http:
         parrot = {"session": "s", "defer": True, "inputs": inputs}
         text = "{{x}}" if inputs else "bound"

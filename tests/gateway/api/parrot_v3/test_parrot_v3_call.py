@@ -27,7 +27,7 @@ from parrot_gateway.exceptions import (
     ModelNotFoundError,
     UnsupportedError,
 )
-from parrot_gateway.generation.requests.validation import decode
+from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.scheduling.model_directory import (
     ChosenModel,
     EngineTarget,
