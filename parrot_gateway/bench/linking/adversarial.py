@@ -117,10 +117,9 @@ def two_tenants(script: Script, number: int) -> None:
     """Two tenants with the same texts, word for word, at the same time."""
     text = Text(f"tenants {number // 2}")
     script.tenant, script.task = f"tenant-{number % 2}", str(number // 2)
-    _chat(script, text)
-    answer = text.answer(600)
-    source = script.ask(f"Explain: {text.sentence()}", answer)
-    script.ask(f"Translate into French:\n{answer}", text.answer(), reads=[source])
+    chain = _chat(script, text)
+    answer = chain.messages[-1]["content"]
+    script.ask(f"Translate into French:\n{answer}", text.answer(), reads=[str(chain.last)])
 
 
 def _chat(script: Script, text: Text, turns: int = 4) -> Chain:

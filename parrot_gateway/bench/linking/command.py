@@ -11,14 +11,13 @@ import typer
 
 from parrot_gateway.bench.linking.adversarial import ADVERSARIAL, TOGETHER, adversarial
 from parrot_gateway.bench.linking.applications import RECIPES, applications
-from parrot_gateway.bench.linking.naive import NaiveLinker
+from parrot_gateway.bench.linking.linkers import LINKERS
 from parrot_gateway.bench.linking.recordings import Changes, Ids, read, sessions
 from parrot_gateway.bench.linking.schedule import STARTS, Start, schedule
-from parrot_gateway.bench.linking.score import Linker, Score, run
+from parrot_gateway.bench.linking.score import Score, run
 from parrot_gateway.bench.linking.script import Script
 from parrot_gateway.bench.report import JsonFile, print_table, run_with_progress, write_json
 
-LINKERS: dict[str, Callable[[], Linker]] = {"naive": NaiveLinker}
 #: Sets of workloads by the names of the command line.
 SETS = ("applications", "adversarial")
 COLUMNS = ("sessions", "calls", "edges", "precision", "or equal", "or ancestor", "recall",

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.bench.linking.score import Link
+from parrot_gateway.linking.links import Link, LinkKind
 
 SPAN, STRIDE = 40, 8
 
@@ -26,7 +26,7 @@ class NaiveLinker:
     def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> list[Link]:
         messages = _messages(msgspec.json.decode(body))
         texts = [_text(message) for message in messages]
-        found: dict[tuple[str, str], None] = {}
+        found: dict[tuple[str, LinkKind], None] = {}
         new = 0
         for end in range(len(texts), 0, -1):
             source = self._histories.get((tenant, hash(tuple(texts[:end]))))

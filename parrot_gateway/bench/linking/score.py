@@ -11,20 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from parrot_gateway.bench.linking.schedule import Event
 from parrot_gateway.bench.linking.script import KINDS, Call, Script
-
-
-class Link(NamedTuple):
-    """An edge that a linker says: from call `source`."""
-
-    source: str
-    kind: str
-    confidence: float
+from parrot_gateway.linking.links import Link
 
 
 class Linker(Protocol):

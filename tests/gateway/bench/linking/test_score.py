@@ -10,8 +10,9 @@ from parrot_gateway.bench.linking.adversarial import ADVERSARIAL, TOGETHER, adve
 from parrot_gateway.bench.linking.applications import applications
 from parrot_gateway.bench.linking.naive import NaiveLinker
 from parrot_gateway.bench.linking.schedule import schedule
-from parrot_gateway.bench.linking.score import Link, Score, compare, pairwise_f1, run
+from parrot_gateway.bench.linking.score import Score, compare, pairwise_f1, run
 from parrot_gateway.bench.linking.script import Script
+from parrot_gateway.linking.links import Link
 
 LONG = "An answer that is long enough to be recognised."
 

@@ -1,0 +1,40 @@
+"""The linkers that are judged, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from parrot_gateway.bench.linking.naive import NaiveLinker
+from parrot_gateway.bench.linking.score import Linker
+from parrot_gateway.linking import linker
+from parrot_gateway.linking.conversation import answer_of, conversation_of
+from parrot_gateway.linking.links import Link
+
+
+class GatewayLinker:
+    """The gateway's own, with its default limits."""
+
+    def __init__(self) -> None:
+        numbers = count()
+        self._linker = linker.Linker(lambda: f"session-{next(numbers)}")
+        self._paths: dict[str, str] = {}
+
+    def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> Sequence[Link]:
+        conversation = conversation_of(path, body)
+        self._paths[call] = path
+        if conversation is None:
+            return ()
+        return self._linker.tenant(tenant).request(call, conversation, now).links
+
+    def answer(self, tenant: str, call: str, body: bytes, now: float) -> None:
+        answer = answer_of(self._paths.pop(call), body)
+        if answer is not None:
+            self._linker.tenant(tenant).answer(call, answer, now)
+
+    def session_of(self, tenant: str, call: str) -> str:
+        session = self._linker.tenant(tenant).session_of(call)
+        return call if session is None else session.id
+
+
+LINKERS: dict[str, Callable[[], Linker]] = {"gateway": GatewayLinker, "naive": NaiveLinker}
