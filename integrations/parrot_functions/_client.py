@@ -51,6 +51,17 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
 
 
+class _Request(NamedTuple):
+    """One request; see `Client.request`."""
+
+    method: str
+    path: str
+    body: object
+    params: Mapping[str, str] | None
+    wait_s: float
+    done_code: str | None
+
+
 class _Pool:
     """A bounded pool of connections, opened on first use."""
 
@@ -192,49 +203,40 @@ class Client:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 pool = self._calls if wait_s is None else self._waits
+                request = _Request(method, path, body, params, wait_s or 0.0, done_code)
+                tries = 1 + (self.max_retries if retry else 0)
                 async with pool.slots:
-                    return await self._with_retries(
-                        pool, method, path, deadline, body, params, wait_s or 0.0, done_code, retry
-                    )
+                    return await self._try(pool, request, deadline, tries)
         except TimeoutError as error:
             if isinstance(error, DeadlineError):
                 raise
             raise DeadlineError(f"{method} {path}: no answer within the time given.") from None
 
-    async def _with_retries(
-        self,
-        pool: _Pool,
-        method: str,
-        path: str,
-        deadline: float,
-        body: object,
-        params: Mapping[str, str] | None,
-        wait_s: float,
-        done_code: str | None,
-        retry: bool,
+    async def _try(
+        self, pool: _Pool, request: _Request, deadline: float, tries: int
     ) -> Answer | None:
         may_be_done = False
         backoff_s = FIRST_BACKOFF_S
-        for tries_left in range(self.max_retries if retry else 0, -1, -1):
+        for tries_left in reversed(range(tries)):
             pause_s = random.uniform(0.5, 1.0) * backoff_s  # noqa: S311 - jitter, no secret
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             try:
-                response = await self._send(pool, method, path, body, params, wait_s)
+                response = await self._send(pool, request)
             except httpx.HTTPError as error:
                 if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     may_be_done = True
                 if tries_left == 0 or not isinstance(error, httpx.TransportError):
                     detail = str(error) or type(error).__name__
                     raise UnreachableError(
-                        f"{method} {self.base_url}{path}: {detail}. `parrot-gateway serve` starts "
-                        "a gateway; give another address as base_url, or in PARROT_BASE_URL or "
-                        "OPENAI_BASE_URL."
+                        f"{request.method} {self.base_url}{request.path}: {detail}. "
+                        "`parrot-gateway serve` starts a gateway; give another address as "
+                        "base_url, or in PARROT_BASE_URL or OPENAI_BASE_URL."
                     ) from error
             else:
                 if response.is_success:
                     return Answer(_object(response), response.headers)
                 failure = _failure(response)
-                if may_be_done and failure.code is not None and failure.code == done_code:
+                if may_be_done and failure.code is not None and failure.code == request.done_code:
                     return None
                 retry_after_s = _retry_after(response)
                 if retry_after_s is not None:
@@ -250,23 +252,14 @@ class Client:
             await asyncio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _send(
-        self,
-        pool: _Pool,
-        method: str,
-        path: str,
-        body: object,
-        params: Mapping[str, str] | None,
-        wait_s: float,
-    ) -> httpx.Response:
+    async def _send(self, pool: _Pool, request: _Request) -> httpx.Response:
+        read_s = READ_TIMEOUT_S + request.wait_s
         return await pool.http.request(
-            method,
-            self.base_url + path,
-            json=body,
-            params=params,
-            timeout=httpx.Timeout(
-                connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S + wait_s, write=None, pool=None
-            ),
+            request.method,
+            self.base_url + request.path,
+            json=request.body,
+            params=request.params,
+            timeout=httpx.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s, write=None, pool=None),
         )
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:

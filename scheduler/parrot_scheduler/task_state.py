@@ -90,9 +90,6 @@ class Application:
     num_placed: int = 0
     #: Service of its finished tasks: uncached prompt tokens + generated tokens.
     served_tokens: float = 0.0
-    #: The same in KV-token-steps, `p x d + d^2 / 2` for p prompt and d output tokens: what a task
-    #: takes of an engine's memory over time (Justitia, arXiv 2510.17015).
-    served_kv_steps: float = 0.0
     #: Largest context of its tasks so far, in tokens.
     context_tokens: int = 0
     #: When its last task ended; None while one is unfinished.

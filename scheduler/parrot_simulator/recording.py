@@ -40,11 +40,6 @@ class ReplayComparison:
     recorded: str = ""
     replayed: str = ""
 
-    @property
-    def is_equal(self) -> bool:
-        """Whether there were decisions in the log, and all are the same, byte for byte."""
-        return self.compared > 0 and self.differs_at is None
-
 
 def compare(lines: Iterable[str]) -> ReplayComparison:
     """Replay an event log, and compare what is decided with the decisions in it.

@@ -100,13 +100,7 @@ class Batcher:
         """
         self._store = store
         self._pool = pool
-        self.block_size = settings.block_size
-        self.max_rows = settings.max_batch_size
-        self.max_tokens = settings.max_batch_tokens
-        self.max_background_tokens = settings.background_tokens
-        self.long_prompt_tokens = settings.long_prompt_tokens
-        self.max_logprob_tokens = settings.max_logprob_tokens
-        self.prefix_caching = settings.prefix_caching
+        self.settings = settings
         self.host = host
         #: Contexts whose KV was taken while they were running.
         self.preemptions = 0
@@ -125,10 +119,10 @@ class Batcher:
 
     def computed(self, planned: PlannedRow) -> None:
         """The tokens of a row have KV: blocks that became full can be found from now on."""
-        context, size = planned.context, self.block_size
+        context, size = planned.context, self.settings.block_size
         context.num_computed = planned.end
         first, last = planned.start // size, planned.end // size
-        if first < last and self.prefix_caching:
+        if first < last and self.settings.prefix_caching:
             table = context.block_table
             for index in range(first, last):
                 block = table.ids[index]
@@ -157,7 +151,7 @@ class Batcher:
 
         A row in flight may still write there, but before anything that is launched from now on.
         """
-        kept = end // self.block_size + 1
+        kept = end // self.settings.block_size + 1
         self._pool.release_table(context.block_table.ids[kept:])
         context.block_table.truncate(kept)
 
@@ -176,13 +170,13 @@ class StepPlanner:
         self._store = store
         self._states = store.states
         self._pool = pool
-        self._block_size = batcher.block_size
-        self._budget = batcher.max_tokens
+        self._settings = batcher.settings
+        self._budget = batcher.settings.max_batch_tokens
         #: Left for prompts behind something more urgent that gets a token, and the priority of
         #: the first that does: as ranks are walked down, no other is more urgent.
-        self._background_budget = batcher.max_background_tokens
+        self._background_budget = batcher.settings.background_tokens
         self._urgent: int | None = None
-        self._logprob_budget = batcher.max_logprob_tokens
+        self._logprob_budget = batcher.settings.max_logprob_tokens
         #: Running contexts by rank; those before `_index` have had their turn.
         self._running = sorted(self._states.running, key=attrgetter("rank"))
         self._index = 0
@@ -226,7 +220,7 @@ class StepPlanner:
             running = candidates[self._index] if self._index < len(candidates) else None
             waiting = queue.first() if self._may_admit else None
             if waiting is not None and (running is None or waiting.rank < running.rank):
-                if len(self._states.running) >= self._batcher.max_rows:
+                if len(self._states.running) >= self._settings.max_batch_size:
                     if running is None:
                         break
                     self._pause(candidates.pop())
@@ -269,14 +263,14 @@ class StepPlanner:
             return False
         if self._waits_for_host(context):
             return False
-        self._states.start(context)
+        self._states.move(context, "running")
         self._running.insert(self._index, context)
         return True
 
     def _pause(self, context: Context) -> None:
         if self._decodes is not None:
             self._decodes.discard(context)
-        self._states.pause(context)
+        self._states.move(context, "waiting")
 
     def _fits(self, context: Context) -> bool:
         """Whether its known tokens fit in addition to those of the running contexts.
@@ -362,7 +356,7 @@ class StepPlanner:
             Whether any was planned.
         """
         running, rows, drafts, decodes = self._running, self._rows, self._drafts, self._decodes
-        size, is_private = self._block_size, self._pool.is_private
+        size, is_private = self._settings.block_size, self._pool.is_private
         begin, columns = len(rows), self._batch_rows
         for context in islice(running, self._index, self._index + self._budget):
             generate, in_flight = context.pending[0], context.in_flight
@@ -489,7 +483,7 @@ class StepPlanner:
 
         That is so behind a more urgent generation and, of a long prompt, behind one as urgent.
         """
-        limit = self._batcher.long_prompt_tokens
+        limit = self._settings.long_prompt_tokens
         if self._urgent is None:
             return False
         if context.rank[0] > self._urgent:
@@ -545,7 +539,7 @@ class StepPlanner:
 
     def _match(self, context: Context) -> None:
         """Take over cached blocks that hold what the context would compute next."""
-        if not self._batcher.prefix_caching or context.num_remaining == 1:
+        if not self._settings.prefix_caching or context.num_remaining == 1:
             return
         table = context.block_table
         while True:
@@ -570,7 +564,7 @@ class StepPlanner:
         return min(end, context.first_needed()) - context.num_computed
 
     def _note_new_digests(self, context: Context, start: int, end: int) -> None:
-        if self._batcher.prefix_caching and end - start > 1:
+        if self._settings.prefix_caching and end - start > 1:
             size = context.block_size
             self._new_digests.update(map(context.digest, range(start // size, end // size)))
 

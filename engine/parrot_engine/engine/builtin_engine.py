@@ -426,7 +426,7 @@ class BuiltinEngine:
             return False
         if context.in_flight is planned:
             context.in_flight = None
-        if end % self._batcher.block_size:
+        if end % self._batcher.settings.block_size:
             context.num_computed = end
         else:
             self._batcher.computed(planned)

@@ -95,16 +95,10 @@ class ContextStates:
         self._all[context] = None
         self._count[context.state] += 1
 
-    def start(self, context: Context) -> None:
-        """Give a waiting context a place in the batch."""
-        self.move(context, "running")
-
-    def pause(self, context: Context) -> None:
-        """Take the place in the batch away; the KV stays."""
-        self.move(context, "waiting")
-
     def move(self, context: Context, state: ContextState) -> None:
         """Change a context's state; to the same one: its place in the queue, or its last use.
+
+        With `running` it has a place in the batch; back in `waiting` it keeps its KV.
 
         Raises:
             ContextStateError: the one does not follow the other.

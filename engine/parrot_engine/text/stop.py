@@ -31,10 +31,6 @@ class StopStrings:
         self._held = ""
         self._done = False
 
-    @property
-    def stopped(self) -> bool:
-        return self._done
-
     def push(self, text: str) -> StopResult:
         """Take the next piece of text.
 

@@ -44,16 +44,11 @@ class ClaimTree:
 
     def __init__(self) -> None:
         self._root = RadixNode((), 0, 0, None)
-        self._blocks: dict[int, int] = {}
         # Where the last chain looked up leaves the tree, for `add`: a task is looked up just before
         # it is placed. Reset by any change.
         self._walked: Sequence[Hashable] | None = None
         self._deepest = self._root
         self._depth = 0
-
-    def blocks(self, row: int) -> int:
-        """Distinct blocks that the claims of a row need."""
-        return self._blocks.get(row, 0)
 
     def holders(self, prefix: Sequence[Hashable]) -> PrefixHolders:
         """Rows that need a prompt's leading blocks, and how many of them."""
@@ -98,8 +93,6 @@ class ClaimTree:
         shared = node.end
         if node.parent is not None:
             node.extra_references[row] = node.extra_references.get(row, 0) + 1
-        if length > shared:
-            self._blocks[row] = self._blocks.get(row, 0) + length - shared
         return last, shared
 
     def remove(self, row: int, last: RadixNode) -> int:
@@ -122,12 +115,6 @@ class ClaimTree:
             else:
                 del parent.children[node.keys[node.start]]
             node = parent
-        if freed:
-            left = self._blocks[row] - freed
-            if left:
-                self._blocks[row] = left
-            else:
-                del self._blocks[row]
         return freed
 
     def drop_row(self, row: int) -> None:
@@ -143,7 +130,6 @@ class ClaimTree:
                 node.rows ^= bit
                 if not node.rows:
                     del parent.children[node.keys[node.start]]
-        self._blocks.pop(row, None)
 
 
 def _agrees_up_to(node: RadixNode, prefix: Sequence[Hashable]) -> int:

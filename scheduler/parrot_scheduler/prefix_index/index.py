@@ -75,17 +75,13 @@ class PrefixIndex:
         self._claims = ClaimTree()
         # By row that does not report: what it is assumed to hold, least recently used first.
         self._assumed: dict[int, OrderedDict[Hashable, None]] = {}
+        #: Assumptions in all, over keys and rows.
         self._num_assumed = 0
         self._generations: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Keys that are held by some engine, reported or assumed."""
         return len(self._held)
-
-    @property
-    def num_assumed(self) -> int:
-        """Assumptions in all, over keys and rows."""
-        return self._num_assumed
 
     # Questions
 
@@ -208,10 +204,6 @@ class PrefixIndex:
         if claim.generation != self._generations.get(claim.row, 0):
             return 0
         return self._claims.remove(claim.row, claim.last)
-
-    def claimed_blocks(self, row: int) -> int:
-        """Distinct blocks that the tasks placed on an engine need."""
-        return self._claims.blocks(row)
 
     # Engines come and go
 

@@ -71,7 +71,6 @@ class ApplicationRegistry:
         output = state.generated_tokens / sequences
         uncached = max(0, task.prompt_tokens - state.cached_tokens)
         application.served_tokens += uncached + state.generated_tokens
-        application.served_kv_steps += sequences * (task.prompt_tokens * output + output**2 / 2)
         application.context_tokens = max(
             application.context_tokens, task.prompt_tokens + int(output)
         )

@@ -408,8 +408,8 @@ def test_illegal_transition_tells_the_story() -> None:
     store.submit_fill(Fill(1, [1, 2]))
     context = store.get(1)
     assert isinstance(context, Context)
-    store.states.start(context)
+    store.states.move(context, "running")
     store.free(1)
     with pytest.raises(ContextStateError, match="cannot become running") as caught:
-        store.states.start(context)
+        store.states.move(context, "running")
     assert caught.value.story == ("waiting", "running", "freed", "KV dropped", "gone")
