@@ -17,12 +17,13 @@ from harness.scripted_upstream import (
     error,
     event_stream,
 )
+from harness.session_sources import Source, all_of
 
 CHAT = "/v1/chat/completions"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 #: Headers, fields of the body, and the name of the session: strongest first.
-SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
+SOURCES: list[Source] = [
     ({}, {"previous_response_id": "resp_n"}, "previous_response_id:resp_n"),
     ({}, {"conversation": {"id": "conv_n"}}, "conversation:conv_n"),
     ({"x-session-id": "n1"}, {}, "x-session-id:n1"),
@@ -124,11 +125,7 @@ def test_the_first_source_of_the_order_counts(
     client = client_of(relay)
     left = list(SOURCES)
     while left:
-        headers: dict[str, str] = {}
-        body: dict[str, Any] = {}
-        for one_headers, one_body, _ in left:
-            headers |= one_headers
-            body |= one_body
+        headers, body = all_of(left)
         model = upstream.script(document(chat_document("x")))
         response = say(client, model, headers, body)
         session = ask(relay, "GET", f"/v1/sessions/{response.headers['x-parrot-session']}").json
@@ -148,11 +145,7 @@ def test_bytes_stay_as_they_are(
     fields = {"model": model, "messages": [], "metadata": {"session_id": "bytes"}, "x": 1.50}
     body = json.dumps({**fields, "stream": stream}, indent=3).encode()
     with RawConnection(relay.port) as connection:
-        connection.send(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"X-Session-Id: bytes\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        response = connection.read_response()
+        response = connection.ask("POST", CHAT, body, {"X-Session-Id": "bytes"})
     (received,) = upstream.calls(model)
     assert received.body == body
     assert response.body == expected

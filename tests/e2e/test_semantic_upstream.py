@@ -126,11 +126,7 @@ def test_ordinary_calls_pass_byte_for_byte(
     text = 'say "parrot": [[parrot:aaaa]] {{x}} \u00e4'
     body = json.dumps(chat(model, text, tool_choice="none"), separators=spacing).encode()
     with RawConnection(relay.port) as connection:
-        connection.send(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        response = connection.read_response()
+        response = connection.ask("POST", CHAT, body)
     (received,) = upstream.calls(model)
     assert received.body == body
     assert response.body == raw

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
+import pytest
 import pytest_asyncio
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import Http, http_of
 from serving import Service, serving
+from tool_calling import tool_engine
 
 
 @pytest_asyncio.fixture
@@ -24,6 +27,13 @@ async def service(engine: ScriptedRemoteEngine) -> AsyncIterator[Service]:
     async with serving(engine) as service:
         yield service
         await engine.wait_for(lambda: service.gate.running == 0 or not engine.contexts)
+
+
+@pytest_asyncio.fixture
+async def telling(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Service, Any]]:
+    engine = tool_engine(*request.param)
+    async with serving(engine) as service:
+        yield service, engine
 
 
 @pytest_asyncio.fixture

@@ -124,6 +124,26 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
+async def answered_by(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    path: str = "/v1",
+    **settings: Any,
+) -> AsyncIterator[Upstream]:
+    """An upstream whose server answers connections by `serve`; `path` is that of its URL."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    given = {"name": "fake", "url": f"http://127.0.0.1:{port}{path}", "models": "*", **settings}
+    upstream = Upstream(UpstreamSettings(**given))
+    await upstream.start()
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
 async def relaying(**settings: Any) -> AsyncIterator[Relay]:
     """Everything, started; `settings` are those of the upstream."""
     fake = FakeUpstream()

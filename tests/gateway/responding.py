@@ -1,4 +1,4 @@
-"""What the tests of responses and conversations share."""
+"""What the tests of chats, responses and conversations share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ from scripted_remote import ScriptedRemoteEngine
 from serving import Service, read_answer
 
 STRICT = {"_strict_response_validation": True, "max_retries": 0, "api_key": "none"}
+
+
+#: Types of the events of a response of one message, in two deltas, behind `response.created`.
+MESSAGE_EVENTS = (
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+    "response.completed",
+)
 
 
 def strict(service: Service) -> openai.AsyncOpenAI:

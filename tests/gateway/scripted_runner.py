@@ -41,8 +41,28 @@ class ScriptedRunner:
             job.append(part, 0.0)
             await asyncio.sleep(0)
 
-    async def hang(self, job: Job, prompt: str) -> None:
-        await asyncio.get_running_loop().create_future()
+    @classmethod
+    def hanging(cls) -> ScriptedRunner:
+        """A runner whose calls never end."""
+
+        async def hang(job: Job, prompt: str) -> None:
+            await asyncio.get_running_loop().create_future()
+
+        runner = cls()
+        runner.act = hang
+        return runner
+
+    @classmethod
+    def failing(cls, error: Exception, text: str = "") -> ScriptedRunner:
+        """A runner whose calls fail, after they have said `text`."""
+
+        async def fail(job: Job, prompt: str) -> None:
+            job.append(text, 0.0)
+            raise error
+
+        runner = cls()
+        runner.act = fail
+        return runner
 
 
 def gauges(service: SemanticService) -> dict[str, int]:
@@ -80,6 +100,15 @@ async def service_of(
         await service.close()
     check_quiet(service)
     assert runner.running == 0
+
+
+@asynccontextmanager
+async def session_of(
+    runner: ScriptedRunner, **settings: float
+) -> AsyncIterator[tuple[SemanticService, Session]]:
+    """A service, and a session of it."""
+    async with service_of(runner, **settings) as service:
+        yield service, service.session("t", "s")
 
 
 def spec(prompt: str, output: Variable | None = None, **fields: object) -> CallSpec:

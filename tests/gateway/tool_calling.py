@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.protocol import Generate, Grammar
 from parrot_engine.text import TextAssets, Tokenizer
@@ -27,6 +29,20 @@ TEXTS = {
     "llama": '{"name": "add", "parameters": {"a": 1}}',
     "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]',
 }
+
+
+#: Of the arguments of `add`.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def says(text: str, template: str | None = None) -> pytest.MarkDecorator:
+    """Give a test the fixture `telling`: a served engine that says `text`, and the engine."""
+    return pytest.mark.parametrize("telling", [(text, template)], indirect=True)
 
 
 def tool_engine(text: str, template: str | None = None) -> ScriptedRemoteEngine:

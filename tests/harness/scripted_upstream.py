@@ -332,30 +332,22 @@ def chat_events(words: Sequence[str], model: str = "scripted") -> list[bytes]:
 
 def chat_document(text: str = "Hello.", model: str = "scripted") -> dict[str, Any]:
     """A whole chat completion."""
-    return {
-        "id": "chatcmpl-scripted",
-        "object": "chat.completion",
-        "created": 1,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-    }
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return _document("chatcmpl-scripted", "chat.completion", model, {"message": message})
 
 
 def completion_document(text: str = "Hello.", model: str = "scripted") -> dict[str, Any]:
     """A whole completion."""
+    return _document("cmpl-scripted", "text_completion", model, {"text": text})
+
+
+def _document(id: str, object_: str, model: str, content: dict[str, Any]) -> dict[str, Any]:
+    choice = {"index": 0, **content, "logprobs": None, "finish_reason": "stop"}
     return {
-        "id": "cmpl-scripted",
-        "object": "text_completion",
+        "id": id,
+        "object": object_,
         "created": 1,
         "model": model,
-        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "stop"}],
+        "choices": [choice],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
     }

@@ -303,12 +303,17 @@ async def test_refused_for_now_tries_again(gateway: Gateway) -> None:
         await (await gateway.peer()).register()
 
 
+async def peer_with_a_context(gateway: Gateway) -> Peer:
+    peer = await gateway.peer()
+    await peer.register()
+    await peer.send(Submit([Fill(1, [1])]))
+    await peer.receive(Events)
+    return peer
+
+
 async def test_stop_finishes_what_runs(gateway: Gateway) -> None:
     async with joined(gateway, ScriptedEngine()) as (link, _, running):
-        peer = await gateway.peer()
-        await peer.register()
-        await peer.send(Submit([Fill(1, [1])]))
-        await peer.receive(Events)
+        peer = await peer_with_a_context(gateway)
         link.stop()
         assert (await peer.receive(Goodbye)).reason
         await peer.send(Submit([Generate(1, greedy(2))]))
@@ -322,10 +327,7 @@ async def test_stop_finishes_what_runs(gateway: Gateway) -> None:
 
 async def test_stopping_twice_does_not_wait(gateway: Gateway) -> None:
     async with joined(gateway, ScriptedEngine()) as (link, _, running):
-        peer = await gateway.peer()
-        await peer.register()
-        await peer.send(Submit([Fill(1, [1])]))
-        await peer.receive(Events)
+        peer = await peer_with_a_context(gateway)
         link.stop()
         await peer.receive(Goodbye)
         link.stop()

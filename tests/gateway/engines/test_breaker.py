@@ -250,11 +250,17 @@ async def test_slots_serve_first_come_first_served() -> None:
     assert (slots.held, slots.waiting) == (0, 0)
 
 
-async def test_slots_refuse_and_give_up() -> None:
-    slots = Slots(1, 1)
+async def one_in_line(max_waiting: int, timeout_s: float) -> tuple[Slots, asyncio.Task[None]]:
+    """Slots of which the only one is held, and somebody who waits for it."""
+    slots = Slots(1, max_waiting)
     await slots.acquire(1.0)
-    waiting = asyncio.create_task(slots.acquire(0.01))
+    waiting = asyncio.create_task(slots.acquire(timeout_s))
     await asyncio.sleep(0)
+    return slots, waiting
+
+
+async def test_slots_refuse_and_give_up() -> None:
+    slots, waiting = await one_in_line(1, 0.01)
     with pytest.raises(QueueFullError):
         await slots.acquire(1.0)
     with pytest.raises(TimeoutError):
@@ -263,10 +269,7 @@ async def test_slots_refuse_and_give_up() -> None:
 
 
 async def test_a_slot_handed_to_a_cancelled_waiter_is_not_lost() -> None:
-    slots = Slots(1, 2)
-    await slots.acquire(1.0)
-    waiting = asyncio.create_task(slots.acquire(5.0))
-    await asyncio.sleep(0)
+    slots, waiting = await one_in_line(2, 5.0)
     slots.release()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -276,10 +279,7 @@ async def test_a_slot_handed_to_a_cancelled_waiter_is_not_lost() -> None:
 
 
 async def test_a_cancelled_waiter_leaves_the_line() -> None:
-    slots = Slots(1, 2)
-    await slots.acquire(1.0)
-    waiting = asyncio.create_task(slots.acquire(5.0))
-    await asyncio.sleep(0)
+    slots, waiting = await one_in_line(2, 5.0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

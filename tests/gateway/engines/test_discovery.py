@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
-from parrot_gateway.engines.upstream import Upstream
-from parrot_gateway.settings.model import UpstreamSettings
+from relaying import answered_by
 
 GOOD = b'{"data":[{"id":"m"}]}'
 
@@ -33,15 +31,8 @@ async def test_garbage_is_not_the_end_of_it(garbage: bytes) -> None:
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = Upstream(UpstreamSettings(name="u", url=f"http://127.0.0.1:{port}/v1"))
-    await upstream.start()
-    try:
+    async with answered_by(serve, models=None) as upstream:
         async with asyncio.timeout(10):
             await upstream.wait_ready()
         assert not answers
         assert upstream.models() == ("m",)
-    finally:
-        await upstream.close()
-        server.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness.fake_upstream import FakeUpstream
 from harness.scripted_upstream import ScriptedUpstream, chat_document, document, event_stream
-from relaying import eventually, relaying
+from relaying import answered_by, eventually, relaying
 
 from parrot_gateway.engines.upstream import Upstream
 from parrot_gateway.engines.upstream_response import WHOLE_BODY_LIMIT
@@ -411,18 +411,10 @@ async def test_why_models_are_not_known(
         writer.write(b"HTTP/1.1 %d No\r\ncontent-length: 0\r\n\r\n" % status)
         writer.close()
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = Upstream(UpstreamSettings(name="my-vllm", url=f"http://127.0.0.1:{port}{path}"))
-    await upstream.start()
-    try:
+    async with answered_by(refuse, path, name="my-vllm", models=None) as upstream:
         await eventually(lambda: f"answered {status}" in caplog.text)
         assert advice in caplog.text
         assert not upstream.ready
-    finally:
-        await upstream.close()
-        server.close()
-        await server.wait_closed()
 
 
 async def test_a_cancelled_request_is_aborted_at_the_upstream() -> None:
@@ -456,23 +448,13 @@ async def test_a_connection_with_an_impossible_head_is_closed() -> None:
         left.set()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = Upstream(
-        UpstreamSettings(name="fake", url=f"http://127.0.0.1:{port}/v1", models="*")
-    )
-    await upstream.start()
-    try:
+    async with answered_by(serve) as upstream:
         # NOTE: the error is kept: its traceback would keep the answer, too.
         with pytest.raises(UpstreamError, match="understood") as raised:
             await upstream.request("POST", "/v1/chat/completions", b"", [], b"")
         async with asyncio.timeout(5):
             await left.wait()
         assert raised.value.status == 502
-    finally:
-        await upstream.close()
-        server.close()
-        await server.wait_closed()
 
 
 async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
@@ -487,13 +469,7 @@ async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
         writer.write(rest)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = Upstream(
-        UpstreamSettings(name="fake", url=f"http://127.0.0.1:{port}/v1", models="*")
-    )
-    await upstream.start()
-    try:
+    async with answered_by(serve) as upstream:
         async with asyncio.timeout(5):
             response = await upstream.request("POST", "/v1/chat/completions", b"", [], b"")
             assert (response.first, response.at_eof) == (first, False)
@@ -503,10 +479,6 @@ async def test_a_stream_of_known_length_is_passed_on_as_it_comes() -> None:
         response.close()
         response.close()
         assert upstream.slots.held == 0
-    finally:
-        await upstream.close()
-        server.close()
-        await server.wait_closed()
 
 
 async def test_answers_that_are_looked_into_are_asked_for_uncompressed() -> None:

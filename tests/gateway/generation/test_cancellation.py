@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import pytest
 from parrot_engine.protocol import FreeContext, Generated
@@ -14,6 +16,13 @@ from serving import Service, read_answer, read_chunk, read_head, serving, until
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 
 
+class Call(NamedTuple):
+    engine: ScriptedRemoteEngine
+    service: Service
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
 def body(path: str, **fields: Any) -> bytes:
     prompt: dict[str, Any] = {"prompt": ["Hi", "Ho"]}
     if path.endswith("chat/completions"):
@@ -21,17 +30,23 @@ def body(path: str, **fields: Any) -> bytes:
     return json.dumps({"model": "m", "max_tokens": 100, **prompt, **fields}).encode()
 
 
+@asynccontextmanager
+async def called(path: str, steps: int, **fields: Any) -> AsyncIterator[Call]:
+    """A call on an engine that has gone so many steps: queued (0), filled (1), generating (3)."""
+    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
+    async with serving(engine) as service:
+        reader, writer = await service.send(path, body(path, **fields))
+        await engine.wait_for(lambda: len(engine.contexts) >= 2)
+        for _ in range(steps):
+            engine.step()
+        yield Call(engine, service, reader, writer)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 async def test_contexts_are_freed(path: str, stream: bool, steps: int) -> None:
-    """Queued (0 steps), filled (1), and generating (3)."""
-    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
-    async with serving(engine) as service:
-        _, writer = await service.send(path, body(path, stream=stream))
-        await engine.wait_for(lambda: len(engine.contexts) >= 2)
-        for _ in range(steps):
-            engine.step()
+    async with called(path, steps, stream=stream) as (engine, service, _, writer):
         await asyncio.sleep(0)
         writer.transport.abort()
         await engine.wait_for(lambda: not engine.contexts)
@@ -42,10 +57,7 @@ async def test_contexts_are_freed(path: str, stream: bool, steps: int) -> None:
 
 
 async def test_a_polite_close_counts_too() -> None:
-    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
-    async with serving(engine) as service:
-        _, writer = await service.send(PATHS[0], body(PATHS[0]))
-        await engine.wait_for(lambda: len(engine.contexts) == 2)
+    async with called(PATHS[0], 0) as (engine, _, _, writer):
         writer.close()
         await engine.wait_for(lambda: not engine.contexts)
 
@@ -143,12 +155,7 @@ async def test_headers_of_a_stream_wait_for_the_first_token() -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("stream", "steps"), [(False, 3), (True, 0), (True, 3)])
 async def test_a_call_cut_off_by_a_shutdown_is_told(path: str, stream: bool, steps: int) -> None:
-    engine = ScriptedRemoteEngine(lambda prompt, sampling: [65] * 1000, automatic=False)
-    async with serving(engine) as service:
-        reader, writer = await service.send(path, body(path, stream=stream))
-        await engine.wait_for(lambda: len(engine.contexts) >= 2)
-        for _ in range(steps):
-            engine.step()
+    async with called(path, steps, stream=stream) as (engine, service, reader, writer):
         if stream and steps:
             # The stream has begun.
             await reader.readuntil(b"\r\n\r\n")

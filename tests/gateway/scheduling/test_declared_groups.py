@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from parrot_scheduler.event_log import read_step, replay
 from parrot_scheduler.events import Event, TaskSubmitted, TaskUpdated
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective, Task
+from scripted_remote import ScriptedRemoteEngine
 from scripted_runner import ScriptedRunner, service_of, spec
 from semantic_tools import Http, echo
 from serving import Service, serving, until
@@ -107,8 +111,7 @@ async def test_a_deferred_group_is_for_what_its_strongest_reader_wants() -> None
 
 
 async def test_groups_end_with_their_session() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
+    runner = ScriptedRunner.hanging()
     async with service_of(runner) as service:
         session = service.session("t", "s")
         for number in range(4):
@@ -209,14 +212,23 @@ def told(log: Path) -> list[Event]:
     return [e for line in lines if line.startswith('{"now"') for e in read_step(line).events]
 
 
-async def test_a_stronger_wait_reaches_a_call_that_is_queued(tmp_path: Path) -> None:
-    """A deferred call waits for a place behind others; then somebody reads what it writes."""
-    log = tmp_path / "decisions.jsonl"
+@asynccontextmanager
+async def full_engine(
+    log: Path,
+) -> AsyncIterator[tuple[Service, Http, ScriptedRemoteEngine, asyncio.Task[httpx.Response]]]:
+    """A served engine for one call at a time, and the call that it has; decisions are logged."""
     engine = small_engine(1, automatic=False)
     settings = SchedulerSettings(record=log)
     async with serving(engine, scheduler=settings) as service, Http(service) as http:
         first = asyncio.create_task(http.call("/v1/completions", "a"))
         await until(lambda: fills(engine) == 1)
+        yield service, http, engine, first
+
+
+async def test_a_stronger_wait_reaches_a_call_that_is_queued(tmp_path: Path) -> None:
+    """A deferred call waits for a place behind others; then somebody reads what it writes."""
+    log = tmp_path / "decisions.jsonl"
+    async with full_engine(log) as (service, http, engine, first):
         for name in ("early", "late"):
             fields = {"session": name, "output": name, "defer": True}
             await http.call("/v1/completions", name, parrot=fields)
@@ -238,11 +250,7 @@ async def test_a_stronger_wait_reaches_a_call_that_is_queued(tmp_path: Path) -> 
 
 async def test_the_last_member_of_a_group_that_is_queued_is_not_slowed_down(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
-    engine = small_engine(1, automatic=False)
-    settings = SchedulerSettings(record=log)
-    async with serving(engine, scheduler=settings) as service, Http(service) as http:
-        first = asyncio.create_task(http.call("/v1/completions", "a"))
-        await until(lambda: fills(engine) == 1)
+    async with full_engine(log) as (service, http, engine, first):
         calls = []
         for number in range(2):
             body = {"session": "s", "group": "g", "name": f"{number}"}

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from scripted_runner import ScriptedRunner, service_of, submit
+from scripted_runner import ScriptedRunner, service_of, session_of, submit
 from serving import until
 
 from parrot_gateway.exceptions import DependencyFailedError, InvalidRequestError
@@ -20,8 +20,7 @@ SEEDED = {"temperature": 0}
 
 async def test_identical_deterministic_calls_run_once() -> None:
     runner = ScriptedRunner()
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         source = submit(service, session, "src", "in")
         prompts = [reference_of(source.id), reference_of(source.id), "(in)"]
         outputs = [
@@ -50,8 +49,7 @@ async def test_identical_deterministic_calls_run_once() -> None:
 )
 async def test_others_run_each(first: dict[str, object], second: dict[str, object]) -> None:
     runner = ScriptedRunner()
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         await service.readers.value(submit(service, session, "a", "x", **first))
         await service.readers.value(submit(service, session, "b", "x", **second))
         assert len(runner.bodies) == 2
@@ -62,8 +60,7 @@ async def test_others_run_each(first: dict[str, object], second: dict[str, objec
 )
 async def test_fields_that_cannot_change_the_text_do_not_count(other: dict[str, object]) -> None:
     runner = ScriptedRunner()
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
         await service.readers.value(submit(service, session, "b", "x", body=SEEDED | other))
         assert len(runner.bodies) == 1
@@ -79,10 +76,8 @@ async def test_other_sessions_do_not_share() -> None:
 
 
 async def test_the_twin_of_a_cancelled_call_runs_itself() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
         first = submit(service, session, "a", "x", body=SEEDED)
         second = submit(service, session, "b", "x", body=SEEDED)
         await until(lambda: second.state == "running" and runner.running == 1)
@@ -101,8 +96,7 @@ async def test_the_twin_of_a_call_that_fails_fails_with_it() -> None:
         raise InvalidRequestError("not now")
 
     runner.act = act
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         submit(service, session, "a", "x", body=SEEDED)
         second = submit(service, session, "b", "x", body=SEEDED)
         await until(lambda: second.state == "running" and runner.running == 1)
@@ -115,8 +109,7 @@ async def test_the_twin_of_a_call_that_fails_fails_with_it() -> None:
 async def test_only_so_many_calls_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deduplication, "MAX_REMEMBERED", 2)
     runner = ScriptedRunner()
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         for number, prompt in enumerate("abcca"):
             await service.readers.value(submit(service, session, f"v{number}", prompt, body=SEEDED))
         prompts = [json.loads(body)["prompt"] for body in runner.bodies]
@@ -124,8 +117,7 @@ async def test_only_so_many_calls_are_remembered(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_nothing_is_kept_of_a_session_that_ended() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         await service.readers.value(submit(service, session, "a", "x", body=SEEDED))
         assert len(service.executor.deduplication) == 1
         service.close_session(session)
@@ -138,8 +130,7 @@ async def test_what_failed_once_is_tried_again_when_asked_again() -> None:
     async def act(job: Job, prompt: str) -> None:
         raise InvalidRequestError("not now")
 
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         runner.act = act
         first = submit(service, session, "a", "x", body=SEEDED)
         await service.readers.wait(first, 5)

@@ -8,7 +8,7 @@ import json
 import weakref
 
 import pytest
-from scripted_runner import ScriptedRunner, gauges, service_of, spec, submit
+from scripted_runner import ScriptedRunner, gauges, service_of, session_of, spec, submit
 from serving import until
 
 from parrot_gateway.exceptions import (
@@ -37,8 +37,7 @@ from parrot_gateway.semantic.transforms.transform import parse_transform
 
 async def test_a_chain_runs_without_anybody_waiting() -> None:
     runner = ScriptedRunner()
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         last = submit(service, session, "v0", "start")
         for number in range(1, 5):
             last = submit(service, session, f"v{number}", f"{number} {reference_of(last.id)}")
@@ -49,8 +48,7 @@ async def test_a_chain_runs_without_anybody_waiting() -> None:
 
 
 async def test_readers_may_come_before_producers() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         inputs = {"x": Binding(variable_id=session.variable("late").id)}
         reader = submit(service, session, "r", "<{{x}}>", inputs=inputs)
         await asyncio.sleep(0)
@@ -60,8 +58,7 @@ async def test_readers_may_come_before_producers() -> None:
 
 
 async def test_users_write_inputs_too() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         given_ = session.variable("x")
         reader = submit(service, session, "r", reference_of(given_.id) * 2)
         service.set_value(given_, "v")
@@ -71,8 +68,7 @@ async def test_users_write_inputs_too() -> None:
 
 
 async def test_nobody_writes_what_a_call_will() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         output = submit(service, session, "r", reference_of(session.variable("x").id))
         with pytest.raises(DoubleProducerError):
             service.set_value(output, "mine")
@@ -82,8 +78,7 @@ async def test_nobody_writes_what_a_call_will() -> None:
 
 async def test_calls_of_one_level_run_side_by_side() -> None:
     runner = ScriptedRunner()
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         parts = [submit(service, session, f"p{i}", f"{i}") for i in range(10)]
         prompt = "".join(reference_of(part.id) for part in parts)
         total = submit(service, session, "total", prompt)
@@ -95,8 +90,7 @@ async def test_calls_of_one_level_run_side_by_side() -> None:
 
 async def test_the_line_is_bounded_and_keeps_priorities() -> None:
     runner = ScriptedRunner()
-    async with service_of(runner, max_running_calls=2) as service:
-        session = service.session("t", "s")
+    async with session_of(runner, max_running_calls=2) as (service, session):
         outputs = [
             submit(service, session, f"p{i}", f"{i}", priority=i % 3, dedupe=False)
             for i in range(9)
@@ -109,8 +103,7 @@ async def test_the_line_is_bounded_and_keeps_priorities() -> None:
 
 
 async def test_too_many_waiting_are_refused() -> None:
-    async with service_of(ScriptedRunner(), max_waiting_calls=2) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), max_waiting_calls=2) as (service, session):
         x = session.variable("x")
         submit(service, session, "a", reference_of(x.id))
         submit(service, session, "b", reference_of(x.id))
@@ -122,18 +115,15 @@ async def test_too_many_waiting_are_refused() -> None:
 
 
 async def test_too_much_waiting_text_is_refused() -> None:
-    async with service_of(ScriptedRunner(), max_waiting_bytes=500) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), max_waiting_bytes=500) as (service, session):
         submit(service, session, "a", "x" * 300)
         with pytest.raises(OverloadedError, match="max_waiting_bytes"):
             submit(service, session, "b", "x" * 300)
 
 
 async def test_calls_that_end_in_line_leave_it() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner, max_running_calls=1) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner, max_running_calls=1) as (service, session):
         outputs = [submit(service, session, f"p{i}", f"{i}") for i in range(300)]
         await until(lambda: runner.running == 1)
         for output in outputs[1:]:
@@ -151,8 +141,7 @@ async def test_times_and_tokens_are_noted() -> None:
             job.append("x", now)
 
     runner.act = act
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         output = submit(service, session, "a", "x")
         assert await service.readers.value(output) == "xxx"
         node = session.graph.get(output.producer or "")
@@ -162,8 +151,7 @@ async def test_times_and_tokens_are_noted() -> None:
 
 async def test_bytes_may_wait_up_to_the_bound() -> None:
     limit = 1000
-    async with service_of(ScriptedRunner(), max_waiting_bytes=limit) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), max_waiting_bytes=limit) as (service, session):
         submit(service, session, "a", "")
         room = limit - service.executor.statistics().held_bytes
         empty = limit - room
@@ -234,8 +222,7 @@ async def test_variables_of_other_sessions_of_the_tenant_can_be_read() -> None:
 
 async def test_a_variable_that_too_many_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variable_module, "MAX_LISTENERS", 1)
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         free, taken = session.variable("free"), session.variable("taken")
         first = submit(service, session, "a", reference_of(taken.id))
         with pytest.raises(OverloadedError):
@@ -247,8 +234,7 @@ async def test_a_variable_that_too_many_wait_for(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_placeholders_and_declarations_must_match() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         binding = {"x": Binding(value="v")}
         with pytest.raises(InvalidRequestError, match="'y'"):
             service.submit(session, spec("{{x}} {{y}}", inputs=binding))
@@ -269,8 +255,7 @@ async def test_failures_travel_with_their_cause() -> None:
         await runner.echo(job, prompt)
 
     runner.act = act
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         last = first = submit(service, session, "bad", "bad")
         # Deep enough to overflow the stack, were it passed on by calls within calls.
         for number in range(3000):
@@ -288,14 +273,8 @@ async def test_failures_travel_with_their_cause() -> None:
 
 
 async def test_a_reader_of_something_that_failed_before_fails_too() -> None:
-    runner = ScriptedRunner()
-
-    async def act(job: Job, prompt: str) -> None:
-        raise InvalidRequestError("no")
-
-    runner.act = act
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.failing(InvalidRequestError("no"))
+    async with session_of(runner) as (service, session):
         first = submit(service, session, "a", "x")
         await service.readers.wait(first, 5)
         second = submit(service, session, "b", reference_of(first.id))
@@ -305,14 +284,8 @@ async def test_a_reader_of_something_that_failed_before_fails_too() -> None:
 
 
 async def test_a_call_that_failed_listens_no_more() -> None:
-    runner = ScriptedRunner()
-
-    async def act(job: Job, prompt: str) -> None:
-        raise InvalidRequestError("no")
-
-    runner.act = act
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.failing(InvalidRequestError("no"))
+    async with session_of(runner) as (service, session):
         never = session.variable("never")
         prompt = reference_of(submit(service, session, "a", "x").id) + reference_of(never.id)
         output = submit(service, session, "b", prompt)
@@ -323,12 +296,7 @@ async def test_a_call_that_failed_listens_no_more() -> None:
 
 
 async def test_what_breaks_in_a_runner_is_told_without_details() -> None:
-    runner = ScriptedRunner()
-
-    async def act(job: Job, prompt: str) -> None:
-        raise RuntimeError("secret path")
-
-    runner.act = act
+    runner = ScriptedRunner.failing(RuntimeError("secret path"))
     async with service_of(runner) as service:
         output = submit(service, service.session("t", "s"), "a", "x")
         with pytest.raises(DependencyFailedError) as caught:
@@ -354,12 +322,7 @@ async def test_engines_that_are_away_for_a_moment_are_waited_for() -> None:
 
 async def test_waits_for_engines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_module, "MAX_RETRY_S", 0.001)
-    runner = ScriptedRunner()
-
-    async def act(job: Job, prompt: str) -> None:
-        raise ModelLoadingError("come back tomorrow", retry_after_s=86_400)
-
-    runner.act = act
+    runner = ScriptedRunner.failing(ModelLoadingError("come back tomorrow", retry_after_s=86_400))
     async with service_of(runner, call_timeout_s=10) as service:
         output = submit(service, service.session("t", "s"), "a", "x")
         with pytest.raises(DependencyFailedError, match="come back tomorrow"):
@@ -369,13 +332,9 @@ async def test_waits_for_engines_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_call_that_has_text_is_not_tried_again() -> None:
-    runner = ScriptedRunner()
-
-    async def act(job: Job, prompt: str) -> None:
-        job.append("half of ", 0.0)
-        raise ModelLoadingError("away again", retry_after_s=0.001)
-
-    runner.act = act
+    runner = ScriptedRunner.failing(
+        ModelLoadingError("away again", retry_after_s=0.001), "half of "
+    )
     async with service_of(runner) as service:
         output = submit(service, service.session("t", "s"), "a", "x")
         with pytest.raises(DependencyFailedError, match="away again"):
@@ -385,10 +344,8 @@ async def test_a_call_that_has_text_is_not_tried_again() -> None:
 
 
 async def test_calls_that_run_too_long_end() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner, call_timeout_s=0.05) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner, call_timeout_s=0.05) as (service, session):
         output = submit(service, session, "a", "x")
         reader = submit(service, session, "b", reference_of(output.id))
         await service.readers.wait(reader, 5)
@@ -397,8 +354,7 @@ async def test_calls_that_run_too_long_end() -> None:
 
 
 async def test_waits_for_what_never_comes_end() -> None:
-    async with service_of(ScriptedRunner(), ttl_s=0.05) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), ttl_s=0.05) as (service, session):
         output = submit(service, session, "a", reference_of(session.variable("never").id))
         await service.readers.wait(output, 5)
         assert output.failure is not None
@@ -409,8 +365,7 @@ async def test_waits_for_what_never_comes_end() -> None:
 
 
 async def test_values_that_grow_too_large_fail_the_call() -> None:
-    async with service_of(ScriptedRunner(), max_value_bytes=10) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), max_value_bytes=10) as (service, session):
         for number, transform in enumerate((None, parse_transform("lower"))):
             output = submit(service, session, f"v{number}", "x" * 20, transform=transform)
             await service.readers.wait(output, 5)
@@ -422,10 +377,8 @@ async def test_values_that_grow_too_large_fail_the_call() -> None:
 
 
 async def test_cancelling_a_call_stops_it_and_fails_its_readers() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
         output = submit(service, session, "a", "x")
         reader = submit(service, session, "b", reference_of(output.id))
         await until(lambda: runner.running == 1)
@@ -437,10 +390,8 @@ async def test_cancelling_a_call_stops_it_and_fails_its_readers() -> None:
 
 
 async def test_closing_a_session_stops_everything_in_it() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
         outputs = [submit(service, session, f"v{i}", f"{i}") for i in range(5)]
         submit(service, session, "w", reference_of(session.variable("never").id))
         waiting = asyncio.create_task(service.readers.value(outputs[0]))
@@ -454,10 +405,8 @@ async def test_closing_a_session_stops_everything_in_it() -> None:
 
 
 async def test_closing_the_gateway_stops_everything() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
         output = submit(service, session, "v", "x")
         await until(lambda: runner.running == 1)
         assert not await service.drain(0.01)
@@ -480,8 +429,7 @@ async def test_a_cancelled_reader_leaves_no_listener() -> None:
 
 @pytest.mark.parametrize("end", ["cancelled", "refused", "done"])
 async def test_a_call_that_has_ended_is_not_held_until_its_time_is_up(end: str) -> None:
-    async with service_of(ScriptedRunner(), ttl_s=3600) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), ttl_s=3600) as (service, session):
         given_ = session.variable("x")
         output = submit(service, session, "a", reference_of(given_.id))
         (job,) = map(weakref.ref, service.executor.unfinished)
@@ -503,8 +451,7 @@ async def test_a_call_that_has_ended_is_not_held_until_its_time_is_up(end: str) 
 
 async def test_a_value_that_cannot_be_set_leaves_the_context_as_it_was() -> None:
     runner = ScriptedRunner()
-    async with service_of(runner, max_value_bytes=12) as service:
-        session = service.session("t", "s")
+    async with session_of(runner, max_value_bytes=12) as (service, session):
         context = ContextName("chat")
         await service.readers.value(submit(service, session, "a", "1", context=context))
         held = session.value_bytes
@@ -526,8 +473,7 @@ async def test_a_value_that_cannot_be_set_leaves_the_context_as_it_was() -> None
 async def test_outputs_are_transformed_and_grow_only_when_they_are_not() -> None:
     runner = ScriptedRunner()
     seen: dict[str, list[str]] = {"plain": [], "upper": []}
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    async with session_of(runner) as (service, session):
         for name in seen:
             variable = session.variable(name)
             variable.subscribe(lambda v: seen[v.name].append(v.text))
@@ -540,8 +486,7 @@ async def test_outputs_are_transformed_and_grow_only_when_they_are_not() -> None
 
 
 async def test_a_transform_that_does_not_fit_fails_the_call() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         output = submit(service, session, "a", "x", transform=parse_transform("json(/a)"))
         await service.readers.wait(output, 5)
         assert output.failure is not None
@@ -549,8 +494,7 @@ async def test_a_transform_that_does_not_fit_fails_the_call() -> None:
 
 
 async def test_what_a_transform_is_given_may_be_as_long_as_a_value() -> None:
-    async with service_of(ScriptedRunner(), max_value_bytes=6) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner(), max_value_bytes=6) as (service, session):
         fits = submit(service, session, "a", "XXXX", transform=parse_transform("lower"))
         assert await service.readers.value(fits) == "(xxxx)"
         longer = submit(service, session, "b", "XXXXX", transform=parse_transform("take(0)"))
@@ -560,8 +504,7 @@ async def test_what_a_transform_is_given_may_be_as_long_as_a_value() -> None:
 
 
 async def test_transforms_stand_between_variables_as_nodes() -> None:
-    async with service_of(ScriptedRunner()) as service:
-        session = service.session("t", "s")
+    async with session_of(ScriptedRunner()) as (service, session):
         source, middle = session.variable("a"), session.variable("b")
         service.submit_transform(session, source, parse_transform("upper"), middle)
         last = submit(service, session, "c", reference_of(middle.id))

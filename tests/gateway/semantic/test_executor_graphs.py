@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_runner import ScriptedRunner, check_quiet, service_of, spec
+from scripted_runner import ScriptedRunner, check_quiet, session_of, spec
 
 from parrot_gateway.exceptions import InvalidRequestError
 from parrot_gateway.semantic.execution.job import Job
@@ -61,8 +61,7 @@ async def run_graph(
         job.append(text[2:], 0.0)
 
     runner.act = act
-    async with service_of(runner, max_running_calls=32) as service:
-        session = service.session("t", "s")
+    async with session_of(runner, max_running_calls=32) as (service, session):
         outputs = {node: session.variable(f"v{node}") for node in graph}
         for count, node in enumerate(order):
             prompt = f"{node}: " + "".join(reference_of(outputs[i].id) for i in graph[node])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from parrot_scheduler.task import LATENCY, THROUGHPUT, Objective
-from scripted_runner import ScriptedRunner, service_of, submit
+from scripted_runner import ScriptedRunner, session_of, submit
 from serving import until
 
 from parrot_gateway.semantic.session import Session
@@ -17,10 +17,8 @@ def objectives(session: Session) -> dict[str, Objective]:
 
 
 async def test_who_waits_decides_what_a_call_is_for() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
         first = submit(service, session, "a", "x")
         last = submit(service, session, "b", reference_of(first.id))
         submit(service, session, "aside", "y")
@@ -34,10 +32,8 @@ async def test_who_waits_decides_what_a_call_is_for() -> None:
 
 
 async def test_a_producer_that_comes_late_inherits_the_wait() -> None:
-    runner = ScriptedRunner()
-    runner.act = runner.hang
-    async with service_of(runner) as service:
-        session = service.session("t", "s")
+    runner = ScriptedRunner.hanging()
+    async with session_of(runner) as (service, session):
         reader = submit(service, session, "r", reference_of(session.variable("x").id))
         waiting = asyncio.create_task(service.readers.value(reader))
         await until(lambda: objectives(session)["r"] == LATENCY)

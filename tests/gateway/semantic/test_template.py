@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from harness.work import calls_during
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -534,22 +534,6 @@ def test_references_far_down_are_refused() -> None:
     assert BodyTemplate.everywhere(b"[" * 60 + f'"{REF}"'.encode() + b"]" * 60).variables == {V}
     with pytest.raises(InvalidRequestError, match="nested"):
         BodyTemplate.everywhere(b"[" * 90 + f'"{REF}"'.encode() + b"]" * 90)
-
-
-def calls_during(action: Callable[[], object]) -> int:
-    """Function calls, C functions included: a measure of work that no clock disturbs."""
-    count = 0
-
-    def note(_frame: object, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def test_attempts_at_finding_documents_are_bounded() -> None:

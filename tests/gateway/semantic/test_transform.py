@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness.work import calls_during
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -421,22 +421,6 @@ def test_errors_show_no_more_than_the_beginning_of_a_step() -> None:
         run(f"regex('{'x' * 500}')", "y")
     assert len(caught.value.step) <= 80
     assert len(caught.value.message) < 200
-
-
-def calls_during(action: Callable[[], object]) -> int:
-    """Function calls, C functions included: a measure of work that no clock disturbs."""
-    count = 0
-
-    def note(_frame: object, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.mark.parametrize(

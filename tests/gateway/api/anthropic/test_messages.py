@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from harness.message_events import events_of, message_of
-from parrot_engine.protocol import Failed, Fill, Generate
+from parrot_engine.protocol import Failed, Generate
+from responding import prompt_of, sampling_of
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service
 
@@ -45,15 +46,6 @@ async def stream(service: Service, **body: Any) -> list[dict[str, Any]]:
     assert status == 200, answer
     assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
     return events_of(answer)
-
-
-def prompt_of(engine: ScriptedRemoteEngine) -> str:
-    fills = [item for item in engine.submitted if isinstance(item, Fill)]
-    return engine.tokenizer.decode(fills[-1].token_ids, skip_special_tokens=False)
-
-
-def sampling_of(engine: ScriptedRemoteEngine) -> Any:
-    return [item for item in engine.submitted if isinstance(item, Generate)][-1].sampling
 
 
 async def test_answer_shape(service: Service) -> None:

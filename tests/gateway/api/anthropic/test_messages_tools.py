@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from harness.message_events import events_of, message_of
 from responding import prompt_of
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
-from tool_calling import TEMPLATES, TEXTS, grammar_of, tool_engine
+from tool_calling import SCHEMA, TEMPLATES, TEXTS, grammar_of, says, tool_engine
 
 HI = [{"role": "user", "content": "Hi"}]
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
 ADD = {"name": "add", "description": "Adds two numbers.", "input_schema": SCHEMA}
 NOW = {"type": "custom", "name": "now", "input_schema": {"type": "object"}}
 TWO_CALLS = (
     'Let me see. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
-
-
-@pytest_asyncio.fixture
-async def telling(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Service, Any]]:
-    engine = tool_engine(*request.param)
-    async with serving(engine) as service:
-        yield service, engine
-
-
-def says(text: str, template: str | None = None) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("telling", [(text, template)], indirect=True)
 
 
 async def ask(service: Service, *, streamed: bool = False, **body: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from parrot_engine.protocol import Fill, Generate
+from parrot_engine.protocol import Fill
+from responding import prompt_of, sampling_of
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
 
@@ -24,15 +25,6 @@ async def post(service: Service, **body: Any) -> dict[str, Any]:
     assert status == 200, answer
     decoded: dict[str, Any] = json.loads(answer)
     return decoded
-
-
-def prompt_of(engine: ScriptedRemoteEngine) -> str:
-    fills = [item for item in engine.submitted if isinstance(item, Fill)]
-    return engine.tokenizer.decode(fills[-1].token_ids, skip_special_tokens=False)
-
-
-def sampling_of(engine: ScriptedRemoteEngine) -> Any:
-    return [item for item in engine.submitted if isinstance(item, Generate)][-1].sampling
 
 
 async def test_answer_shape(service: Service) -> None:

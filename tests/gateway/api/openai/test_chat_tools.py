@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from parrot_engine.protocol import Failed
 from responding import prompt_of
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
-from tool_calling import TEMPLATES, TEXTS, allows, grammar_of, tool_engine
+from tool_calling import SCHEMA, TEMPLATES, TEXTS, allows, grammar_of, says, tool_engine
 
 HI = [{"role": "user", "content": "Hi"}]
 ADD = {
     "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
+    "function": {"name": "add", "description": "Adds two numbers.", "parameters": SCHEMA},
 }
 NOW = {"type": "function", "function": {"name": "now"}}
-
-
-@pytest_asyncio.fixture
-async def telling(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Service, Any]]:
-    engine = tool_engine(*request.param)
-    async with serving(engine) as service:
-        yield service, engine
-
-
-def says(text: str, template: str | None = None) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("telling", [(text, template)], indirect=True)
 
 
 async def ask(service: Service, status: int = 200, **body: Any) -> dict[str, Any]:

@@ -320,41 +320,23 @@ async def test_logprobs_end_with_the_text(service: Service, engine: ScriptedRemo
 
 
 async def test_sampling_reaches_the_engine(service: Service, engine: ScriptedRemoteEngine) -> None:
+    as_given: dict[str, Any] = {
+        "max_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125,
+        "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5,
+        "ignore_eos": True, "min_tokens": 2, "logprobs": 1,
+    }  # fmt: skip
     await post(
         service,
         prompt="x",
-        temperature=0.5,
-        top_p=0.25,
-        top_k=7,
-        min_p=0.125,
-        presence_penalty=1,
-        frequency_penalty=-1,
-        repetition_penalty=1.5,
+        **as_given,
         logit_bias={"5": 100, "6": -100},
         seed=-1,
         stop_token_ids=[9],
-        ignore_eos=True,
-        min_tokens=2,
-        max_tokens=3,
-        logprobs=1,
         user="somebody",
         unheard_of={"deep": [1]},
     )
     assert generates(engine)[0].sampling == SamplingParams(
-        max_tokens=3,
-        temperature=0.5,
-        top_p=0.25,
-        top_k=7,
-        min_p=0.125,
-        presence_penalty=1.0,
-        frequency_penalty=-1.0,
-        repetition_penalty=1.5,
-        logit_bias={5: 100.0, 6: -100.0},
-        seed=2**63 - 1,
-        stop_token_ids=(9,),
-        ignore_eos=True,
-        min_tokens=2,
-        logprobs=1,
+        **as_given, logit_bias={5: 100.0, 6: -100.0}, seed=2**63 - 1, stop_token_ids=(9,)
     )
 
 

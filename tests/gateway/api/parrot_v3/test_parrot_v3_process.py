@@ -188,9 +188,7 @@ async def test_calls_without_a_key_are_taken_where_the_operator_says_so(
     await guest.remove()
 
 
-async def test_every_wait_ends(front: GatewayProcess, http: httpx.AsyncClient) -> None:
-    client = V3Client(front.root, http)
-    await client.register()
+async def test_every_wait_ends(front: GatewayProcess, client: V3Client) -> None:
     never = await client.variable("never")
     with pytest.raises(V3Error, match="never") as caught:
         await client.get(never)
@@ -213,6 +211,14 @@ def chat(text: str) -> dict[str, Any]:
     return {"id": "1", "object": "chat.completion", "choices": [choice]}
 
 
+@pytest_asyncio.fixture
+async def client(front: GatewayProcess, http: httpx.AsyncClient) -> V3Client:
+    """A client with a session."""
+    client = V3Client(front.root, http)
+    await client.register()
+    return client
+
+
 async def get_in_time(client: V3Client, variable: Var) -> str:
     """This gateway's waits are short."""
     for _ in range(100):
@@ -225,11 +231,9 @@ async def get_in_time(client: V3Client, variable: Var) -> str:
 
 
 async def test_models_of_upstreams_complete_texts(
-    front: GatewayProcess, upstream: ScriptedUpstream, http: httpx.AsyncClient
+    front: GatewayProcess, upstream: ScriptedUpstream, client: V3Client
 ) -> None:
     model = upstream.script(document(completion("one")), document(completion("two")))
-    client = V3Client(front.root, http)
-    await client.register()
     outputs = {"a": {}, "b": {"max_gen_length": 3, "stop_str": ["."], "repetition_penalty": 1.1}}
     call = await client.call("Say {{a}} and {{b}}", None, outputs, models=[f"scripted/{model}"])
     assert await get_in_time(client, call["b"]) == "two"
@@ -253,11 +257,9 @@ async def test_models_of_upstreams_complete_texts(
 
 
 async def test_text_models_of_upstreams_are_spoken_to_in_messages(
-    front: GatewayProcess, upstream: ScriptedUpstream, http: httpx.AsyncClient
+    front: GatewayProcess, upstream: ScriptedUpstream, client: V3Client
 ) -> None:
     model = upstream.script(document(chat("one")), document(chat("two")))
-    client = V3Client(front.root, http)
-    await client.register()
     call = await client.call(
         "Say {{a}} and {{b}}",
         None,
@@ -277,11 +279,9 @@ async def test_text_models_of_upstreams_are_spoken_to_in_messages(
 
 
 async def test_failures_of_upstreams_reach_get(
-    front: GatewayProcess, upstream: ScriptedUpstream, http: httpx.AsyncClient
+    front: GatewayProcess, upstream: ScriptedUpstream, client: V3Client
 ) -> None:
     model = upstream.script(error(400))
-    client = V3Client(front.root, http)
-    await client.register()
     models = [f"scripted/{model}"]
     call = await client.call("Say {{out}}", models=models)
     after = await client.call("And {{x}}:{{out}}", {"x": call["out"]}, models=models)

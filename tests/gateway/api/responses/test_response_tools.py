@@ -10,18 +10,13 @@ import pytest
 from responding import ask, events_of, get, prompt_of, refused, strict
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving
-from tool_calling import TEMPLATES, TEXTS, allows, grammar_of, tool_engine
+from tool_calling import SCHEMA, TEMPLATES, TEXTS, allows, grammar_of, tool_engine
 
 ADD: dict[str, Any] = {
     "type": "function",
     "name": "add",
     "description": "Adds two numbers.",
-    "parameters": {
-        "type": "object",
-        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
-        "required": ["a"],
-        "additionalProperties": False,
-    },
+    "parameters": SCHEMA,
     "strict": None,
 }
 NOW: dict[str, Any] = {"type": "function", "name": "now", "parameters": None, "strict": None}

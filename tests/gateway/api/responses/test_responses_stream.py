@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from parrot_engine.protocol import Failed
-from responding import events_of, get, strict
+from responding import MESSAGE_EVENTS, events_of, get, strict
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service
 
@@ -18,18 +18,7 @@ async def test_order_of_events(service: Service) -> None:
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert b"[DONE]" not in body
     events = events_of(body)
-    assert [event["type"] for event in events] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+    assert [event["type"] for event in events] == ["response.created", *MESSAGE_EVENTS]
     created, _, added, part, *deltas, done, part_done, item_done, completed = events
     assert created["response"]["status"] == "in_progress"
     assert created["response"]["output"] == []

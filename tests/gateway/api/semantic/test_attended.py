@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import (
@@ -69,40 +72,44 @@ async def test_only_whole_answers_tell_what_was_cached(engine: ScriptedRemoteEng
             assert ("x-parrot-cached-tokens" in response.headers) is not stream
 
 
-async def test_streams_are_kept_alive_while_they_wait(engine: ScriptedRemoteEngine) -> None:
+@asynccontextmanager
+async def waiting_stream(
+    engine: ScriptedRemoteEngine,
+) -> AsyncIterator[tuple[Http, str, httpx.Response, AsyncIterator[str]]]:
+    """A stream that has got a comment and waits for a variable: client, variable, stream, lines."""
     async with http_of(engine, keep_alive_s=0.02) as http:
         late = (await http.post("/v1/variables", json={"session": "s"})).json()
         body = body_of(COMPLETIONS, late["reference"], stream=True)
         async with http.stream("POST", COMPLETIONS, json=body) as response:
             lines = response.aiter_lines()
             assert await anext(lines) == ": keep-alive"
-            assert response.headers["x-parrot-call"]
-            await http.put(f"/v1/variables/{late['id']}", json={"value": "v"})
-            rest = [line async for line in lines]
-        texts = [json.loads(t[6:])["choices"][0]["text"] for t in rest if t.startswith("data: {")]
-        assert "".join(texts) == "<v>"
-        assert [line for line in rest if line][-1] == "data: [DONE]"
+            yield http, late["id"], response, lines
+
+
+async def test_streams_are_kept_alive_while_they_wait(engine: ScriptedRemoteEngine) -> None:
+    async with waiting_stream(engine) as (http, late, response, lines):
+        assert response.headers["x-parrot-call"]
+        await http.put(f"/v1/variables/{late}", json={"value": "v"})
+        rest = [line async for line in lines]
+    texts = [json.loads(t[6:])["choices"][0]["text"] for t in rest if t.startswith("data: {")]
+    assert "".join(texts) == "<v>"
+    assert [line for line in rest if line][-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("fault", ["producer", "prompt"])
 async def test_failures_after_a_comment_go_in_band(
     engine: ScriptedRemoteEngine, fault: str
 ) -> None:
-    async with http_of(engine, keep_alive_s=0.02) as http:
-        late = (await http.post("/v1/variables", json={"session": "s"})).json()
-        body = body_of(COMPLETIONS, late["reference"], stream=True)
-        async with http.stream("POST", COMPLETIONS, json=body) as response:
-            lines = response.aiter_lines()
-            assert await anext(lines) == ": keep-alive"
-            if fault == "producer":
-                await http.delete("/v1/sessions/s")
-            else:
-                await http.put(f"/v1/variables/{late['id']}", json={"value": "x" * 1000})
-            rest = [line for line in [line async for line in lines] if line.startswith("data")]
-        error = json.loads(rest[0][6:])["error"]
-        wanted = "call_cancelled" if fault == "producer" else "context_length_exceeded"
-        assert error["code"] == wanted
-        assert rest[1:] == ["data: [DONE]"]
+    async with waiting_stream(engine) as (http, late, _, lines):
+        if fault == "producer":
+            await http.delete("/v1/sessions/s")
+        else:
+            await http.put(f"/v1/variables/{late}", json={"value": "x" * 1000})
+        rest = [line for line in [line async for line in lines] if line.startswith("data")]
+    error = json.loads(rest[0][6:])["error"]
+    wanted = "call_cancelled" if fault == "producer" else "context_length_exceeded"
+    assert error["code"] == wanted
+    assert rest[1:] == ["data: [DONE]"]
 
 
 async def test_values_may_come_with_the_request(http: Http) -> None:

@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from harness.session_sources import Source, all_of
 
 from parrot_gateway.api.semantic.identity import Identity, SessionIdentity
 from parrot_gateway.generation.requests.call import CallRequest
 from parrot_gateway.settings.model import SESSION_SOURCES, SessionSettings
 
 #: Strongest first; each names a session by itself.
-SOURCES: list[tuple[dict[str, str], dict[str, Any], str]] = [
+SOURCES: list[Source] = [
     ({}, {"previous_response_id": "resp_1"}, "previous_response_id:resp_1"),
     ({}, {"conversation": "c-1"}, "conversation:c-1"),
     ({"x-session-id": "abc"}, {}, "x-session-id:abc"),
@@ -57,11 +58,7 @@ def test_the_order_is_kept() -> None:
     """Taking the strongest source away, one by one, leaves the next."""
     left = list(SOURCES)
     while left:
-        headers: dict[str, str] = {}
-        body: dict[str, Any] = {}
-        for one_headers, one_body, _ in left:
-            headers |= one_headers
-            body |= one_body
+        headers, body = all_of(left)
         found = find(headers, body)
         assert found is not None
         assert found.name == left[0][2]

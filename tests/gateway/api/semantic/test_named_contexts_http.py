@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from parrot_engine.protocol import Failed, Fill
+from responding import get
 from scripted_remote import ScriptedRemoteEngine
 from semantic_tools import CHAT, COMPLETIONS, http_of, prompt_of
-from serving import Service, read_answer, until
+from serving import Service, until
 
 
 def prompts_of(engine: ScriptedRemoteEngine) -> Iterator[str]:
@@ -29,13 +30,7 @@ async def call(service: Service, text: str, **parrot: Any) -> tuple[int, Any]:
 
 
 async def ask(service: Service, path: str, method: str = "GET") -> tuple[int, Any]:
-    reader, writer = await service.connect()
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
-    try:
-        async with asyncio.timeout(20):
-            status, _, body = await read_answer(reader)
-    finally:
-        writer.close()
+    status, body = await get(service, path, method)
     return status, json.loads(body)
 
 
