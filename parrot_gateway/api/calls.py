@@ -11,7 +11,8 @@ from contextlib import suppress
 from functools import partial
 
 from parrot_gateway.api.anthropic.chat_request import count_tokens_request, messages_request
-from parrot_gateway.api.anthropic.shape import AnthropicShape
+from parrot_gateway.api.anthropic.shape import AnthropicShape, openai_headers
+from parrot_gateway.api.anthropic.token_count import count_on_upstream
 from parrot_gateway.api.call_shape import CallShape
 from parrot_gateway.api.event_stream import answer_call
 from parrot_gateway.api.ignored_fields import name_ignored
@@ -291,20 +292,33 @@ class CallRoutes:
         return call.chat, AnthropicShape(call.display)
 
     async def count_tokens(self, exchange: Exchange) -> None:
-        """`POST /v1/messages/count_tokens`: models of our own engines, and of upstreams that speak
-        Anthropic's API."""
+        """`POST /v1/messages/count_tokens`, on any model; upstreams are asked."""
         request = CallRequest("chat", await exchange.body(self._server.max_body_bytes))
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.semantic_head)
-        if self._is_passed(self._models.resolve(request.model)):
+        target = self._models.resolve(request.model)
+        if self._is_passed(target):
             await self._message(exchange, request, _ORDINARY, request.model, frozenset())
             return
-        engine = self._own_engine(request.model)
-        chat = await in_thread_if_large(lambda: count_tokens_request(request), request.size)
+        for_upstream = not isinstance(target, EngineTarget)
+        read = partial(count_tokens_request, request, for_upstream=for_upstream)
+        chat = await in_thread_if_large(read, request.size)
         name_ignored(exchange, chat.ignored)
-        call = prepare(chat.chat, engine)
-        assert isinstance(call, ChatCall)
-        await exchange.respond_json({"input_tokens": await call.count_tokens()})
+        if isinstance(target, EngineTarget):
+            call = prepare(chat.chat, self._models.engine_of(target.model))
+            assert isinstance(call, ChatCall)
+            count = await call.count_tokens()
+        else:
+            exchange.cancel_on_disconnect()
+            count = await count_on_upstream(
+                self._models.upstreams[target.upstream],
+                target.model,
+                request,
+                chat.chat,
+                openai_headers(exchange.scope["headers"]),
+                self._server.call_timeout_s,
+            )
+        await exchange.respond_json({"input_tokens": count})
 
     async def _call(self, kind: CallKind, exchange: Exchange) -> None:
         request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))

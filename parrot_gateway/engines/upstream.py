@@ -49,6 +49,8 @@ DISCOVERY_BACKOFF_S = (0.25, 15.0)
 #: aiohttp warns that it may block on byte bodies above 1 MiB and takes file objects instead.
 _LARGE_BODY = 1024 * 1024
 _MAX_CACHED_URLS = 512
+#: The one path outside of `/v1`: servers of open models tokenize there.
+TOKENIZE = "/tokenize"
 
 
 class _PlainRequest(aiohttp.ClientRequest):
@@ -194,7 +196,7 @@ class Upstream:
 
         Args:
             method: `POST`, …
-            path: as the client sent it (`/v1/…`, percent-encoded).
+            path: as the client sent it (`/v1/…`, percent-encoded), or `TOKENIZE`.
             query: raw query string.
             headers: the client's, names in lower case.
             body: sent as it is.
@@ -336,6 +338,8 @@ class Upstream:
 
     def _make_url(self, path: bytes, query: bytes) -> URL:
         suffix = f"?{query.decode('latin-1')}" if query else ""
+        if path == TOKENIZE.encode():
+            return URL(self.settings.url.removesuffix("/v1") + TOKENIZE, encoded=True)
         return URL(f"{self.settings.url}{_below_v1(path)}{suffix}", encoded=True)
 
     async def _keep_discovering(self) -> None:

@@ -292,13 +292,44 @@ def test_deferred_messages(relay: GatewayProcess, upstream: ScriptedUpstream) ->
     assert call.json["messages"] == [{"role": "user", "content": "Go: first"}]
 
 
-def test_nobody_counts_tokens_of_other_models(
+def count(relay: GatewayProcess, model: str, **fields: Any) -> Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "x"}], **fields}
+    with RawConnection(relay.port) as connection:
+        return connection.ask("POST", f"{PATH}/count_tokens", body)
+
+
+def test_an_upstream_counts_the_tokens_of_its_models(
     relay: GatewayProcess, upstream: ScriptedUpstream
 ) -> None:
-    with RawConnection(relay.port) as connection:
-        body = {"model": upstream.script(), "messages": [{"role": "user", "content": "x"}]}
-        response = connection.ask("POST", f"{PATH}/count_tokens", body)
-    assert "tokenizer" in check_refusal(response, 400, "invalid_request_error")
+    model = upstream.script(document({"count": 7, "max_model_len": 10, "tokens": [1] * 7}))
+    response = count(relay, model, system="s", tools=[TOOL])
+    assert (response.status, response.json) == (200, {"input_tokens": 7})
+    (call,) = upstream.calls(model)
+    assert call.target == "/tokenize"
+    assert [message["role"] for message in call.json["messages"]] == ["system", "user"]
+    assert call.json["tools"][0]["function"]["name"] == "add"
+    assert call.json["add_generation_prompt"] is True
+    begun = {"role": "assistant", "content": "I"}
+    assert count(relay, model, messages=[{"role": "user", "content": "x"}, begun]).status == 200
+    assert upstream.calls(model)[1].json["continue_final_message"] is True
+
+
+def test_or_those_of_messages(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
+    model = upstream.script(error(404), document({"input_tokens": 9}))
+    response = count(relay, model, system="s")
+    assert (response.status, response.json) == (200, {"input_tokens": 9})
+    assert [call.target for call in upstream.calls(model)] == ["/tokenize", f"{PATH}/count_tokens"]
+    assert upstream.calls(model)[1].json["system"] == "s"
+
+
+@pytest.mark.parametrize("answer", [error(404), error(400), document({}), document(b"no JSON")])
+def test_nobody_counts_tokens_of_other_models(
+    relay: GatewayProcess, upstream: ScriptedUpstream, answer: Any
+) -> None:
+    message = check_refusal(count(relay, upstream.script(answer)), 400, "invalid_request_error")
+    assert "tokenizer" in message
+    assert "/tokenize answered" in message
+    assert "vLLM" in message
 
 
 # -- upstreams that speak it ------------------------------------------------------------------
@@ -397,3 +428,12 @@ def test_reasoning_becomes_thinking(
         "content": "So.",
         "reasoning_content": "Why?",
     }
+
+
+def test_names_of_tools_are_checked_for_upstreams_too(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document("x")))
+    assert ask(relay, model, tools=[{**TOOL, "name": "n" * 128}]).status == 200
+    response = ask(relay, model, tools=[{**TOOL, "name": "n" * 129}])
+    assert "tools[0].name" in check_refusal(response, 400, "invalid_request_error")

@@ -30,7 +30,7 @@ from parrot_gateway.generation.opaque_text import unpack_reasoning
 from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.call import BodyDecoder, CallRequest, read_object
 from parrot_gateway.generation.requests.types import REASONING_SWITCHES, ChatBody
-from parrot_gateway.generation.requests.validation import check_choice, refuse
+from parrot_gateway.generation.requests.validation import check_choice, refuse, tool_name
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How a client of Anthropic's marks a block that is no part of the prompt, and differs each time.
@@ -91,14 +91,17 @@ def messages_request(received: CallRequest, served: ServedModel | None) -> Messa
     return MessagesCall(_call(chat, only_own, received), display, ignored)
 
 
-def count_tokens_request(received: CallRequest) -> MessagesCall:
+def count_tokens_request(received: CallRequest, *, for_upstream: bool) -> MessagesCall:
     """The same chat for `POST /v1/messages/count_tokens`.
+
+    Args:
+        for_upstream: the model belongs to an upstream.
 
     Raises:
         InvalidRequestError: naming the field at fault.
     """
     request, unknown = _COUNT.decode(received.body)
-    chat, only_own, display = _chat(request, for_upstream=False)
+    chat, only_own, display = _chat(request, for_upstream=for_upstream)
     return MessagesCall(_call(chat, only_own, received), display, unknown)
 
 
@@ -321,7 +324,8 @@ def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
         )
     if "input_schema" not in tool:
         raise missing_parameter(f"{path}.input_schema")
-    function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
+    name = tool_name(tool.get("name"), f"{path}.name")
+    function = {"name": name, "parameters": tool["input_schema"]}
     for name in ("description", "strict"):
         if tool.get(name) is not None:
             function[name] = tool[name]

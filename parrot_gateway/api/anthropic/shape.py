@@ -108,7 +108,7 @@ class AnthropicShape:
                 answered = await run_on_upstream(
                     upstream,
                     request.kind,
-                    _openai_headers(exchange.scope["headers"]),
+                    openai_headers(exchange.scope["headers"]),
                     call.body,
                     everyone,
                     may_fall_back=other is not None,
@@ -203,7 +203,7 @@ class _UpstreamMessage(GenerationObserver):
         await exchange.respond(status, msgspec.json.encode(body), error.headers())
 
 
-def _openai_headers(headers: Headers) -> Headers:
+def openai_headers(headers: Headers) -> Headers:
     """The client's headers as an OpenAI-compatible server reads them."""
     given = dict(headers)
     passed = [each for each in headers if not each[0].startswith(_OWN_HEADERS)]

@@ -16,7 +16,8 @@ from parrot_gateway.generation.placement import ServedModel
 from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.generation.requests.chat import render_chat
 from parrot_gateway.generation.requests.prepared import tokenize
-from parrot_gateway.generation.requests.types import DetokenizeBody, TokenizeBody
+from parrot_gateway.generation.requests.tools import requested_tools
+from parrot_gateway.generation.requests.types import ChatBody, DetokenizeBody, TokenizeBody
 from parrot_gateway.generation.requests.validation import check_token_ids
 from parrot_gateway.http.exchange import Exchange
 
@@ -48,7 +49,9 @@ async def handle_tokenize(exchange: Exchange, served: ServedModel, body: bytes) 
     if request.prompt is not None:
         text, special = request.prompt, request.add_special_tokens is not False
     elif request.messages is not None:
-        text = await render_chat(served.tokenizer, request, len(body))
+        use = requested_tools(ChatBody(tools=request.tools))
+        tools = () if use is None else use.tools
+        text = await render_chat(served.tokenizer, request, len(body), tools)
         special = bool(request.add_special_tokens)
     else:
         raise missing_parameter("prompt")

@@ -30,8 +30,8 @@ from parrot_gateway.generation.schemas import closed_objects
 #: Bytes of a grammar, as in the engine.
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_CHOICES = 4096
-#: Of a schema, and of a function.
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: Of a schema.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FORMATS = ("text", "json_object", "json_schema")
 #: vLLM's fields on how a constraint is followed, of which only the usual way is offered.
 _DETAILS = ("disable_fallback", "disable_any_whitespace", "whitespace_pattern",
@@ -178,7 +178,7 @@ def _named_schema(described: Mapping[str, Any], param: str) -> Grammar:
     name = described.get("name")
     if name is None:
         raise missing_parameter(f"{param}.name")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_value(f"{param}.name", "expected up to 64 letters, digits, '_' or '-'.")
     strict = described.get("strict")
     if strict is not None and not isinstance(strict, bool):

@@ -21,9 +21,9 @@ from parrot_gateway.generation.requests.tools import (
     ToolFields,
     function_tool,
     optional_text,
-    tool_name,
     tool_use,
 )
+from parrot_gateway.generation.requests.validation import tool_name
 from parrot_gateway.generation.tools.definitions import Tool, ToolUse
 
 #: Tools that the server is to run, by the beginning of their type.

@@ -15,9 +15,9 @@ from parrot_gateway.exceptions import (
     unsupported_value,
     wrong_type,
 )
-from parrot_gateway.generation.requests.grammars import NAME, schema_grammar
+from parrot_gateway.generation.requests.grammars import schema_grammar
 from parrot_gateway.generation.requests.types import ChatBody
-from parrot_gateway.generation.requests.validation import refuse
+from parrot_gateway.generation.requests.validation import refuse, tool_name
 from parrot_gateway.generation.tools.definitions import Tool, ToolMode, ToolUse
 
 MAX_TOOLS = 128
@@ -183,21 +183,6 @@ def optional_text(value: Any, path: str) -> str | None:
 
 
 _CHAT = ToolFields(_chat_tool, "function")
-
-
-def tool_name(value: Any, path: str) -> str:
-    """The name of a tool.
-
-    Raises:
-        InvalidRequestError: it is missing, or not made of what names are made of.
-    """
-    if value is None:
-        raise missing_parameter(path)
-    if not isinstance(value, str):
-        raise wrong_type(path, "a string")
-    if not NAME.fullmatch(value):
-        raise invalid_value(path, "expected up to 64 letters, digits, '_' or '-'.")
-    return value
 
 
 def _choice(choice: Any, fields: ToolFields) -> tuple[ToolMode, list[str] | None]:

@@ -179,6 +179,7 @@ class TokenizeBody(msgspec.Struct):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: Any = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -20,6 +20,8 @@ from parrot_gateway.exceptions import (
     wrong_type,
 )
 
+#: As at Anthropic's; OpenAI takes half of it for functions of chats.
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TYPE_ERROR = re.compile(r"Expected `(?P<wanted>.+)`, got `(?P<got>.+)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.+?)`", re.DOTALL)
 _LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=) (\S+)")
@@ -162,6 +164,21 @@ def check_choice(name: str, value: str | None, allowed: Iterable[str]) -> None:
             param=name,
             code="invalid_value",
         )
+
+
+def tool_name(value: Any, path: str) -> str:
+    """The name of a tool.
+
+    Raises:
+        InvalidRequestError: it is missing, or not made of what names are made of.
+    """
+    if value is None:
+        raise missing_parameter(path)
+    if not isinstance(value, str):
+        raise wrong_type(path, "a string")
+    if not _TOOL_NAME.fullmatch(value):
+        raise invalid_value(path, "expected up to 128 letters, digits, '_' or '-'.")
+    return value
 
 
 def refuse(body: Any, names: Iterable[str], why: str) -> None:

@@ -156,3 +156,18 @@ async def test_an_output_format(telling: tuple[Service, ScriptedRemoteEngine]) -
         grammar = grammar_of(engine)
         assert grammar is not None
         assert grammar.kind == "json_schema"
+
+
+@says("Hi")
+async def test_names_of_tools(telling: tuple[Service, ScriptedRemoteEngine]) -> None:
+    service, _ = telling
+    longest = {"name": "a-B_9" * 25 + "xyz", "input_schema": {"type": "object"}}
+    await ask(service, tools=[longest])
+    for name in ("", "a b", "é", "x" * 129, None, 5):
+        status, _, answer = await service.post(
+            "/v1/messages",
+            {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5,
+             "tools": [longest, {**longest, "name": name}]},
+        )  # fmt: skip
+        assert status == 400
+        assert "tools[1].name" in json.loads(answer)["error"]["message"]

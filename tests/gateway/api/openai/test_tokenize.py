@@ -87,3 +87,13 @@ async def test_bad_bodies(service: Service, path: str, body: Any, param: str | N
     assert status == 400
     assert answer["error"]["param"] == param
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_tools_of_a_chat_count(service: Service) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    _, answer = await post(service, "/tokenize", chat)
+    _, completion = await post(service, "/v1/chat/completions", chat)
+    assert answer["count"] == completion["usage"]["prompt_tokens"]
+    status, refusal = await post(service, "/tokenize", {**chat, "tools": [{}]})
+    assert (status, refusal["error"]["param"]) == (400, "tools[0].type")
