@@ -6,7 +6,7 @@ Notifies listeners of changes. Lives in the event loop's thread; no I/O.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from parrot_engine.link.wire import Register
@@ -45,10 +45,11 @@ class EngineRegistry:
     """
 
     def __init__(self, *, max_engines: int) -> None:
-        #: Names of the models that engines serve now, in the order of joining.
-        self.served_names: tuple[str, ...] = ()
+        #: By id, in the order of joining.
+        self.joined: dict[str, RemoteEngine] = {}
+        #: Those that take new work, by model.
+        self.serving: Mapping[str, Sequence[RemoteEngine]] = {}
         self._max_engines = max_engines
-        self._engines: dict[str, RemoteEngine] = {}
         self._listeners: list[Listener] = []
         self._observers: list[EngineObserver] = []
 
@@ -59,9 +60,9 @@ class EngineRegistry:
             RegistrationRefused: the registry is full, or the engine's model is served with
                 another tokenizer under the same name.
         """
-        if len(self._engines) >= self._max_engines:
+        if len(self.joined) >= self._max_engines:
             raise RegistrationRefused(
-                f"{len(self._engines)} engines have joined, which is this gateway's limit "
+                f"{len(self.joined)} engines have joined, which is this gateway's limit "
                 "(setting engines.max_engines)",
                 retry=True,
             )
@@ -94,42 +95,30 @@ class EngineRegistry:
             tokenizer=tokenizer,
             observers=self._observers,
         )
-        self._engines[engine.id] = engine
+        self.joined[engine.id] = engine
         self._notify("joined", engine)
         return engine
 
     def remove(self, engine_id: str, reason: str) -> None:
         """An engine left or was lost: its open channels fail. Unknown ids do nothing."""
-        engine = self._engines.pop(engine_id, None)
+        engine = self.joined.pop(engine_id, None)
         if engine is not None:
             engine.lose(reason)
             self._notify("left", engine)
 
     def drain(self, engine_id: str) -> None:
         """An engine is leaving: it finishes what it has and gets nothing new."""
-        engine = self._engines.get(engine_id)
+        engine = self.joined.get(engine_id)
         if engine is not None and not engine.draining:
             engine.draining = True
             self._notify("draining", engine)
 
-    def get(self, engine_id: str) -> RemoteEngine | None:
-        return self._engines.get(engine_id)
-
-    def engines(self) -> list[RemoteEngine]:
-        return list(self._engines.values())
-
-    def engines_for(self, model: str) -> list[RemoteEngine]:
-        """Engines that take new work for a model."""
-        return [engine for engine in self._of_model(model) if not engine.draining]
-
     def models(self) -> list[ServedModel]:
         """What is served now, in the order of joining."""
-        served: dict[str, ServedModel] = {}
-        for engine in self._engines.values():
-            name = engine.info.model
-            if not engine.draining and name not in served:
-                served[name] = ServedModel(name, int(engine.joined_at), engine.info)
-        return list(served.values())
+        return [
+            ServedModel(name, int(engines[0].joined_at), engines[0].info)
+            for name, engines in self.serving.items()
+        ]
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` at each change; the result ends that."""
@@ -146,9 +135,13 @@ class EngineRegistry:
         self._observers.append(observer)
 
     def _of_model(self, model: str) -> list[RemoteEngine]:
-        return [engine for engine in self._engines.values() if engine.info.model == model]
+        return [engine for engine in self.joined.values() if engine.info.model == model]
 
     def _notify(self, change: Change, engine: RemoteEngine) -> None:
-        self.served_names = tuple(model.id for model in self.models())
+        serving: dict[str, list[RemoteEngine]] = {}
+        for each in self.joined.values():
+            if not each.draining:
+                serving.setdefault(each.info.model, []).append(each)
+        self.serving = serving
         for listener in list(self._listeners):
             listener(change, engine)

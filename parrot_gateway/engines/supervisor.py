@@ -227,7 +227,7 @@ class EngineSupervisor:
     def _has_other_link(self, process: EngineProcess, engine: RemoteEngine) -> bool:
         return any(
             other.name == process.name and other is not engine and not other.draining
-            for other in self._registry.engines()
+            for other in self._registry.joined.values()
         )
 
     async def _keep(self, process: EngineProcess, join_url: str, join_key: str) -> None:

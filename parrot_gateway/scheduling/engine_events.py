@@ -9,8 +9,7 @@ from parrot_scheduler.task import DEFAULT_STEP_MODEL, EngineDescription, StepMod
 
 from parrot_gateway.engines.registry import Change, EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.scheduling.placer import capacity_tokens
-from parrot_gateway.scheduling.runner import SchedulerRunner
+from parrot_gateway.scheduling.placer import SchedulerRunner, capacity_tokens
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
 
 #: What an engine on a CPU is taken for until it has been measured: the demo model's figures, from

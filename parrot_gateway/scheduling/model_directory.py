@@ -32,8 +32,8 @@ from parrot_gateway.exceptions import (
 from parrot_gateway.generation.placement import CallMetadata, Placer
 from parrot_gateway.generation.reasoning import writes_reasoning
 from parrot_gateway.generation.tools.definitions import template_source
-from parrot_gateway.scheduling.placer import ModelPlacer, TaskUpdater
-from parrot_gateway.scheduling.runner import SchedulerRunner
+from parrot_gateway.scheduling.placer import ModelPlacer, SchedulerRunner
+from parrot_gateway.scheduling.task_updates import TaskUpdater
 
 #: What Parrot's API calls models of own engines, and those behind an API of texts.
 ModelType: TypeAlias = Literal["token_id", "text"]
@@ -206,16 +206,16 @@ class ModelDirectory(Catalog):
             self._parses_reasoning[model] = model not in self._keeps_reasoning and writes_reasoning(
                 template_source(engine.text)
             )
-        elif change == "left" and model not in self._registry.served_names:
+        elif change == "left" and model not in self._registry.serving:
             self._parses_reasoning.pop(model, None)
 
     def engine_models(self) -> list[str]:
         """Models of engines that joined, and of own engines that are still loading."""
-        return list(dict.fromkeys((*self._registry.served_names, *self._configured)))
+        return list(dict.fromkeys((*self._registry.serving, *self._configured)))
 
     def engines_for(self, model: str) -> list[RemoteEngine]:
         """The engines of a model that have joined."""
-        return list(self._registry.engines_for(model))
+        return list(self._registry.serving.get(model, ()))
 
     def least_busy_engine(self, model: str) -> RemoteEngine | None:
         """The engine where the next call for a model, as callers name it, will probably run; None
@@ -226,7 +226,7 @@ class ModelDirectory(Catalog):
             return None
         if not isinstance(target, EngineTarget):
             return None
-        engines = self._registry.engines_for(target.model)
+        engines = self._registry.serving.get(target.model, ())
         return min(engines, key=lambda each: (each.queued_tokens, each.running), default=None)
 
     def engine_of(self, model: str) -> RemoteEngine:
@@ -236,7 +236,7 @@ class ModelDirectory(Catalog):
             ModelLoadingError: no engine of it is ready yet.
             OverloadedError: its engines could not be started.
         """
-        engines = self._registry.engines_for(model)
+        engines = self._registry.serving.get(model)
         if not engines:
             if self._supervisor.failure(model) is not None:
                 # NOTE: why is the operator's: an engine's last words may be a stack trace.
@@ -262,7 +262,7 @@ class ModelDirectory(Catalog):
         return ModelPlacer(
             self._scheduler,
             self._updater,
-            self._registry,
+            self._registry.joined,
             self.engine_of(model),
             metadata,
             parses_reasoning=self._parses_reasoning.get(model, model not in self._keeps_reasoning),

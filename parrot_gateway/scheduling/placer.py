@@ -1,28 +1,60 @@
-"""Placement of calls on engines: submits tasks, waits for placements, reports progress."""
+"""Placement of calls on engines: runs a `Scheduler` in the event loop, and submits calls to it.
+
+The scheduler itself has no clock and no I/O; the runner gives it both, carries its actions out and
+keeps its timers. Events that a caller waits for are handled at once; progress, statistics and block
+events are collected until the end of the turn of the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from parrot_engine.kv_cache.block_hash import prompt_hashes
 from parrot_engine.protocol import EngineInfo, Retention
-from parrot_scheduler.actions import Place
-from parrot_scheduler.events import ApplicationFinished, TaskUpdated
-from parrot_scheduler.task import OBJECTIVE_KINDS, Task
+from parrot_scheduler.actions import (
+    Action,
+    Cancel,
+    Forget,
+    Hold,
+    Place,
+    Reject,
+    RejectCode,
+    Release,
+    WakeAt,
+)
+from parrot_scheduler.events import (
+    ApplicationFinished,
+    EngineLeft,
+    Event,
+    TaskCancelled,
+    TaskFinished,
+    TaskProgress,
+    TaskSubmitted,
+    Tick,
+)
+from parrot_scheduler.scheduler import Scheduler
+from parrot_scheduler.task import OBJECTIVE_KINDS, ApplicationId, EngineId, Task
 
-from parrot_gateway.engines.registry import EngineRegistry
 from parrot_gateway.engines.remote import RemoteEngine
-from parrot_gateway.exceptions import EngineLostError
+from parrot_gateway.exceptions import (
+    ContextLengthError,
+    EngineLostError,
+    GatewayError,
+    OverloadedError,
+)
 from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.request import GenerationRequest
-from parrot_gateway.scheduling.runner import PlacementRequest, SchedulerRunner
+from parrot_gateway.scheduling.task_updates import TaskUpdater
 
 logger = logging.getLogger(__name__)
 
+#: A timer is never set closer than this.
+_SHORTEST_WAIT_S = 0.001
 #: Tokens whose hashes are made in place, in about a millisecond.
 _INLINE_TOKENS = 8192
 #: What an engine without pages is taken to hold, in contexts of full length.
@@ -31,8 +63,53 @@ _UNPAGED_CONTEXTS = 16
 _TEMPLATE_BLOCKS = 4
 
 
-class EnginePlacement:
-    """See `parrot_gateway.generation.placement.Placement`.
+class Recorder(Protocol):
+    """Keeps what went in and what came out of each step."""
+
+    def record(self, now: float, events: list[Event], actions: list[Action]) -> None:
+        """One step."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+class ModelPlacer:
+    """The engines of one model for one call; see `parrot_gateway.generation.placement.Placer`.
+
+    Args:
+        runner: the scheduler.
+        updater: passes on what becomes known of calls later.
+        engines: all that have joined, by id.
+        sample: any engine of the model, for what all of them have in common.
+        metadata: of the call.
+        parses_reasoning: see `ServedModel`.
+    """
+
+    def __init__(
+        self,
+        runner: SchedulerRunner,
+        updater: TaskUpdater,
+        engines: Mapping[EngineId, RemoteEngine],
+        sample: RemoteEngine,
+        metadata: CallMetadata,
+        *,
+        parses_reasoning: bool = True,
+    ) -> None:
+        self.runner = runner
+        self.updater = updater
+        self.engines = engines
+        self.info = sample.info
+        self.tokenizer = sample.tokenizer
+        self.metadata = metadata
+        self.parses_reasoning = parses_reasoning
+
+    def place(self, request: GenerationRequest) -> PlacementRequest:
+        return PlacementRequest(self, request)
+
+
+class PlacementRequest:
+    """One call in the scheduler's hands, until it is closed; see
+    `parrot_gateway.generation.placement.Placement`.
 
     Args:
         placer: of the model.
@@ -46,29 +123,44 @@ class EnginePlacement:
         self.engine_name = ""
         self.queued_s = 0.0
         self.reason = ""
+        self._runner = placer.runner
         self._placer = placer
         self._request = request
+        self._metadata = placer.metadata
         self._requested_at = time.perf_counter()
-        self._submitted: PlacementRequest | None = None
+        #: Once it has been submitted.
+        self._task: Task | None = None
+        #: Of the task: "waiting", "placed" or "ended".
+        self._state = "waiting"
+        #: Where it runs, once it has been placed.
+        self._place: Place | None = None
+        self._future: asyncio.Future[Place] | None = None
+        #: Tokens filled, of these found in a cache, and generated.
+        self._progress = (0, 0, 0)
         self._succeeded = False
 
     async def engine(self) -> RemoteEngine:
-        if self._submitted is None:
-            self._submitted = await self._placer._submit(self._request)
-        placement = self._submitted
-        place = await placement.placed()
+        task = self._task or await self._submit()
+        if self._place is None:
+            if self._future is None:
+                self._future = asyncio.get_running_loop().create_future()
+            # A cancelled wait ends nothing: `close` does.
+            self._place = await asyncio.shield(self._future)
+        place = self._place
         # A caller's own priority comes first, as far as he has one.
-        self.priority = place.priority - len(OBJECTIVE_KINDS) * self._placer.metadata.priority
+        self.priority = place.priority - len(OBJECTIVE_KINDS) * self._metadata.priority
         self.retention = place.retention
-        self.application = placement.task.application
-        engine = self._placer._engine(place)
+        self.application = task.application
+        engine = self._placer.engines.get(place.engine_id)
+        if engine is None:
+            raise EngineLostError("The engine that was to run this call has just left.")
         self.engine_name = engine.name
         self.queued_s = time.perf_counter() - self._requested_at
-        self.reason = in_words(placement.task, place)
+        self.reason = in_words(task, place)
         logger.debug(
             "task %d of %s runs on %s after %.3f s: %s (cost %.4g of %s; %s)",
-            placement.task.id,
-            placement.task.application,
+            task.id,
+            task.application,
             engine.name,
             self.queued_s,
             self.reason,
@@ -78,83 +170,260 @@ class EnginePlacement:
         )
         return engine
 
+    async def _submit(self) -> Task:
+        placer, request = self._placer, self._request
+        prefix = await prefix_of(request, placer.info)
+        if self._metadata.call:
+            # It may have been some time since the call began.
+            self._metadata = placer.updater.now(self._metadata)
+        metadata, preferred = self._metadata, None
+        if metadata.prefers is not None:
+            preferred = _engine_named(metadata.prefers, placer.info.model, placer.engines)
+
+        def make(task_id: int) -> Task:
+            return task_of(
+                task_id, request, metadata, info=placer.info, prefix=prefix, prefers=preferred
+            )
+
+        task = self._runner.submit(self, make)
+        if metadata.call:
+            placer.updater.submitted(metadata, task.id)
+        return task
+
     def progress(self, *, filled: int, cached: int, generated: int) -> None:
-        if self._submitted is not None:
-            self._submitted.progress(filled=filled, cached=cached, generated=generated)
+        if self._state == "placed":
+            self._progress = (filled, cached, generated)
+            self._runner._note_progress(self)
 
     def succeed(self) -> None:
         self._succeeded = True
 
     def close(self) -> None:
-        if self._submitted is None:
+        task = self._task
+        if task is None:
             return
-        self._placer.updater.ended(self._placer.metadata, self._submitted)
-        self._submitted.finish(succeeded=self._succeeded)
-        self._submitted.cancel()
-        if not self._placer.metadata.application:
-            self._placer.runner.notify(ApplicationFinished(self._submitted.task.application))
+        if self._metadata.call:
+            self._placer.updater.ended(self._metadata.call, task.id)
+        events: list[Event] = []
+        if self._state == "placed":
+            _, cached, generated = self._progress
+            events.append(TaskFinished(task.id, cached, generated, self._succeeded))
+        elif self._state == "waiting":
+            events.append(TaskCancelled(task.id))
+        if not self._metadata.application:
+            events.append(ApplicationFinished(task.application))
+        self._runner._ended(self, events)
 
 
-class ModelPlacer:
-    """The engines of one model for one call; see `parrot_gateway.generation.placement.Placer`.
+class SchedulerRunner:
+    """The scheduler of a gateway. Used in the event loop's thread only.
 
     Args:
-        runner: the scheduler.
-        updater: passes on what becomes known of calls later.
-        registry: where its engines are.
-        sample: any engine of the model, for what all of them have in common.
-        metadata: of the call.
-        parses_reasoning: see `ServedModel`.
+        scheduler: decides.
+        drop_kept: drops what an engine keeps for an application that has no use for it any more.
+        clock: seconds, never going backwards.
+        recorder: gets every step.
     """
 
     def __init__(
         self,
-        runner: SchedulerRunner,
-        updater: TaskUpdater,
-        registry: EngineRegistry,
-        sample: RemoteEngine,
-        metadata: CallMetadata,
+        scheduler: Scheduler,
+        drop_kept: Callable[[EngineId, ApplicationId], None],
         *,
-        parses_reasoning: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
-        self.runner = runner
-        self.updater = updater
-        self.info = sample.info
-        self.tokenizer = sample.tokenizer
-        self.metadata = metadata
-        self.parses_reasoning = parses_reasoning
-        self._registry = registry
+        self.scheduler = scheduler
+        self._drop_kept = drop_kept
+        self._clock = clock
+        self._recorder = recorder
+        self._numbers = itertools.count(1)
+        self._requests: dict[int, PlacementRequest] = {}
+        self._by_engine: dict[EngineId, set[PlacementRequest]] = {}
+        self._pending_events: list[Event] = []
+        self._progressed: dict[int, PlacementRequest] = {}
+        self._turn_is_booked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._stepping = False
+        self._closed = False
+        #: Decisions since the start.
+        self.placed = 0
+        self.refused = 0
+        self.held = 0
 
-    def place(self, request: GenerationRequest) -> EnginePlacement:
-        return EnginePlacement(self, request)
+    # -- tasks --------------------------------------------------------------------------------
 
-    async def _submit(self, request: GenerationRequest) -> PlacementRequest:
-        prefix = await prefix_of(request, self.info)
-        # It may have been some time since the call began.
-        self.metadata = self.updater.now(self.metadata)
-        prefers = self._engine_named(self.metadata.prefers)
+    def submit(self, request: PlacementRequest, make: Callable[[int], Task]) -> Task:
+        """Hand in a task, made with the id it gets; it may have a place when this returns.
 
-        def make(task_id: int) -> Task:
-            return task_of(
-                task_id, request, self.metadata, info=self.info, prefix=prefix, prefers=prefers
-            )
+        The request must be closed, whatever happens.
 
-        placement = self.runner.submit(make)
-        self.updater.submitted(self.metadata, placement)
-        return placement
+        Raises:
+            OverloadedError: the gateway is shutting down.
+        """
+        if self._closed:
+            raise OverloadedError("The gateway is shutting down.", code="shutting_down")
+        task = request._task = make(next(self._numbers))
+        self._requests[task.id] = request
+        self._step([TaskSubmitted(task)])
+        return task
 
-    def _engine(self, place: Place) -> RemoteEngine:
-        engine = self._registry.get(place.engine_id)
-        if engine is None:
-            raise EngineLostError("The engine that was to run this call has just left.")
-        return engine
+    def notify(self, *events: Event) -> None:
+        """Inform the scheduler, at the end of this turn of the event loop."""
+        if self._closed:
+            return
+        self._pending_events.extend(events)
+        self._book_turn()
 
-    def _engine_named(self, name: str | None) -> str | None:
-        if name is None:
-            return None
-        model = self.info.model
-        found = (e.id for e in self._registry.engines_for(model) if name in (e.name, e.id))
-        return next(found, None)
+    def engine_left(self, engine_id: EngineId) -> None:
+        """An engine left. Calls that ran there fail through their channels."""
+        self._step([EngineLeft(engine_id)])
+        for request in list(self._by_engine.pop(engine_id, ())):
+            request._state = "ended"
+            self._forget(request)
+
+    def describe(self) -> dict[str, Any]:
+        """Queues, held applications, engines as accounted for, and counters; plain types."""
+        return {
+            "placed": self.placed,
+            "refused": self.refused,
+            "held": self.held,
+            "tasks": len(self._requests),
+            **self.scheduler.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Nothing is placed any more; whoever waits is refused. May be called twice."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for request in list(self._requests.values()):
+            self._refuse(request, OverloadedError("The gateway is shutting down."))
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _book_turn(self) -> None:
+        if not self._turn_is_booked:
+            self._turn_is_booked = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_is_booked = False
+        if not self._closed and (self._pending_events or self._progressed):
+            self._step([])
+
+    def _step(self, urgent: list[Event]) -> None:
+        """Step with all pending events, `urgent` last; steps do not nest."""
+        self._pending_events.extend(urgent)
+        if self._stepping:
+            self._book_turn()
+            return
+        self._stepping = True
+        try:
+            events, self._pending_events = self._pending_events, []
+            for task_id, request in self._progressed.items():
+                events.append(TaskProgress(task_id, *request._progress))
+            self._progressed.clear()
+            now = self._clock()
+            actions = self.scheduler.step(now, events)
+            if self._recorder is not None:
+                self._recorder.record(now, events, actions)
+            for action in actions:
+                self._carry_out(action, now)
+        finally:
+            self._stepping = False
+
+    def _carry_out(self, action: Action, now: float) -> None:
+        if isinstance(action, Place):
+            self._place(action)
+        elif isinstance(action, Reject):
+            request = self._requests.get(action.task_id)
+            if request is not None:
+                self.refused += 1
+                self._refuse(request, _refusal(action.code, action.message))
+        elif isinstance(action, Cancel):
+            request = self._requests.get(action.task_id)
+            if request is not None and request._future is not None and not request._future.done():
+                self._refuse(request, OverloadedError(action.reason))
+        elif isinstance(action, Forget):
+            self._drop_kept(action.engine_id, action.application)
+        elif isinstance(action, WakeAt):
+            self._wake_at(action.time, now)
+        elif isinstance(action, Hold):
+            self.held += 1
+            logger.info("application %s is held: %s", action.application, action.reason)
+        elif isinstance(action, Release):
+            logger.info("application %s may run", action.application)
+
+    def _place(self, place: Place) -> None:
+        request = self._requests.get(place.task_id)
+        if request is None or request._state != "waiting":
+            # It was cancelled; the scheduler is notified of that next.
+            return
+        self.placed += 1
+        request._state = "placed"
+        request._place = place
+        self._by_engine.setdefault(place.engine_id, set()).add(request)
+        if request._future is not None and not request._future.done():
+            request._future.set_result(place)
+
+    def _refuse(self, request: PlacementRequest, error: GatewayError) -> None:
+        """The scheduler has forgotten the task."""
+        request._state = "ended"
+        self._forget(request)
+        if request._future is None:
+            request._future = asyncio.get_running_loop().create_future()
+        if not request._future.done():
+            request._future.set_exception(error)
+            # Raised by `engine`, if that is called; retrieved here so that asyncio logs nothing.
+            request._future.exception()
+
+    def _wake_at(self, when: float, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(when - now, _SHORTEST_WAIT_S)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._closed:
+            self._step([Tick()])
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _note_progress(self, request: PlacementRequest) -> None:
+        assert request._task is not None
+        self._progressed[request._task.id] = request
+        self._book_turn()
+
+    def _ended(self, request: PlacementRequest, events: list[Event]) -> None:
+        """A request is closed; the scheduler gets these events."""
+        request._state = "ended"
+        self._forget(request)
+        if events:
+            self.notify(*events)
+
+    def _forget(self, request: PlacementRequest) -> None:
+        assert request._task is not None
+        self._requests.pop(request._task.id, None)
+        self._progressed.pop(request._task.id, None)
+        if request._place is not None:
+            requests = self._by_engine.get(request._place.engine_id)
+            if requests is not None:
+                requests.discard(request)
+                if not requests:
+                    del self._by_engine[request._place.engine_id]
+
+
+def _refusal(code: RejectCode, message: str) -> GatewayError:
+    if code == "too_large":
+        return ContextLengthError(message)
+    if code == "engine_left":
+        return EngineLostError(message)
+    return OverloadedError(message, code=code)
 
 
 def in_words(task: Task, place: Place) -> str:
@@ -233,66 +502,13 @@ def capacity_tokens(info: EngineInfo) -> int:
     return paged or _UNPAGED_CONTEXTS * info.max_context_tokens
 
 
-@dataclass(slots=True)
-class _Known:
-    """A task, and what the scheduler knows of its call."""
-
-    request: PlacementRequest
-    metadata: CallMetadata
-
-
-class TaskUpdater:
-    """The tasks of sessions' calls that have not ended. Used in the event loop's thread only.
-
-    Args:
-        runner: the scheduler.
-        current_metadata: gives what is known of a call now.
-    """
-
-    def __init__(
-        self, runner: SchedulerRunner, current_metadata: Callable[[CallMetadata], CallMetadata]
-    ) -> None:
-        self._runner = runner
-        self._current_metadata = current_metadata
-        #: By call; its tries are one after another, so that the last one counts.
-        self._known: dict[str, _Known] = {}
-
-    def __len__(self) -> int:
-        """Calls whose tasks have not ended."""
-        return len(self._known)
-
-    def now(self, metadata: CallMetadata) -> CallMetadata:
-        """What is known of the call by now."""
-        return self._current_metadata(metadata) if metadata.call else metadata
-
-    def submitted(self, metadata: CallMetadata, request: PlacementRequest) -> None:
-        """The scheduler has this task, and knows so much of it."""
-        if metadata.call:
-            self._known[metadata.call] = _Known(request, metadata)
-
-    def ended(self, metadata: CallMetadata, request: PlacementRequest) -> None:
-        """The task has ended."""
-        known = self._known.get(metadata.call)
-        if known is not None and known.request is request:
-            del self._known[metadata.call]
-
-    def changed(self, call_id: str) -> None:
-        """What is known of a call has changed; notify the scheduler of the difference."""
-        known = self._known.get(call_id)
-        if known is None:
-            return
-        before, known.metadata = known.metadata, self._current_metadata(known.metadata)
-        event = difference(known.request.task.id, before, known.metadata)
-        if event is not None:
-            self._runner.notify(event)
-
-
-def difference(task_id: int, before: CallMetadata, after: CallMetadata) -> TaskUpdated | None:
-    """The update that the scheduler needs, or None."""
-    event = TaskUpdated(
-        task_id,
-        objective=None if before.objective == after.objective else after.objective,
-        groups=None if before.groups == after.groups else after.groups,
-        successors=None if before.successors == after.successors else after.successors,
+def _engine_named(
+    name: str, model: str, engines: Mapping[EngineId, RemoteEngine]
+) -> EngineId | None:
+    """The engine of a model that takes new work under this name or id, if there is one."""
+    found = (
+        each.id
+        for each in engines.values()
+        if name in (each.name, each.id) and each.info.model == model and not each.draining
     )
-    return None if event == TaskUpdated(task_id) else event
+    return next(found, None)

@@ -25,9 +25,9 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.dispatch import CallGate
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.model_directory import ModelDirectory
-from parrot_gateway.scheduling.placer import TaskUpdater
+from parrot_gateway.scheduling.placer import SchedulerRunner
 from parrot_gateway.scheduling.recorder import FileRecorder
-from parrot_gateway.scheduling.runner import SchedulerRunner
+from parrot_gateway.scheduling.task_updates import TaskUpdater
 from parrot_gateway.semantic.execution.call_runner import ModelRunner
 from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.service import SemanticService
@@ -68,7 +68,7 @@ class Gateway:
         self.background = BackgroundTasks(settings.responses.max_background)
         self.scheduling = _scheduling(settings.scheduler, self.registry)
         self.engine_events = EngineEventForwarder(self.registry, self.scheduling)
-        self.task_updater = TaskUpdater(self.scheduling, self._metadata_now)
+        self.task_updater = TaskUpdater(self.scheduling.notify, self._metadata_now)
         self.models = ModelDirectory(
             self.registry,
             self.supervisor,
@@ -141,7 +141,7 @@ class Gateway:
         """Whether calls can be answered: some model is there and the gateway is not closing."""
         if self.gate.draining:
             return False
-        return bool(self.registry.models()) or any(
+        return bool(self.registry.serving) or any(
             upstream.ready for upstream in self.upstreams.values()
         )
 
@@ -173,7 +173,7 @@ class Gateway:
             "responses": self.responses.statistics()._asdict(),
             "batches": self.batches.describe(),
             "models": self.models.engine_models(),
-            "engines": [engine.describe() for engine in self.registry.engines()],
+            "engines": [engine.describe() for engine in self.registry.joined.values()],
             "engine_processes": self.supervisor.describe(),
             "upstreams": [upstream.describe() for upstream in self.upstreams.values()],
         }
@@ -188,7 +188,7 @@ def _scheduling(settings: SchedulerSettings, registry: EngineRegistry) -> Schedu
             raise ConfigError(f"scheduler.record: {error}") from None
 
     def drop_kept(engine_id: str, application: str) -> None:
-        engine = registry.get(engine_id)
+        engine = registry.joined.get(engine_id)
         if engine is not None:
             engine.drop_kept(application)
 

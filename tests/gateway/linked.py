@@ -76,8 +76,8 @@ async def scripted_engine(
 
 async def joined(registry: EngineRegistry, model: str = "scripted") -> RemoteEngine:
     """Wait for an engine of a model."""
-    await eventually(lambda: bool(registry.engines_for(model)))
-    return registry.engines_for(model)[-1]
+    await eventually(lambda: model in registry.serving)
+    return registry.serving[model][-1]
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:

@@ -90,7 +90,7 @@ async def test_an_engine_that_leaves_is_gone(registry: EngineRegistry) -> None:
     async with join_server(registry) as url:
         async with scripted_engine(url):
             engine = await joined(registry)
-        await eventually(lambda: registry.engines() == [])
+        await eventually(lambda: not registry.joined)
         assert engine.lost
 
 
@@ -145,7 +145,7 @@ async def test_a_wrong_beginning_ends_the_connection(
                 await read_to_the_end(websocket)
             assert caught.value.rcvd is not None
             assert caught.value.rcvd.code == code
-        assert registry.engines() == []
+        assert not registry.joined
 
 
 async def test_a_refused_engine_is_told_why(registry: EngineRegistry) -> None:
@@ -184,7 +184,7 @@ async def test_an_engine_without_heartbeats_is_lost(registry: EngineRegistry) ->
             async with asyncio.timeout(WAIT_S):
                 with pytest.raises(EngineLostError, match="no heartbeat"):
                     await channel.next()
-        assert registry.engines() == []
+        assert not registry.joined
         with pytest.raises(ConnectionClosed):
             await read_to_the_end(websocket)
 
@@ -222,10 +222,10 @@ async def test_goodbye_lets_running_calls_finish(registry: EngineRegistry) -> No
             with engine.open(1) as channel:
                 await websocket.send(encode(Goodbye("maintenance")))
                 await eventually(lambda: engine.draining)
-                assert registry.engines_for("scripted") == []
+                assert "scripted" not in registry.serving
                 channel.submit(Fill(channel.context_ids[0], [1]))
                 assert not engine.lost
-        await eventually(lambda: registry.engines() == [])
+        await eventually(lambda: not registry.joined)
 
 
 async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistry) -> None:
@@ -246,7 +246,7 @@ async def test_killing_the_engine_process_ends_its_calls(registry: EngineRegistr
                     await exhaust(channel)
             # A broken connection is noticed by itself, long before heartbeats are missed.
             assert time.monotonic() - killed < 3.0
-            assert registry.engines() == []
+            assert not registry.joined
         finally:
             if child.returncode is None:
                 await child.wait()
@@ -275,4 +275,4 @@ async def test_a_broken_engine_ends_its_program(
             assert event.code == "engine_error"
         async with asyncio.timeout(WAIT_S):
             assert await program == EXIT_CRASH
-        await eventually(lambda: registry.engines() == [])
+        await eventually(lambda: not registry.joined)

@@ -54,6 +54,6 @@ async def test_an_old_link_that_ends_late_says_nothing_of_the_new_one(
         assert supervisor.state("scripted") == "ready"
         # The clock: somebody who waits for longer than a process may be away.
         with pytest.raises(TimeoutError):
-            await eventually(lambda: bool(registry.engines_for("another")), 0.3)
-        assert registry.engines_for("scripted") == [engine]
+            await eventually(lambda: "another" in registry.serving, 0.3)
+        assert registry.serving["scripted"] == [engine]
         assert supervisor.processes[0].restarts == 0

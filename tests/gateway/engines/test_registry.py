@@ -67,15 +67,15 @@ def test_models_and_engines(registry: EngineRegistry) -> None:
     assert [served.id for served in registry.models()] == ["a", "b"]
     assert registry.models()[0].info == first.info
     assert registry.models()[0].created == int(first.joined_at)
-    assert registry.engines_for("a") == [first, third]
-    assert registry.engines() == [first, second, third]
-    assert registry.get(second.id) is second
-    assert len({engine.id for engine in registry.engines()}) == 3
+    assert registry.serving["a"] == [first, third]
+    assert list(registry.joined.values()) == [first, second, third]
+    assert registry.joined.get(second.id) is second
+    assert len({engine.id for engine in registry.joined.values()}) == 3
     registry.remove(first.id, "gone")
     registry.remove(first.id, "gone")
-    assert registry.get(first.id) is None
+    assert registry.joined.get(first.id) is None
     assert first.lost
-    assert registry.engines_for("a") == [third]
+    assert registry.serving["a"] == [third]
 
 
 def test_no_more_engines_than_the_limit(registry: EngineRegistry) -> None:
@@ -107,9 +107,9 @@ def test_engines_of_a_model_share_a_tokenizer(registry: EngineRegistry) -> None:
 def test_draining_engines_get_nothing_new(registry: EngineRegistry) -> None:
     engine = registry.add(register())
     registry.drain(engine.id)
-    assert registry.engines_for("m") == []
+    assert "m" not in registry.serving
     assert registry.models() == []
-    assert registry.engines() == [engine]
+    assert list(registry.joined.values()) == [engine]
     with pytest.raises(OverloadedError):
         engine.open(1)
 
@@ -128,11 +128,11 @@ def test_listeners_hear_changes_until_they_leave(registry: EngineRegistry) -> No
 
 
 def test_engines_of_a_model(registry: EngineRegistry) -> None:
-    assert registry.engines_for("m") == []
+    assert "m" not in registry.serving
     registry.add(register("other"))
-    assert registry.engines_for("m") == []
+    assert "m" not in registry.serving
     engine = registry.add(register("m"))
-    assert registry.engines_for("m") == [engine]
+    assert registry.serving["m"] == [engine]
 
 
 # --- channels ---

@@ -82,7 +82,7 @@ async def test_processes_come_up_and_go_down() -> None:
         await settled(supervisor)
         assert supervisor.state("scripted") == "ready"
         assert supervisor.failure("scripted") is None
-        assert len(registry.engines_for("scripted")) == 2
+        assert len(registry.serving["scripted"]) == 2
         running = pids(supervisor)
         assert all(map(is_alive, running))
         described = supervisor.describe()
