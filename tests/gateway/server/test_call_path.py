@@ -1,0 +1,40 @@
+"""What the architecture says of the files that a chat call enters."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from scripted_remote import ScriptedRemoteEngine
+from serving import serving
+
+ARCHITECTURE = Path(__file__).parents[3] / "docs" / "architecture.md"
+BODY = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_files_that_a_chat_call_enters(stream: bool) -> None:
+    said = re.search(r"chat call to an own model enters (\d+) files", ARCHITECTURE.read_text())
+    assert said is not None
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename
+        # Bodies of modules run once, when something is imported.
+        if event == "call" and "/parrot_gateway/" in path and frame.f_code.co_name != "<module>":
+            entered.add(path.rpartition("/parrot_gateway/")[2])
+
+    async with serving(ScriptedRemoteEngine()) as service:
+        body = {**BODY, "stream": stream}
+        # What is made or remembered on first use is there for the second.
+        assert (await service.post("/v1/chat/completions", body))[0] == 200
+        sys.setprofile(note)
+        try:
+            assert (await service.post("/v1/chat/completions", body))[0] == 200
+        finally:
+            sys.setprofile(None)
+    assert len(entered) == int(said[1]), sorted(entered)
