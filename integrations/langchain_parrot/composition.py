@@ -373,7 +373,8 @@ def _plan(step: Any, after: Demand, holds: bool, *, every: bool = False) -> _Bui
     elif holds:
         built = _Built(_border(step, True), False)
     # At the interpreter's end the step may outlive this module's names.
-    _plans[key] = (weakref.ref(step, lambda _, plans=_plans: plans.pop(key, None)), built)
+    drop = _plans.pop
+    _plans[key] = (weakref.ref(step, lambda _: drop(key, None)), built)
     return built
 
 
