@@ -17,7 +17,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,21 +125,22 @@ def usage_of(asked: str, answered: str) -> Body:
 # -- how it goes over the wire ----------------------------------------------------------------
 
 
-def chat_answer(body: Body) -> tuple[Body, Body]:
-    """Head of the answer, with usage, and its only choice."""
+def chat_answer(body: Body) -> Body:
+    """The answer to a body of `/v1/chat/completions`: one choice."""
     message = message_for(body)
     asked = " ".join(text_of(each) for each in body["messages"])
     answered = message["content"] or message["tool_calls"][0]["function"]["arguments"]
     reason = "tool_calls" if message.get("tool_calls") else "stop"
-    head = {
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    return {
         "id": "chatcmpl-scripted",
         "object": "chat.completion",
         "created": 1,
         "model": body["model"],
         "system_fingerprint": "fp_scripted",
+        "choices": [choice],
         "usage": usage_of(asked, answered),
     }
-    return head, {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
 
 
 def deltas_of(message: Body) -> Iterator[Body]:
@@ -175,7 +176,8 @@ def events(body: Body, head: Body, choices: list[Body]) -> Iterator[str]:
 
 def chat_events(body: Body) -> Iterator[str]:
     """The stream of a chat body."""
-    head, choice = chat_answer(body)
+    head = chat_answer(body)
+    (choice,) = head.pop("choices")
     head["object"] = "chat.completion.chunk"
     begin = {"index": 0, "logprobs": None}
     choices = [
@@ -256,19 +258,22 @@ class ScriptedModel:
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Any:
-            body = await request.json()
-            self.bodies.append(body)
-            if body.get("stream"):
-                return StreamingResponse(chat_events(body), media_type="text/event-stream")
-            head, choice = chat_answer(body)
-            return JSONResponse({**head, "choices": [choice]})
+            return await self._answer(request, chat_events, chat_answer)
 
         @app.post("/v1/completions")
         async def completions(request: Request) -> Any:
-            body = await request.json()
-            self.bodies.append(body)
-            if body.get("stream"):
-                return StreamingResponse(completion_events(body), media_type="text/event-stream")
-            return JSONResponse(completion_answer(body))
+            return await self._answer(request, completion_events, completion_answer)
 
         return app
+
+    async def _answer(
+        self,
+        request: Request,
+        events: Callable[[Body], Iterator[str]],
+        answer: Callable[[Body], Body],
+    ) -> Any:
+        body = await request.json()
+        self.bodies.append(body)
+        if body.get("stream"):
+            return StreamingResponse(events(body), media_type="text/event-stream")
+        return JSONResponse(answer(body))

@@ -67,13 +67,7 @@ class HuggingFaceEngine(BuiltinEngine):
         model: str,
         tokenizer_json: str | None = None,
     ) -> HuggingFaceEngine:
-        """An engine for the checkpoint in `folder`; reads safetensors only.
-
-        Args:
-            folder: with `config.json` and safetensors.
-            settings: limits, device, dtype.
-            model: name under which the model is served.
-            tokenizer_json: the model's tokenizer, for outputs that follow a grammar.
+        """As `BuiltinEngine.load`, with the model from transformers; reads safetensors only.
 
         Raises:
             CheckpointError: transformers cannot load it.

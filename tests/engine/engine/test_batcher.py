@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from doubles import ScriptedRunner, Trace, prompt, reference_generate, scripted_engine
+from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.protocol import Fill, Filled, FreeContext, Generate, Retention, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("overlap")
@@ -20,6 +21,16 @@ def expected(tokens: list[int], params: SamplingParams = GREEDY) -> list[int]:
 def sizes(runner: ScriptedRunner) -> list[list[int]]:
     """Tokens per row, step by step."""
     return [[len(row.token_ids) for row in batch.rows] for batch in runner.batches]
+
+
+def check_prompts(engine: BuiltinEngine, count: int, *, length: int) -> None:
+    """So many prompts at once get what each would get alone."""
+    trace = Trace(engine)
+    for index in range(count):
+        trace.submit(Fill(index, prompt(length, index)), Generate(index, GREEDY))
+    trace.run()
+    for index in range(count):
+        assert trace.tokens(index) == expected(prompt(length, index))
 
 
 # The token budget
@@ -123,11 +134,7 @@ def test_what_can_wait_gets_on_all_the_same() -> None:
 
 def test_budget_smaller_than_the_batch_starves_nobody() -> None:
     engine, _ = scripted_engine(max_batch_tokens=2, max_batch_size=8)
-    trace = Trace(engine)
-    for index in range(6):
-        trace.submit(Fill(index, prompt(5, index)), Generate(index, GREEDY))
-    trace.run()
-    assert all(trace.tokens(index) == expected(prompt(5, index)) for index in range(6))
+    check_prompts(engine, 6, length=5)
 
 
 def test_first_come_first_served_within_a_priority() -> None:
@@ -377,13 +384,8 @@ def test_whole_prompt_found_in_a_full_cache() -> None:
 
 def test_admission_waits_for_room_instead_of_preempting() -> None:
     engine, _ = scripted_engine(num_blocks=10, max_batch_tokens=8)
-    trace = Trace(engine)
-    for index in range(4):
-        trace.submit(Fill(index, prompt(24, index)), Generate(index, GREEDY))
-    trace.run()
+    check_prompts(engine, 4, length=24)
     assert engine.stats().preemptions == 0
-    for index in range(4):
-        assert trace.tokens(index) == expected(prompt(24, index))
 
 
 def test_waiting_context_that_needs_nothing_any_more_keeps_its_place() -> None:

@@ -27,6 +27,14 @@ def digest(name: str) -> bytes:
     return block_hash(root_hash("test"), [ord(char) for char in name])
 
 
+def cached(pool: BlockPool, count: int, name: str = "") -> list[int]:
+    """Blocks in use, each registered under the name and its place."""
+    table = [pool.allocate() for _ in range(count)]
+    for index, block in enumerate(table):
+        pool.register(block, digest(f"{name}{index}"))
+    return table
+
+
 def test_new_pool_is_free() -> None:
     pool = BlockPool(3)
     assert (pool.num_free, pool.num_cached) == (3, 0)
@@ -69,21 +77,11 @@ def test_content_is_registered_once() -> None:
 
 def test_free_blocks_before_cached_then_leaves_first() -> None:
     pool = BlockPool(4)
-    table = [pool.allocate() for _ in range(3)]
-    for index, block in enumerate(table):
-        pool.register(block, digest(str(index)))
+    table = cached(pool, 3)
     pool.release_table(table)
     assert pool.allocate() == 3
     assert [pool.allocate() for _ in range(3)] == table[::-1]
     assert pool.find(digest("0")) is None
-
-
-def cached(pool: BlockPool, count: int, name: str = "") -> list[int]:
-    """Blocks in use, each registered under its place in the name."""
-    table = [pool.allocate() for _ in range(count)]
-    for index, block in enumerate(table):
-        pool.register(block, digest(f"{name}{index}"))
-    return table
 
 
 def test_kept_blocks_go_last_and_dropped_ones_first_leaves_before_roots() -> None:
@@ -163,16 +161,14 @@ def test_dropping_leaves_alone_what_is_in_use_again_or_kept_for_another() -> Non
 
 def test_use_makes_recent() -> None:
     pool = BlockPool(2)
-    old, new = pool.allocate(), pool.allocate()
-    pool.register(old, digest("old"))
-    pool.register(new, digest("new"))
+    old, new = cached(pool, 2)
     pool.release(old)
     pool.release(new)
     pool.retain(old)
     pool.release(old)
     pool.allocate()
-    assert pool.find(digest("old")) == old
-    assert pool.find(digest("new")) is None
+    assert pool.find(digest("0")) == old
+    assert pool.find(digest("1")) is None
 
 
 @pytest.mark.parametrize("method", ["retain", "release", "withdraw"])
@@ -315,17 +311,15 @@ TestPoolMachine = PoolMachine.TestCase
 
 def test_changes_of_the_index_are_told_once_and_cancel_out() -> None:
     pool = BlockPool(2)
-    first, second = pool.allocate(), pool.allocate()
-    pool.register(first, digest("a"))
-    pool.register(second, digest("b"))
+    first, second = cached(pool, 2)
     pool.withdraw(second)
-    assert pool.take_changes() == ([short_hash(digest("a"))], [])
+    assert pool.take_changes() == ([short_hash(digest("0"))], [])
     assert pool.take_changes() == ([], [])
     pool.release(first)
     pool.release(second)
     pool.allocate()
     pool.allocate()
-    assert pool.take_changes() == ([], [short_hash(digest("a"))])
+    assert pool.take_changes() == ([], [short_hash(digest("0"))])
 
 
 def test_a_block_that_went_and_came_back_has_not_changed() -> None:
