@@ -32,7 +32,28 @@ def parse_objective(text: str, param: str = "objective") -> Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallSpec:
+class CallOptions:
+    """What a client may say of a call besides its variables and its context."""
+
+    #: Applied to the text before it becomes the value.
+    transform: Transform | None = None
+    #: None leaves it to deduction.
+    objective: Objective | None = None
+    #: Larger runs earlier.
+    priority: int = 0
+    #: A deferred call takes the value of an identical deterministic one of its session.
+    dedupe: bool = True
+    #: Shown in pictures.
+    name: str = ""
+    #: The client's own ids of the call, and of the step of its program that it is part of.
+    run: str | None = None
+    parent: str | None = None
+    #: Name of the task group that the client declares.
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSpec(CallOptions):
     """One call, as it is submitted to `SemanticService.submit`."""
 
     #: With placeholders and references; its field `parrot` is left out. None for a transform.
@@ -48,23 +69,8 @@ class CallSpec:
     output: str | None = None
     #: The named context that it continues.
     context: ContextName | None = None
-    #: Applied to the text before it becomes the value.
-    transform: Transform | None = None
     #: Cuts a text to a number of tokens of the call's model, for transforms that need it.
     cut_tokens: Callable[[str, int], str] | None = None
-    #: None leaves it to deduction.
-    objective: Objective | None = None
-    #: Larger runs earlier.
-    priority: int = 0
-    #: A deferred call takes the value of an identical deterministic one of its session.
-    dedupe: bool = True
-    #: Shown in pictures.
-    name: str = ""
-    #: The client's own ids of the call, and of the step of its program that it is part of.
-    run: str | None = None
-    parent: str | None = None
-    #: Name of the task group that the client declares.
-    group: str | None = None
     #: The client's headers, names in lower case, for upstreams.
     headers: Sequence[tuple[bytes, bytes]] = ()
 

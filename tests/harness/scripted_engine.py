@@ -11,20 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from parrot_engine.protocol import (
-    EngineInfo,
-    EngineStats,
-    Event,
-    Failed,
-    Fill,
-    Filled,
-    FreeContext,
-    Generate,
-    Generated,
-    Primitive,
-    StepResult,
-    TokenLogprobs,
-)
+from parrot_engine import protocol
 
 #: The next token after these.
 Script: TypeAlias = Callable[[Sequence[int]], int]
@@ -54,7 +41,7 @@ def fixed_script(continuation: Sequence[int], end: int) -> Script:
 @dataclass(slots=True)
 class _Context:
     token_ids: list[int] = field(default_factory=list)
-    queue: deque[Fill | Generate] = field(default_factory=deque)
+    queue: deque[protocol.Fill | protocol.Generate] = field(default_factory=deque)
     generated: int = 0
 
 
@@ -71,10 +58,10 @@ class ScriptedEngine:
         self,
         script: Script | None = None,
         *,
-        info: EngineInfo | None = None,
+        info: protocol.EngineInfo | None = None,
         before_step: Callable[[], None] | None = None,
     ) -> None:
-        self.info = info or EngineInfo(
+        self.info = info or protocol.EngineInfo(
             model="scripted",
             kind="scripted",
             architecture="Scripted",
@@ -87,30 +74,32 @@ class ScriptedEngine:
         )
         self._script = script or hashed_script(self.info.vocab_size)
         self._before_step = before_step
-        self._inbox: deque[Primitive] = deque()
+        self._inbox: deque[protocol.Primitive] = deque()
         self._contexts: dict[int, _Context] = {}
         #: Failed ids, until they are freed.
-        self._failures: dict[int, Failed] = {}
+        self._failures: dict[int, protocol.Failed] = {}
         self._steps = self._filled = self._generated = 0
         self.closed = False
 
-    def submit(self, primitives: Sequence[Primitive]) -> None:
+    def submit(self, primitives: Sequence[protocol.Primitive]) -> None:
         self._inbox.extend(primitives)
 
-    def step(self) -> StepResult:
+    def step(self) -> protocol.StepResult:
         if self._before_step is not None:
             self._before_step()
-        events: list[Event] = []
+        events: list[protocol.Event] = []
         while self._inbox:
             self._accept(self._inbox.popleft(), events)
         for context_id, context in list(self._contexts.items()):
             if context.queue:
                 self._advance(context_id, context, events)
         self._steps += 1
-        return StepResult(events, any(context.queue for context in self._contexts.values()))
+        return protocol.StepResult(
+            events, any(context.queue for context in self._contexts.values())
+        )
 
-    def stats(self) -> EngineStats:
-        return EngineStats(
+    def stats(self) -> protocol.EngineStats:
+        return protocol.EngineStats(
             running=sum(bool(context.queue) for context in self._contexts.values()),
             contexts=len(self._contexts),
             steps=self._steps,
@@ -122,9 +111,9 @@ class ScriptedEngine:
         self._contexts.clear()
         self.closed = True
 
-    def _accept(self, primitive: Primitive, events: list[Event]) -> None:
+    def _accept(self, primitive: protocol.Primitive, events: list[protocol.Event]) -> None:
         context_id = primitive.context_id
-        if isinstance(primitive, FreeContext):
+        if isinstance(primitive, protocol.FreeContext):
             self._contexts.pop(context_id, None)
             self._failures.pop(context_id, None)
             return
@@ -150,27 +139,29 @@ class ScriptedEngine:
                 return
             context = self._contexts[context_id] = _Context(list(parent.token_ids))
         if context is None:
-            if isinstance(primitive, Generate):
+            if isinstance(primitive, protocol.Generate):
                 self._fail(context_id, "unknown_context", f"no context {context_id}", events)
                 return
             context = self._contexts[context_id] = _Context()
         context.queue.append(primitive)
 
-    def _advance(self, context_id: int, context: _Context, events: list[Event]) -> None:
+    def _advance(self, context_id: int, context: _Context, events: list[protocol.Event]) -> None:
         primitive = context.queue[0]
-        if isinstance(primitive, Fill):
+        if isinstance(primitive, protocol.Fill):
             self._fill(context_id, context, primitive, events)
         else:
             self._generate(context_id, context, primitive, events)
 
-    def _fill(self, context_id: int, context: _Context, fill: Fill, events: list[Event]) -> None:
+    def _fill(
+        self, context_id: int, context: _Context, fill: protocol.Fill, events: list[protocol.Event]
+    ) -> None:
         if not all(0 <= token_id < self.info.vocab_size for token_id in fill.token_ids):
             self._fail(context_id, "invalid_request", "a token outside the vocabulary", events)
             return
         if len(context.token_ids) + len(fill.token_ids) > self.info.max_context_tokens:
             self._fail(context_id, "context_too_long", "too many tokens", events)
             return
-        logprobs: list[TokenLogprobs | None] | None = None
+        logprobs: list[protocol.TokenLogprobs | None] | None = None
         if fill.prompt_logprobs is not None:
             logprobs = [self._logprobs(token, fill.prompt_logprobs) for token in fill.token_ids]
             if not context.token_ids:
@@ -178,16 +169,20 @@ class ScriptedEngine:
         context.token_ids += fill.token_ids
         context.queue.popleft()
         self._filled += len(fill.token_ids)
-        events.append(Filled(context_id, len(fill.token_ids), 0, logprobs))
+        events.append(protocol.Filled(context_id, len(fill.token_ids), 0, logprobs))
 
     def _generate(
-        self, context_id: int, context: _Context, generate: Generate, events: list[Event]
+        self,
+        context_id: int,
+        context: _Context,
+        generate: protocol.Generate,
+        events: list[protocol.Event],
     ) -> None:
         sampling = generate.sampling
         full = len(context.token_ids) >= self.info.max_context_tokens
         if context.generated >= sampling.max_tokens or full:
             self._finish(context)
-            events.append(Generated(context_id, [], None, "length"))
+            events.append(protocol.Generated(context_id, [], None, "length"))
             return
         token_id = self._script(context.token_ids)
         context.token_ids.append(token_id)
@@ -204,20 +199,20 @@ class ScriptedEngine:
             logprobs = [self._logprobs(token_id, sampling.logprobs)]
         if finish is not None:
             self._finish(context)
-        events.append(Generated(context_id, [token_id], logprobs, finish))  # type: ignore[arg-type]
+        events.append(protocol.Generated(context_id, [token_id], logprobs, finish))  # type: ignore[arg-type]
 
     @staticmethod
     def _finish(context: _Context) -> None:
         context.queue.popleft()
         context.generated = 0
 
-    def _fail(self, context_id: int, code: str, message: str, events: list[Event]) -> None:
+    def _fail(self, context_id: int, code: str, message: str, events: list[protocol.Event]) -> None:
         self._contexts.pop(context_id, None)
-        failure = Failed(context_id, code, message)  # type: ignore[arg-type]
+        failure = protocol.Failed(context_id, code, message)  # type: ignore[arg-type]
         self._failures[context_id] = failure
         events.append(failure)
 
     @staticmethod
-    def _logprobs(token_id: int, count: int) -> TokenLogprobs:
+    def _logprobs(token_id: int, count: int) -> protocol.TokenLogprobs:
         top = [(token_id if index == 0 else index, -0.5 - index) for index in range(count)]
-        return TokenLogprobs(token_id, -0.5, top)
+        return protocol.TokenLogprobs(token_id, -0.5, top)

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-from parrot_scheduler.task import Objective
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.semantic.call_spec import parse_objective
+from parrot_gateway.semantic.call_spec import CallOptions, parse_objective
 from parrot_gateway.semantic.session import check_name
 from parrot_gateway.semantic.templates.reference import has_reference
 from parrot_gateway.semantic.templates.text_template import is_placeholder_name
-from parrot_gateway.semantic.transforms.transform import Transform, parse_transform
+from parrot_gateway.semantic.transforms.transform import parse_transform
 
 PREFIX = b"x-parrot-"
 MAX_PRIORITY = 1_000_000
@@ -40,23 +39,15 @@ class Given(NamedTuple):
 Source: TypeAlias = str | Given
 
 
-@dataclass(frozen=True, slots=True)
-class SemanticFields:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticFields(CallOptions):
     """The fields of a request besides those of OpenAI."""
 
     session: str | None = None
     output: str | None = None
     inputs: Mapping[str, Source] = field(default_factory=dict)
     defer: bool = False
-    objective: Objective | None = None
-    transform: Transform | None = None
     context: str | None = None
-    priority: int = 0
-    dedupe: bool = True
-    name: str = ""
-    run: str | None = None
-    parent: str | None = None
-    group: str | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parrot_engine import protocol
 from parrot_engine.link import wire
 from parrot_engine.link.wire import (
     Blocks,
@@ -26,18 +27,6 @@ from parrot_engine.link.wire import (
     decode_from_engine,
     decode_from_gateway,
     encode,
-)
-from parrot_engine.protocol import (
-    EngineInfo,
-    EngineStats,
-    Failed,
-    Fill,
-    Filled,
-    FreeContext,
-    Generate,
-    Generated,
-    SamplingParams,
-    TokenLogprobs,
 )
 from parrot_engine.text import TextAssets
 
@@ -67,8 +56,8 @@ def leaves(value: Any) -> Iterator[Any]:
         yield from leaves(item)
 
 
-PRIMITIVES = st.one_of(*map(instances, (Fill, Generate, FreeContext)))
-EVENTS = st.one_of(*map(instances, (Filled, Generated, Failed)))
+PRIMITIVES = st.one_of(*map(instances, (protocol.Fill, protocol.Generate, protocol.FreeContext)))
+EVENTS = st.one_of(*map(instances, (protocol.Filled, protocol.Generated, protocol.Failed)))
 FROM_ENGINE = st.one_of(
     instances(Register),
     instances(Heartbeat),
@@ -169,22 +158,28 @@ def test_sizes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_values_without_encoding_are_wire_errors() -> None:
     with pytest.raises(WireError, match="Submit"):
-        encode(Submit([FreeContext(2**70)]))
+        encode(Submit([protocol.FreeContext(2**70)]))
 
 
 def test_a_step_of_many_contexts_is_small() -> None:
-    events = Events([Generated(context_id, [50_000]) for context_id in range(1000, 1064)])
+    events = Events([protocol.Generated(context_id, [50_000]) for context_id in range(1000, 1064)])
     assert len(encode(events)) < 64 * 16
 
 
 def test_everything_filled_in() -> None:
-    sampling = SamplingParams(logit_bias={7: -100.0}, stop_token_ids=(1, 2), stop=("\n",), seed=3)
-    logprobs = [TokenLogprobs(1, -0.5, [(1, -0.5), (2, -1.0)]), None]
-    submit = Submit([Fill(1, [1, 2], 0, "tenant", 2, -1, True), Generate(1, sampling)])
-    events = Events([Filled(1, 2, 0, logprobs), Generated(1, [3], logprobs[:1], "stop")])  # type: ignore[arg-type]
-    info = EngineInfo("m", "builtin", "A", "cpu", "float32", 10, 20, [2])
+    sampling = protocol.SamplingParams(
+        logit_bias={7: -100.0}, stop_token_ids=(1, 2), stop=("\n",), seed=3
+    )
+    logprobs = [protocol.TokenLogprobs(1, -0.5, [(1, -0.5), (2, -1.0)]), None]
+    submit = Submit(
+        [protocol.Fill(1, [1, 2], 0, "tenant", 2, -1, True), protocol.Generate(1, sampling)]
+    )
+    events = Events(
+        [protocol.Filled(1, 2, 0, logprobs), protocol.Generated(1, [3], logprobs[:1], "stop")]
+    )  # type: ignore[arg-type]
+    info = protocol.EngineInfo("m", "builtin", "A", "cpu", "float32", 10, 20, [2])
     register = Register("e", info, TextAssets("{}", {"default": "x"}, {"eos_token": "</s>"}))
     assert decode_from_gateway(encode(submit)) == submit
     assert decode_from_engine(encode(events)) == events
     assert decode_from_engine(encode(register)) == register
-    assert decode_from_engine(encode(Heartbeat(EngineStats(running=1)))).stats.running == 1  # type: ignore[union-attr]
+    assert decode_from_engine(encode(Heartbeat(protocol.EngineStats(running=1)))).stats.running == 1  # type: ignore[union-attr]
