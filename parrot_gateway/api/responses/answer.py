@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias, cast
 
@@ -14,6 +14,7 @@ from parrot_gateway.api.responses.events import EventWriter, output_text
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.request import PromptFilled, TextToken, Update
+from parrot_gateway.generation.requests.response_tools import ToolName
 from parrot_gateway.generation.responses.items import (
     Item,
     ItemStatus,
@@ -54,8 +55,8 @@ class ResponseAnswer:
     wants_logprobs: bool
     #: Whether reasoning is there as `encrypted_content` too.
     packs_reasoning: bool
-    #: Names of custom tools.
-    custom: Collection[str]
+    #: What the client calls its tools, by what the model does.
+    tools: Mapping[str, ToolName]
     #: There is nothing but calls.
     calls_only: bool
     #: Called once with the whole answer, before the client gets the end of it; a `GatewayError`
@@ -158,8 +159,9 @@ class ResponseAnswer:
             return self._text(piece.text)
         if isinstance(piece, CallBegin):
             self._blank, self._logprobs = "", []
-            kind: _Kind = "custom_tool_call" if piece.name in self.custom else "function_call"
-            call = _OpenItem(kind, piece.id, piece.name)
+            tool = self.tools.get(piece.name, ToolName(piece.name))
+            kind: _Kind = "custom_tool_call" if tool.is_custom else "function_call"
+            call = _OpenItem(kind, piece.id, tool)
             return self.begin() + self._close_item() + self._open_item(call)
         assert self._open is not None
         text = self._open.read(piece.text)
@@ -218,13 +220,14 @@ _Kind: TypeAlias = Literal["message", "reasoning", "function_call", "custom_tool
 _PREFIXES: dict[_Kind, str] = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"
 }  # fmt: skip
+_NO_TOOL = ToolName("")
 
 
 class _OpenItem:
     """An item of the output, as it grows."""
 
     def __init__(
-        self, kind: _Kind, call_id: str = "", name: str = "", *, is_packed: bool = False
+        self, kind: _Kind, call_id: str = "", tool: ToolName = _NO_TOOL, *, is_packed: bool = False
     ) -> None:
         self.kind = kind
         self._is_packed = is_packed
@@ -233,7 +236,7 @@ class _OpenItem:
         self.logprobs: list[dict[str, Any]] = []
         self._id = mint_item_id(_PREFIXES[kind])
         self._call_id = call_id
-        self._name = name
+        self._tool = tool
         self._input = CustomInput() if kind == "custom_tool_call" else None
 
     def read(self, text: str, *, ends: bool = False) -> str:
@@ -247,8 +250,8 @@ class _OpenItem:
             return MessageItem(self._id, "assistant", (Part(text),), self.status)
         if self.kind == "reasoning":
             return ReasoningItem(self._id, (), (text,), self.status, self._is_packed)
-        is_custom = self.kind == "custom_tool_call"
-        return ToolCallItem(self._id, self._call_id, self._name, text, is_custom, self.status)
+        name, namespace, is_custom = self._tool
+        return ToolCallItem(self._id, self._call_id, name, text, is_custom, self.status, namespace)
 
     def to_dict(self) -> dict[str, Any]:
         """The item, as the API shows it."""

@@ -45,7 +45,7 @@ from parrot_gateway.generation.requests.prepared import (
     sampling_of,
 )
 from parrot_gateway.generation.requests.response_tools import (
-    custom_names,
+    client_names,
     response_tools,
     shown_tools,
 )
@@ -258,7 +258,7 @@ class _ResponseCall:
             self.placer.tokenizer,
             wants_logprobs=self._wants_logprobs,
             packs_reasoning=PACKED_REASONING in (self.request.include or ()),
-            custom=custom_names(self.request.tools),
+            tools=client_names(self.request.tools),
             calls_only=tools is not None and tools.mode == "required",
             keep=keep,
             writer=writer,

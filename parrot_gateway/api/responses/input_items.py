@@ -46,6 +46,7 @@ class InputItem(msgspec.Struct):
     # Of calls of tools, and of what these returned.
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[ContentPart] | None = None
@@ -112,6 +113,7 @@ def _item(item: InputItem, path: str, find: Callable[[str], Item | None]) -> Ite
                 _given(item.name, f"{path}.name"),
                 _given(getattr(item, field), f"{path}.{field}"),
                 is_custom=item.type == "custom_tool_call",
+                namespace=item.namespace,
             )
         case "function_call_output" | "custom_tool_call_output":
             is_custom = item.type == "custom_tool_call_output"

@@ -1,12 +1,13 @@
-"""The tools of a response: functions and custom tools, written flat.
+"""The tools of a response: functions and custom tools, written flat, and namespaces of them.
 
-A custom tool takes a text. To a model it is a function with the one argument `input`.
+A custom tool takes a text. To a model it is a function with the one argument `input`. A model
+knows no namespaces: the function `get` of `shop` is `shop__get` to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from parrot_gateway.exceptions import (
     InvalidRequestError,
@@ -24,13 +25,12 @@ from parrot_gateway.generation.requests.tools import (
     tool_use,
 )
 from parrot_gateway.generation.requests.validation import tool_name
-from parrot_gateway.generation.tools.definitions import Tool, ToolUse
+from parrot_gateway.generation.tools.definitions import Tool, ToolUse, qualified_name
 
 #: Tools that the server is to run, by the beginning of their type.
 _HOSTED = (
     "web_search", "file_search", "code_interpreter", "computer", "image_generation", "mcp",
-    "local_shell", "shell", "apply_patch", "tool_search", "namespace",
-    "programmatic_tool_calling",
+    "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling",
 )  # fmt: skip
 
 
@@ -55,9 +55,41 @@ def shown_tools(tools: list[Any] | None) -> list[Any]:
     ]
 
 
-def custom_names(tools: list[Any] | None) -> frozenset[str]:
-    """The names of custom tools among checked tools."""
-    return frozenset(tool["name"] for tool in tools or () if tool["type"] == "custom")
+class ToolName(NamedTuple):
+    """What a client calls a tool."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def client_names(tools: list[Any] | None) -> dict[str, ToolName]:
+    """What clients call checked tools, by what the model does."""
+    names: dict[str, ToolName] = {}
+    for given in tools or ():
+        is_namespace = given["type"] == "namespace"
+        for tool in given["tools"] if is_namespace else [given]:
+            namespace = given["name"] if is_namespace else None
+            name = ToolName(tool["name"], namespace, tool["type"] == "custom")
+            names[qualified_name(namespace, name.name)] = name
+    return names
+
+
+def _tools(value: Mapping[str, Any], path: str) -> Iterator[tuple[Tool, int]]:
+    if value.get("type") != "namespace":
+        yield _tool(value, path)
+        return
+    namespace = tool_name(value.get("name"), f"{path}.name")
+    preface = optional_text(value.get("description"), f"{path}.description") or ""
+    inner = value.get("tools")
+    if not isinstance(inner, list):
+        raise wrong_type(f"{path}.tools", "an array")
+    for number, item in enumerate(inner):
+        if not isinstance(item, dict):
+            raise wrong_type(f"{path}.tools[{number}]", "an object")
+        tool, size = _tool(item, f"{path}.tools[{number}]")
+        # The description of the namespace is told once.
+        yield tool.within(namespace, "" if number else preface), size
 
 
 def _tool(value: Mapping[str, Any], path: str) -> tuple[Tool, int]:
@@ -77,7 +109,7 @@ def _tool(value: Mapping[str, Any], path: str) -> tuple[Tool, int]:
         raise unsupported_value(
             f"{path}.type",
             f"a tool of type '{kind[:64]}' is not supported with this model; 'function' and "
-            "'custom' are.",
+            "'custom' are, and a 'namespace' of them.",
         )
     nested = value.get(kind)
     if "name" not in value and isinstance(nested, dict):
@@ -132,4 +164,4 @@ def _custom_tool(value: Mapping[str, Any], path: str) -> tuple[Tool, int]:
     return tool, size
 
 
-_FIELDS = ToolFields(_tool, "", ("function", "custom"))
+_FIELDS = ToolFields(_tools, "", ("function", "custom"))

@@ -4,7 +4,7 @@ APIs have in common.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from parrot_gateway.exceptions import (
@@ -26,14 +26,14 @@ MAX_SCHEMA_BYTES = 1024 * 1024
 _WHY = "is not supported with this model"
 
 
-#: Reads one element of `tools`: the tool, and the bytes of its parameters.
-ReadTool: TypeAlias = Callable[[Any, str], tuple[Tool, int]]
+#: Reads one element of `tools`: its tools, each with the bytes of its parameters.
+ReadTools: TypeAlias = Callable[[Any, str], Iterable[tuple[Tool, int]]]
 
 
 class ToolFields(NamedTuple):
     """How an API writes its tools."""
 
-    read: ReadTool
+    read: ReadTools
     #: Of a tool in `tools` and `tool_choice`: the object that holds its name; empty: itself.
     holder: str
     #: Values of `type` that name one tool in `tool_choice`.
@@ -89,34 +89,34 @@ def _tools(value: Any, fields: ToolFields) -> list[Tool]:
         raise wrong_type("tools", "an array")
     if len(value) > MAX_TOOLS:
         raise long_array("tools", MAX_TOOLS, len(value))
-    tools: list[Tool] = []
+    tools: dict[str, Tool] = {}
     left = MAX_SCHEMA_BYTES
     for number, item in enumerate(value):
         if not isinstance(item, dict):
             raise wrong_type(f"tools[{number}]", "an object")
-        tool, size = fields.read(item, f"tools[{number}]")
-        left -= size
-        if left < 0:
-            raise InvalidRequestError(
-                f"Invalid 'tools': their parameters come to more than {MAX_SCHEMA_BYTES} bytes.",
-                param="tools",
-                code="string_above_max_length",
-            )
-        tools.append(tool)
-    seen: set[str] = set()
-    for number, tool in enumerate(tools):
-        if tool.name in seen:
-            holder = f".{fields.holder}" if fields.holder else ""
-            raise InvalidRequestError(
-                f"Invalid 'tools': two functions are called '{tool.name}'.",
-                param=f"tools[{number}]{holder}.name",
-                code="invalid_value",
-            )
-        seen.add(tool.name)
-    return tools
+        for tool, size in fields.read(item, f"tools[{number}]"):
+            left -= size
+            if left < 0:
+                raise InvalidRequestError(
+                    f"Invalid 'tools': their parameters come to more than {MAX_SCHEMA_BYTES} "
+                    "bytes.",
+                    param="tools",
+                    code="string_above_max_length",
+                )
+            if tool.name in tools:
+                holder = f".{fields.holder}" if fields.holder else ""
+                raise InvalidRequestError(
+                    f"Invalid 'tools': two functions are called '{tool.name}'.",
+                    param=f"tools[{number}]{holder}.name",
+                    code="invalid_value",
+                )
+            tools[tool.name] = tool
+    if len(tools) > MAX_TOOLS:
+        raise long_array("tools", MAX_TOOLS, len(tools))
+    return list(tools.values())
 
 
-def _chat_tool(value: Any, path: str) -> tuple[Tool, int]:
+def _chat_tool(value: Any, path: str) -> Iterator[tuple[Tool, int]]:
     kind = value.get("type")
     if kind is None:
         raise missing_parameter(f"{path}.type")
@@ -135,7 +135,7 @@ def _chat_tool(value: Any, path: str) -> tuple[Tool, int]:
         raise InvalidRequestError(error.message + hint, param=error.param, code=error.code)
     if not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object")
-    return function_tool(function, f"{path}.function")
+    yield function_tool(function, f"{path}.function")
 
 
 def function_tool(

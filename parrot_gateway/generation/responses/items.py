@@ -97,9 +97,11 @@ class ToolCallItem(_TextItem):
     text: str
     is_custom: bool = False
     status: ItemStatus = "completed"
+    #: Of the tool.
+    namespace: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        shown = {
             "id": self.id,
             "type": "custom_tool_call" if self.is_custom else "function_call",
             "status": self.status,
@@ -107,6 +109,7 @@ class ToolCallItem(_TextItem):
             "name": self.name,
             "input" if self.is_custom else "arguments": self.text,
         }
+        return shown if self.namespace is None else {**shown, "namespace": self.namespace}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from parrot_gateway.generation.responses.items import (
     ToolCallItem,
     ToolOutputItem,
 )
+from parrot_gateway.generation.tools.definitions import qualified_name
 
 
 def messages_of(items: Iterable[Item]) -> list[Message]:
@@ -78,5 +79,5 @@ def _call(item: ToolCallItem) -> dict[str, Any]:
     arguments = item.text
     if item.is_custom:
         arguments = json.dumps({"input": item.text}, ensure_ascii=False)
-    function = {"name": item.name, "arguments": arguments}
+    function = {"name": qualified_name(item.namespace, item.name), "arguments": arguments}
     return {"id": item.call_id, "type": "function", "function": function}

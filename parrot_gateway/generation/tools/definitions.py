@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from parrot_engine.text import TextAssets, Tokenizer
@@ -40,6 +40,16 @@ class Tool:
     #: In Lark's notation: what its only argument, `input`, has to follow. It is written raw then.
     input_grammar: str | None = None
 
+    def within(self, namespace: str, preface: str) -> Tool:
+        """The tool as a model sees it that is one of a namespace.
+
+        Args:
+            preface: precedes its description.
+        """
+        description = "\n\n".join(text for text in (preface, self.description) if text)
+        name = qualified_name(namespace, self.name)
+        return replace(self, name=name, description=description or None)
+
     def to_dict(self) -> dict[str, Any]:
         """As the API writes it, for templates."""
         function: dict[str, Any] = {"name": self.name}
@@ -47,6 +57,11 @@ class Tool:
             function["description"] = self.description
         function["parameters"] = dict(self.parameters or {"type": "object", "properties": {}})
         return {"type": "function", "function": function}
+
+
+def qualified_name(namespace: str | None, name: str) -> str:
+    """What a model calls a tool that may be one of a namespace."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 @dataclass(frozen=True, slots=True)
