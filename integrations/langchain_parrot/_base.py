@@ -26,6 +26,7 @@ from parrot_client.fields import (
     merge_fields,
     take_fields,
 )
+from parrot_client.tokens import TokenCounter
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -39,7 +40,6 @@ from pydantic import (
 from langchain_parrot.deferred import DEFAULT_TIMEOUT_S, DeferredText, GatewayResolver, current_run
 from langchain_parrot.exceptions import ParrotFeatureError
 from langchain_parrot.linking import fields_here, fields_of_run
-from langchain_parrot.tokens import TokenCounter
 
 #: Names that ChatOpenAI and OpenAI have for the same things, so that one import is all to change.
 _OPENAI_NAMES = {

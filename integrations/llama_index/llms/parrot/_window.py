@@ -40,11 +40,13 @@ class Window(NamedTuple):
         tokens: the window, in LlamaIndex's tokens.
         ratio: the model's tokens for each of LlamaIndex's, margin included.
         is_final: whether it is known; False while an engine loads.
+        is_own: the model is one of the gateway's own engines, which has its tokenizer.
     """
 
     tokens: int
     ratio: float
     is_final: bool
+    is_own: bool
 
 
 def ask_window(clients: OpenAIClients, model: str) -> Window:
@@ -61,11 +63,12 @@ def ask_window(clients: OpenAIClients, model: str) -> Window:
     longest = found.get("max_model_len")
     if not isinstance(longest, int):
         # The window of a model of ours is known once its engine has loaded.
-        return Window(DEFAULT_CONTEXT_WINDOW, 1.0, is_final=found.get("owned_by") != OWN)
+        is_own = found.get("owned_by") == OWN
+        return Window(DEFAULT_CONTEXT_WINDOW, 1.0, is_final=not is_own, is_own=is_own)
     body = {"model": model, "prompt": SAMPLE}
     counted = client.post(f"{clients.connection.root}/tokenize", body=body, cast_to=object)["count"]
     ratio = max(1.0, counted / len(get_tokenizer()(SAMPLE))) * MARGIN
-    return Window(math.floor(longest / ratio), ratio, is_final=True)
+    return Window(math.floor(longest / ratio), ratio, is_final=True, is_own=True)
 
 
 def reference_counter(

@@ -54,6 +54,7 @@ from llama_index.llms.parrot._synthesis import passes_texts_on, watch_synthesize
 from llama_index.llms.parrot._window import Window, ask_window, reference_counter
 from parrot_client.connection import Connection, OpenAIClients, default_api_key, default_base_url
 from parrot_client.fields import FIELDS, answer_metadata, merge_fields, take_fields
+from parrot_client.tokens import TokenCounter
 from pydantic import AliasChoices
 
 if TYPE_CHECKING:
@@ -187,16 +188,34 @@ class Parrot(StructuredOutput):
         )
 
     def tokenizer(self) -> Callable[[str], list[Any]]:
-        """LlamaIndex's tokenizer, in which a reference weighs what its text may: for counting.
+        """A tokenizer for counting: `Settings.tokenizer = llm.tokenizer()`, or any `tokenizer`,
+        `tokenizer_fn` that LlamaIndex takes.
 
-        `Settings.tokenizer = llm.tokenizer()` makes splitters and prompt helpers see a deferred
-        text as `max_tokens` long. At most a quarter of the window, so that no splitter ever cuts
-        a reference in pieces.
+        Texts are counted by the gateway, which has the tokenizer of the models of its own engines;
+        for other models, as LlamaIndex counts now. A reference weighs what its text may, so that
+        splitters and prompt helpers see a deferred text as `max_tokens` long: at most a quarter of
+        the window, so that no splitter ever cuts a reference in pieces.
+
+        Returns:
+            for a text as many zeros as it has tokens; special ones do not count. What it asks the
+            gateway for, and does not get, raises `openai.APIError`.
+
+        Raises:
+            openai.APIError: no gateway there, or a wrong key.
         """
         window = self._window()
-        tokens = math.ceil((self.max_tokens or DEFAULT_NUM_OUTPUTS) / window.ratio)
-        room = self.context_window or window.tokens
-        return reference_counter(get_tokenizer(), min(tokens, room // 4))
+        tokens = self.max_tokens or DEFAULT_NUM_OUTPUTS
+        if not window.is_own:
+            room = self.context_window or window.tokens
+            return reference_counter(get_tokenizer(), min(tokens, room // 4))
+        counter = TokenCounter(self._clients, self.model)
+
+        def count(text: str) -> list[Any]:
+            with with_advice(counter.clients.connection.base_url):
+                return [0] * counter.count(prompt=text, add_special_tokens=False)
+
+        room = self.context_window or math.floor(window.tokens * window.ratio)
+        return reference_counter(count, min(tokens, room // 4))
 
     # -- deferred texts -----------------------------------------------------------------------
 

@@ -40,9 +40,10 @@ class TokenCounter:
         Raises:
             openai.OpenAIError: the gateway is not there, or cannot tokenize for this model.
         """
-        root = self.clients.connection.base_url.rstrip("/").removesuffix("/v1")
         answer = self.clients.sync().post(
-            f"{root}/tokenize", cast_to=object, body={"model": self.model, **fields}
+            f"{self.clients.connection.root}/tokenize",
+            cast_to=object,
+            body={"model": self.model, **fields},
         )
         return cast("dict[str, list[int]]", answer)["tokens"]
 
