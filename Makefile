@@ -27,8 +27,8 @@ test: $(VENV)/.test-stamp $(CLIENT_VENV)/.stamp lint
 	PYTHONDONTWRITEBYTECODE= PARROT_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Programs of others, in environments of their own; the table says which could not be installed.
-drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/.stamp tests/drop_in/node/node_modules/.stamp
-	$(BIN)/python tests/drop_in/compatibility.py --python $(abspath $(DROP_IN_VENV))/bin/python --write docs/compatibility.md
+drop-in: $(VENV)/.test-stamp $(DROP_IN_VENV)/bin/uv tests/drop_in/node/node_modules/.stamp
+	$(BIN)/python tests/drop_in/compatibility.py --uv $(abspath $(DROP_IN_VENV))/bin/uv --python $(abspath $(DROP_IN_VENV))/bin/python --write docs/compatibility.md
 
 lint: $(VENV)/.test-stamp
 	$(BIN)/ruff check .
@@ -65,11 +65,10 @@ $(CLIENT_VENV)/.stamp: pyproject.toml
 	$(CLIENT_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'openai>=3,<4' 'pytest>=8.4,<10' 'pytest-asyncio>=1.2,<2' 'pytest-timeout>=2.4,<3'
 	@touch $@
 
-$(DROP_IN_VENV)/.stamp: tests/drop_in/requirements.txt
+# Each Python program names its libraries and gets them in an environment of its own, by uv.
+$(DROP_IN_VENV)/bin/uv:
 	$(PYTHON) -m venv $(DROP_IN_VENV)
-	$(DROP_IN_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --requirement $< || grep -v '^#' $< | while read -r line; do \
-		$(DROP_IN_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) "$$line" || true; done
-	@touch $@
+	$(DROP_IN_VENV)/bin/python -m pip install --quiet $(PIP_ARGS) 'uv>=0.9,<1'
 
 tests/drop_in/node/node_modules/.stamp: tests/drop_in/node/package.json
 	cd tests/drop_in/node && $(NPM) install --no-audit --no-fund --no-package-lock --loglevel=error || true

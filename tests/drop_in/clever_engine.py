@@ -4,6 +4,7 @@ It reads the chat back out of the prompt, which its template writes as JSON, and
 model would that does what it is asked:
 
 - it calls each tool that is offered once, in their order, with arguments of the tool's schema;
+  where the question names some, only those;
 - asked for JSON of a schema, it writes such a document;
 - asked for the forms of DSPy or of ReAct prompts, it fills them;
 - else it repeats what the tool has said.
@@ -71,13 +72,15 @@ def answer(
     """What the model says next."""
     content = _content_schema(grammar)
     functions = [tool["function"] for tool in tools]
-    must_call = grammar is not None and grammar.kind == "lark" and content is None
     left = [each for each in functions if each["name"] not in _called(messages)]
-    # Where it has to call one, only those count that the grammar names.
-    if must_call and grammar is not None:
+    question = next((each["content"] for each in messages[::-1] if each["role"] == "user"), "")
+    named = [each for each in functions if each["name"].rpartition("__")[2] in str(question)]
+    if grammar is not None and content is None and "start: calls" in grammar.text:
+        # It has to call one of those that the grammar names.
         allowed = [each for each in functions if json.dumps(each["name"])[1:-1] in grammar.text]
-        if "start: calls" in grammar.text:
-            left = [each for each in left if each in allowed] or allowed[-1:]
+        left = [each for each in left if each in allowed] or allowed[-1:]
+    elif named:
+        left = [each for each in left if each in named]
     if left:
         return _call(left[0])
     if content is not None:

@@ -15,11 +15,11 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "gateway")]
@@ -29,25 +29,41 @@ from harness.processes import DEMO_MODEL, GatewayProcess, clean_environment  # n
 from serving import serving  # noqa: E402
 
 TIMEOUT_S = 180.0
+INSTALL_TIMEOUT_S = 600.0
 MARK = "DROP_IN "
+#: Of the folder `node`: what programs share.
+_NO_PROGRAM = ("common", "weather_server")
 #: Lines of a program's error that a report shows.
 SHOWN_LINES = 12
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Failure|Exceeded)\b")
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a program did; `fault` is empty when it was right."""
 
     version: str = ""
     fault: str = ""
     details: str = ""
+    #: Why part of it could not be asked for; the rest was right.
+    note: str = ""
+
+
+class Programs(NamedTuple):
+    """Programs, and how to run them."""
+
+    chosen: Sequence[Path]
+    #: The interpreter of each.
+    interpreters: dict[Path, str]
+    #: Why there is none.
+    faults: dict[Path, str]
 
 
 def programs(folder: Path = HERE) -> list[Path]:
     """All of them: Python first."""
     python = sorted((folder / "programs").glob("p_*.py"))
-    node = [path for path in sorted((folder / "node").glob("*.mjs")) if path.stem != "common"]
+    node = [
+        path for path in sorted((folder / "node").glob("*.mjs")) if path.stem not in _NO_PROGRAM
+    ]
     return [*python, *node]
 
 
@@ -57,11 +73,48 @@ def title(program: Path) -> str:
     return line.strip('/" ').rstrip(".")
 
 
-async def run(program: Path, python: str, base_url: str, model: str, clever: bool) -> Outcome:
+async def installed(chosen: Sequence[Path], uv: str | None, python: str) -> Programs:
+    """Install what programs need, one after another.
+
+    Args:
+        uv: gives each Python program, which names its libraries, an environment of its own; without
+            it they all run with `python`.
+    """
+    interpreters: dict[Path, str] = {}
+    faults: dict[Path, str] = {}
+    for program in chosen:
+        try:
+            interpreters[program] = await _interpreter(program, uv, python)
+        except RuntimeError as error:
+            faults[program] = str(error)
+    return Programs(chosen, interpreters, faults)
+
+
+async def _interpreter(program: Path, uv: str | None, python: str) -> str:
+    if program.suffix == ".py" and uv is None:
+        return python
+    if program.suffix == ".py":
+        print(f"installing what {program.name} needs", flush=True)
+        script = ("--script", str(program))
+        commands = [
+            [str(uv), "sync", "--quiet", "--upgrade", "--python", python, *script],
+            [str(uv), "python", "find", *script],
+        ]
+        for command in commands:
+            returncode, lines = await _output(command, dict(os.environ), INSTALL_TIMEOUT_S)
+            if returncode != 0:
+                print("\n".join(lines), flush=True)
+                raise RuntimeError(f"not installed: {_gist(lines)}")
+        return lines[-1]
+    node = program.parent / "node_modules" / "node" / "bin" / "node"
+    found = str(node) if node.exists() else shutil.which("node")
+    if found is None:
+        raise RuntimeError("there is no node on this machine")
+    return found
+
+
+async def run(program: Path, interpreter: str, base_url: str, model: str, clever: bool) -> Outcome:
     """Run one program; what is wrong with its report, if it gives any."""
-    interpreter = python if program.suffix == ".py" else shutil.which("node")
-    if interpreter is None:
-        return Outcome(fault="there is no node on this machine")
     environment = {
         **clean_environment(),
         "OPENAI_BASE_URL": base_url,
@@ -69,29 +122,43 @@ async def run(program: Path, python: str, base_url: str, model: str, clever: boo
         "DROP_IN_MODEL": model,
         "DROP_IN_ONLY_STRUCTURED": "0" if clever else "1",
     }
-    process = await asyncio.create_subprocess_exec(
-        interpreter,
-        str(program),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=environment,
-        cwd=program.parent,
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return Outcome(fault=f"did not end within {TIMEOUT_S:g} s")
-    lines = output.decode("utf-8", "replace").splitlines()
+    returncode, lines = await _output([interpreter, str(program)], environment, TIMEOUT_S)
+    if returncode is None:
+        return Outcome(
+            fault=f"did not end within {TIMEOUT_S:g} s", details="\n".join(lines[-SHOWN_LINES:])
+        )
     reports = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
     tail = "\n".join(lines[-SHOWN_LINES:])
     if not reports:
         return Outcome(fault=_gist(lines), details=tail)
     seen = json.loads(reports[-1])
-    return Outcome(seen["version"], fault_of(seen, clever), tail)
+    return Outcome(seen["version"], fault_of(seen, clever), tail, _note(seen, clever))
+
+
+async def _output(
+    command: Sequence[str], environment: dict[str, str], timeout_s: float
+) -> tuple[int | None, list[str]]:
+    """The status of a command, None when it takes too long, and what it printed."""
+    with tempfile.TemporaryFile() as printed:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=printed,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            cwd=HERE / "programs",
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            returncode = None
+        else:
+            returncode = process.returncode
+        printed.seek(0)
+        return returncode, printed.read().decode("utf-8", "replace").splitlines()
 
 
 def _gist(lines: Sequence[str]) -> str:
@@ -101,9 +168,18 @@ def _gist(lines: Sequence[str]) -> str:
     return (named or told or ["said nothing"])[-1][:160]
 
 
+def _note(seen: dict[str, Any], clever: bool) -> str:
+    """What a program that works did not do."""
+    if clever and seen["text"] is None:
+        return "it has no agent; the form works"
+    return "" if clever else seen.get("unable") or ""
+
+
 def fault_of(seen: dict[str, Any], clever: bool) -> str:
     """What is wrong with a report."""
     structured = seen["structured"]
+    if not clever and seen.get("unable"):
+        return ""
     if not (
         isinstance(structured, dict)
         and isinstance(structured.get("city"), str)
@@ -114,6 +190,8 @@ def fault_of(seen: dict[str, Any], clever: bool) -> str:
         return ""
     if structured != FACTS:
         return f"structured output: {structured!r}"
+    if seen["text"] is None:
+        return ""
     if set(seen["called"]) != {FACTS["city"]}:
         return f"calls of the tool: {seen['called']!r}"
     if REPORT not in seen["text"]:
@@ -122,21 +200,24 @@ def fault_of(seen: dict[str, Any], clever: bool) -> str:
 
 
 async def run_all(
-    chosen: Sequence[Path], python: str, base_url: str, model: str, clever: bool
+    programs: Programs, base_url: str, model: str, clever: bool
 ) -> dict[str, Outcome]:
     """Run programs, two at a time."""
     room = asyncio.Semaphore(2)
 
     async def one(program: Path) -> tuple[str, Outcome]:
+        if program in programs.faults:
+            return program.name, Outcome(fault=programs.faults[program])
         async with room:
-            outcome = await run(program, python, base_url, model, clever)
-        state = outcome.fault or "works"
+            interpreter = programs.interpreters[program]
+            outcome = await run(program, interpreter, base_url, model, clever)
+        state = outcome.fault or outcome.note or "works"
         print(f"{model:12} {program.name:28} {outcome.version:12} {state}", flush=True)
         if outcome.fault:
             print("\n".join(f"    {line}" for line in outcome.details.splitlines()), flush=True)
         return program.name, outcome
 
-    return dict(await asyncio.gather(*map(one, chosen)))
+    return dict(await asyncio.gather(*map(one, programs.chosen)))
 
 
 @asynccontextmanager
@@ -149,12 +230,13 @@ async def demo() -> AsyncIterator[GatewayProcess]:
         await asyncio.to_thread(gateway.close)
 
 
-async def compare(chosen: Sequence[Path], python: str) -> list[dict[str, Outcome]]:
+async def compare(chosen: Sequence[Path], uv: str | None, python: str) -> list[dict[str, Outcome]]:
     """Outcomes before the scripted engine, and before the demo model."""
+    programs = await installed(chosen, uv, python)
     async with serving(CleverEngine(), call_timeout_s=60) as service:
-        clever = await run_all(chosen, python, f"{service.root}/v1", "clever", True)
+        clever = await run_all(programs, f"{service.root}/v1", "clever", True)
     async with demo() as gateway:
-        plain = await run_all(chosen, python, gateway.base_url, DEMO_MODEL, False)
+        plain = await run_all(programs, gateway.base_url, DEMO_MODEL, False)
     return [clever, plain]
 
 
@@ -165,14 +247,15 @@ def table(chosen: Sequence[Path], outcomes: Sequence[dict[str, Outcome]]) -> str
     for program in chosen:
         found = [outcome[program.name] for outcome in outcomes]
         version = next((each.version for each in found if each.version), "")
-        cells = [each.fault.replace("|", "\\|") or "works" for each in found]
+        cells = [each.fault.replace("|", "\\|") or each.note or "works" for each in found]
         rows.append(" | ".join([f"| {title(program)}", version, *cells]) + " |")
     return "\n".join(rows) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", default=sys.executable, help="with the Python libraries")
+    parser.add_argument("--uv", help="makes an environment for each Python program")
+    parser.add_argument("--python", default=sys.executable, help="for all of them")
     parser.add_argument("--write", type=Path, help="a document whose table is replaced")
     parser.add_argument("names", nargs="*", help="parts of names; all programs without any")
     options = parser.parse_args()
@@ -181,7 +264,7 @@ def main() -> None:
         for program in programs()
         if not options.names or any(name in program.name for name in options.names)
     ]
-    outcomes = asyncio.run(compare(chosen, options.python))
+    outcomes = asyncio.run(compare(chosen, options.uv, options.python))
     written = table(chosen, outcomes)
     print(written)
     if options.write is not None:

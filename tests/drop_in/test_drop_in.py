@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
-from clever_engine import FACTS, REPORT, CleverEngine
+from clever_engine import FACTS, REPORT
 from compatibility import HERE, fault_of, programs, run, table
-from serving import Service, serving
+from serving import Service
 
 #: What `make test` needs for other tests anyway.
 HERE_TOO = ("p_openai_chat", "p_openai_responses", "p_langchain")
-
-
-@pytest.fixture
-async def clever() -> AsyncIterator[Service]:
-    async with serving(CleverEngine()) as running:
-        yield running
 
 
 @pytest.mark.parametrize("name", HERE_TOO)

@@ -1,5 +1,6 @@
 // anthropic for Node: messages with a tool, streamed; a forced tool as structured output.
 import Anthropic from "@anthropic-ai/sdk";
+import { z } from "zod";
 import {
   BASE_URL,
   MODEL,
@@ -11,13 +12,9 @@ import {
 } from "./common.mjs";
 
 const client = new Anthropic({ baseURL: BASE_URL.replace(/\/v1$/, ""), apiKey: "none" });
-const input = (properties) => ({
-  type: "object",
-  properties,
-  required: Object.keys(properties),
-  additionalProperties: false,
-});
-const tools = [{ name: "get_weather", input_schema: input({ city: { type: "string" } }) }];
+const tools = [
+  { name: "get_weather", input_schema: z.toJSONSchema(z.object({ city: z.string() })) },
+];
 const messages = [{ role: "user", content: QUESTION }];
 let text = "";
 while (!ONLY_STRUCTURED) {
@@ -33,15 +30,11 @@ while (!ONLY_STRUCTURED) {
   }
   messages.push({ role: "user", content: results });
 }
-const fields = {
-  city: { type: "string", maxLength: 40 },
-  temperature: { type: "integer", minimum: -100, maximum: 100 },
-};
 const forced = await client.messages.create({
   model: MODEL,
   max_tokens: 500,
   messages: messages.slice(0, 1),
-  tools: [{ name: "weather", input_schema: input(fields) }],
+  tools: [{ name: "weather", input_schema: z.toJSONSchema(Weather) }],
   tool_choice: { type: "tool", name: "weather" },
 });
 const found = forced.content.find((block) => block.type === "tool_use").input;

@@ -31,13 +31,14 @@ def get_weather(city: str) -> str:
 
 
 def report(package: str, text: object, structured: Any) -> None:
-    """Tell what was seen: the answer of the agent, and the structured one as a mapping."""
+    """Tell what was seen: the answer of the agent, None where there is none, and the structured one
+    as a mapping."""
     if hasattr(structured, "model_dump"):
         structured = structured.model_dump()
     seen = {
         "version": version(package),
         "called": called,
-        "text": str(text),
+        "text": None if text is None else str(text),
         "structured": structured,
     }
     print("DROP_IN " + json.dumps(seen))

@@ -1,5 +1,10 @@
 """anthropic: messages, a tool loop, streamed; a forced tool as structured output."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["anthropic>=2.12"]
+# ///
+
 from __future__ import annotations
 
 from typing import Any

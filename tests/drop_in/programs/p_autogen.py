@@ -1,5 +1,13 @@
 """AutoGen: an assistant with a tool, and one with an output type."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "autogen-agentchat>=0.7.5",
+#   "autogen-ext[openai]>=0.7.5",
+# ]
+# ///
+
 from __future__ import annotations
 
 import asyncio

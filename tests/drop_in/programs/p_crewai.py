@@ -1,5 +1,10 @@
 """crewAI: a crew of one with a tool, and a task with a pydantic output."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["crewai>=1.15"]
+# ///
+
 from __future__ import annotations
 
 import os

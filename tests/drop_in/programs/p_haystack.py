@@ -1,5 +1,10 @@
 """Haystack: an agent, and a generator with a response format."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["haystack-ai>=3.4"]
+# ///
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,14 @@
 """LangChain and LangGraph: `create_agent`, Responses on, and structured output."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "langchain>=1.4",
+#   "langchain-openai>=1.7",
+#   "langgraph>=1.2",
+# ]
+# ///
+
 from __future__ import annotations
 
 from common import MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report

@@ -1,5 +1,13 @@
 """litellm: chat with a tool, and a response format."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "litellm>=1.106",
+#   "mcp>=1",  # it imports that as soon as there are tools
+# ]
+# ///
+
 from __future__ import annotations
 
 import json

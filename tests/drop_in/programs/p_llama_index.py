@@ -1,5 +1,13 @@
 """LlamaIndex: a function agent and a structured prediction, over its class for such servers."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "llama-index-core>=0.14.25",
+#   "llama-index-llms-openai-like>=0.8.1",
+# ]
+# ///
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,10 @@
 """OpenAI Agents SDK, on Responses as by default."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["openai-agents>=0.24"]
+# ///
+
 from __future__ import annotations
 
 from agents import Agent, Runner, function_tool, set_tracing_disabled

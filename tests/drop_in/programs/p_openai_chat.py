@@ -1,5 +1,10 @@
 """openai: chat completions, a tool loop that streams, `parse`."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["openai>=3.54"]
+# ///
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,10 @@
 """openai: Responses, a tool loop on stored responses, `parse`."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["openai>=3.54"]
+# ///
+
 from __future__ import annotations
 
 import json

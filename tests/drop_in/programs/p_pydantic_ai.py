@@ -1,5 +1,10 @@
 """pydantic-ai: `openai:` models, which are Responses; output by its own tool."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pydantic-ai-slim[openai]>=2.68"]
+# ///
+
 from __future__ import annotations
 
 from common import MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report

@@ -1,5 +1,10 @@
 """smolagents: a tool-calling agent, whose last call is the answer; a response format."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["smolagents[openai]>=1.26"]
+# ///
+
 from __future__ import annotations
 
 import json

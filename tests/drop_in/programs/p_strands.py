@@ -1,5 +1,10 @@
 """Strands Agents: an agent with a tool, and a structured output."""
 
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["strands-agents[openai]>=1.62"]
+# ///
+
 from __future__ import annotations
 
 from common import BASE_URL, MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report
