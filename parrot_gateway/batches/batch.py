@@ -99,5 +99,4 @@ class Batch(msgspec.Struct):
 
 
 def new_batch_id() -> str:
-    """The id of a batch to be."""
     return BATCH_MARK + secrets.token_hex(12)

@@ -177,7 +177,6 @@ class FileStore:
         return file
 
     def newest_first(self, tenant: str) -> list[StoredFile]:
-        """All files of a tenant."""
         now = self.clock()
         return [
             file
@@ -206,5 +205,4 @@ class FileStore:
 
 
 def new_file_id() -> str:
-    """The id of a file to be."""
     return FILE_MARK + secrets.token_hex(12)

@@ -191,7 +191,6 @@ class BatchService:
         return batch
 
     def newest_first(self, tenant: str) -> list[Batch]:
-        """All batches of a tenant."""
         return [batch for batch in reversed(self._batches.values()) if batch.tenant == tenant]
 
     def counts(self, batch: Batch) -> tuple[int, int, LineUsage]:

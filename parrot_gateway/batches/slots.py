@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
+import sys
 from typing import TypeAlias
 
+from parrot_gateway.engines.slots import Slots
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory, Target
 
@@ -27,48 +27,33 @@ class LineSlots:
     def __init__(self, models: ModelDirectory, limit: int) -> None:
         self._models = models
         self._limit = limit
-        self._held: Counter[Server] = Counter()
-        self._lines: dict[Server, deque[asyncio.Future[None]]] = {}
+        self._slots: dict[Server, Slots] = {}
 
     async def acquire(self, model: str) -> Server:
         """Wait for a slot of whoever serves `model`; to be released."""
         server = self._server_of(model)
-        line = self._lines.setdefault(server, deque())
-        if line or self._held[server] >= self._limit_of(server):
-            turn = asyncio.get_running_loop().create_future()
-            line.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._held[server] -= 1
-                    self._grant(server)
-                else:
-                    line.remove(turn)
-                raise
-        else:
-            self._held[server] += 1
+        slots = self._slots.setdefault(server, Slots(1, max_waiting=sys.maxsize))
+        slots.limit = self._limit_of(server)
+        try:
+            await slots.acquire(None)
+        finally:
+            self._forget_unused(server)
         return server
 
     def release(self, server: Server) -> None:
         """Give a slot back."""
-        self._held[server] -= 1
-        self._grant(server)
+        slots = self._slots[server]
+        slots.limit = self._limit_of(server)
+        slots.release()
+        self._forget_unused(server)
 
     def held(self) -> int:
         """Lines in work."""
-        return self._held.total()
+        return sum(slots.held for slots in self._slots.values())
 
-    def _grant(self, server: Server) -> None:
-        line = self._lines[server]
-        limit = self._limit_of(server)
-        while line and self._held[server] < limit:
-            turn = line.popleft()
-            if not turn.done():
-                self._held[server] += 1
-                turn.set_result(None)
-        if not line and not self._held[server]:
-            del self._lines[server], self._held[server]
+    def _forget_unused(self, server: Server) -> None:
+        if not self._slots[server].held and not self._slots[server].waiting:
+            del self._slots[server]
 
     def _server_of(self, model: str) -> Server:
         try:

@@ -16,12 +16,15 @@ class QueueFullError(Exception):
 
 
 class Slots:
-    """Slots for `limit` holders and room for `max_waiting` more in line."""
+    """Slots for `limit` holders and room for `max_waiting` more in line.
 
-    __slots__ = ("_limit", "_line", "_max_waiting", "held")
+    The limit may be changed; a lower one holds for those who come later.
+    """
+
+    __slots__ = ("_line", "_max_waiting", "held", "limit")
 
     def __init__(self, limit: int, max_waiting: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._max_waiting = max_waiting
         self._line: deque[asyncio.Future[None]] = deque()
         #: Slots taken now.
@@ -33,13 +36,13 @@ class Slots:
 
     def acquire_nowait(self) -> bool:
         """Take a slot if one is free and nobody waits for it."""
-        if self.held < self._limit and not self._line:
+        if self.held < self.limit and not self._line:
             self.held += 1
             return True
         return False
 
-    async def acquire(self, timeout_s: float) -> None:
-        """Take a slot, waiting up to `timeout_s`. A cancelled wait leaves the line.
+    async def acquire(self, timeout_s: float | None) -> None:
+        """Take a slot, waiting up to `timeout_s`, if given. A cancelled wait leaves the line.
 
         Raises:
             QueueFullError: `max_waiting` others wait already.
@@ -65,9 +68,9 @@ class Slots:
 
     def release(self) -> None:
         """Give a slot back; the first in line gets it."""
-        while self._line:
+        self.held -= 1
+        while self._line and self.held < self.limit:
             place = self._line.popleft()
             if not place.done():
+                self.held += 1
                 place.set_result(None)
-                return
-        self.held -= 1

@@ -37,7 +37,7 @@ from parrot_gateway.semantic.execution.fill_ahead import FillAhead
 from parrot_gateway.semantic.execution.job import Job, job_of_call, job_of_transform
 from parrot_gateway.semantic.execution.objective_tracker import ObjectiveTracker
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, snapshot_of
 from parrot_gateway.semantic.readers import Readers
 from parrot_gateway.semantic.recorded_calls import CallRecorder
 from parrot_gateway.semantic.session import Session
@@ -48,7 +48,6 @@ from parrot_gateway.semantic.templates.reference import (
     mint_variable_id,
     variable_id_of,
 )
-from parrot_gateway.semantic.templates.text_template import Binding
 from parrot_gateway.semantic.transforms.transform import Transform
 from parrot_gateway.semantic.variable import Variable
 from parrot_gateway.settings.model import SessionSettings
@@ -119,10 +118,6 @@ class SemanticService:
 
         self._sweeper = asyncio.get_running_loop().create_task(sweep(), name="session-sweep")
 
-    async def drain(self, timeout_s: float) -> bool:
-        """See `Executor.drain`."""
-        return await self.executor.drain(timeout_s)
-
     async def close(self) -> None:
         """Cancel all calls and free everything; return when nothing runs any more."""
         if self._sweeper is not None:
@@ -152,7 +147,7 @@ class SemanticService:
             except VariableNotFoundError:
                 return None
 
-        return session.snapshot(self.clock(), find)
+        return snapshot_of(session.graph, self.clock(), session.id, find)
 
     def _session_closed(self, session: Session) -> None:
         self.executor.cancel_session(session.id, "its session was closed")
@@ -173,10 +168,6 @@ class SemanticService:
         if is_variable_id(plain):
             return self.sessions.variable(session.tenant, plain, self.clock(), param)
         return session.variable(plain, param)
-
-    def bind(self, session: Session, source: str, param: str = "inputs") -> Binding:
-        """The binding of a placeholder to `variable`."""
-        return Binding(variable_id=self.variable(session, source, param).id)
 
     def set_value(self, variable: Variable, value: str) -> None:
         """The user writes a variable.

@@ -17,7 +17,6 @@ from parrot_gateway.exceptions import (
     VariableNotFoundError,
 )
 from parrot_gateway.semantic.graph.graph import Graph
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, snapshot_of
 from parrot_gateway.semantic.variable import Failure, Variable
 from parrot_gateway.settings.model import SessionSettings
 
@@ -47,8 +46,6 @@ def _unlimited(session: Session, delta: int) -> None:
 
 @dataclass(eq=False, repr=False)
 class Session:
-    """One session."""
-
     #: Opaque and unguessable.
     id: str
     name: str
@@ -179,12 +176,6 @@ class Session:
     def drop_context(self, name: str) -> object | None:
         """Forget a named context and return it, if there is one."""
         return self.contexts.pop(name.strip(), None)
-
-    def snapshot(
-        self, now: float, find_foreign: Callable[[str], Variable | None] = lambda variable_id: None
-    ) -> GraphSnapshot:
-        """See `snapshot_of`."""
-        return snapshot_of(self.graph, now, self.id, find_foreign)
 
     def close(self) -> None:
         """Cancel and forget all variables, clear the graph. A second close does nothing.

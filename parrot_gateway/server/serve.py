@@ -82,7 +82,7 @@ class DrainingServer(uvicorn.Server):
             logger.warning("%d calls were cut off", self._gateway.gate.cut_off())
             await self._gateway.gate.drain(CUT_OFF_GRACE_S)
         left_s = timeout_s - (time.monotonic() - began)
-        if not await self._gateway.semantic.drain(max(0.0, left_s)):
+        if not await self._gateway.semantic.executor.drain(max(0.0, left_s)):
             logger.warning("deferred calls were cut off")
         # Before uvicorn closes their connections, which they would take for a lost gateway.
         await self._gateway.stop_engines()

@@ -95,7 +95,7 @@ async def service_of(
     try:
         yield service
         async with asyncio.timeout(5):
-            await service.drain(5)
+            await service.executor.drain(5)
     finally:
         await service.close()
     check_quiet(service)

@@ -15,9 +15,9 @@ from parrot_gateway.batches.lines import ENDPOINTS, LineUsage
 from parrot_gateway.exceptions import (
     InvalidRequestError,
     NotFoundError,
-    UnsupportedError,
     invalid_value,
     missing_parameter,
+    unsupported_value,
 )
 from parrot_gateway.generation.requests.call import decode
 from parrot_gateway.generation.requests.types import Metadata
@@ -69,11 +69,10 @@ class BatchRoutes(LocalRoutes):
         assert given.input_file_id
         assert given.endpoint
         if given.endpoint not in ENDPOINTS:
-            raise UnsupportedError(
-                f"Batches of '{given.endpoint[:80]}' are not offered by this gateway; those of "
+            raise unsupported_value(
+                "endpoint",
+                f"batches of '{given.endpoint[:80]}' are not offered by this gateway; those of "
                 f"{', '.join(ENDPOINTS)} are.",
-                param="endpoint",
-                code="unsupported_value",
             )
         if given.completion_window != WINDOW:
             raise invalid_value("completion_window", f"expected '{WINDOW}'.")

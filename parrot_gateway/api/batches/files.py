@@ -19,9 +19,9 @@ from parrot_gateway.exceptions import (
     GatewayError,
     InvalidRequestError,
     NotFoundError,
-    UnsupportedError,
     invalid_value,
     missing_parameter,
+    unsupported_value,
 )
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
@@ -216,11 +216,10 @@ def checked_lifetime(name: str, anchor: str | None, seconds: int) -> int:
 def _check_purpose(fields: dict[str, str]) -> None:
     purpose = fields.get("purpose", "batch")
     if purpose != "batch":
-        raise UnsupportedError(
-            f"Files of the purpose '{purpose[:80]}' are not kept by this gateway, only those of "
+        raise unsupported_value(
+            "purpose",
+            f"files of the purpose '{purpose[:80]}' are not kept by this gateway, only those of "
             "'batch'. Others go to an upstream, if it has one.",
-            param="purpose",
-            code="unsupported_value",
         )
 
 

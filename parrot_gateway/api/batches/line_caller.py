@@ -83,8 +83,6 @@ class LineCaller:
 
 
 class _Answer:
-    """Collects one answer."""
-
     def __init__(self) -> None:
         self._status = 500
         self._headers: Headers = []
@@ -105,7 +103,6 @@ class _Answer:
         self._body[:] = error.body()
 
     def line_answer(self, request_id: str) -> LineAnswer:
-        """All of it."""
         body = single_line(bytes(self._body))
         if body is None:
             status = self._status if self._status >= 300 else 502

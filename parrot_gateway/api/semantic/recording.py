@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from types import TracebackType
 
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.generation.requests.call import IdentityFields
@@ -45,12 +44,7 @@ class Recording:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             if not self.outlives_exchange:
                 self.call.finish()

@@ -60,8 +60,6 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class VariableView:
-    """One variable."""
-
     id: str
     name: str
     state: str

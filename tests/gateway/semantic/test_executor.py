@@ -174,7 +174,7 @@ async def test_a_call_that_cancels_itself_is_not_cut_short() -> None:
     async with service_of(runner) as service:
         output = submit(service, service.session("t", "s"), "a", "x")
         await service.readers.wait(output, 5)
-        await service.drain(5)
+        await service.executor.drain(5)
         assert output.state == "cancelled"
         assert went_on.is_set()
 
@@ -203,7 +203,7 @@ async def test_another_tenants_variable_is_unknown() -> None:
         with pytest.raises(VariableNotFoundError):
             service.submit(own, spec(reference_of(foreign.id), own.variable("y")))
         with pytest.raises(VariableNotFoundError):
-            service.bind(own, foreign.id)
+            service.variable(own, foreign.id)
         service.close_session(service.sessions.find("u", "s"))
 
 
@@ -409,7 +409,7 @@ async def test_closing_the_gateway_stops_everything() -> None:
     async with session_of(runner) as (service, session):
         output = submit(service, session, "v", "x")
         await until(lambda: runner.running == 1)
-        assert not await service.drain(0.01)
+        assert not await service.executor.drain(0.01)
         await service.close()
         assert output.failure is not None
         assert "shut down" in output.failure.message
@@ -441,7 +441,7 @@ async def test_a_call_that_has_ended_is_not_held_until_its_time_is_up(end: str) 
         else:
             service.set_value(given_, "v")
             await service.readers.value(output)
-        await service.drain(5)
+        await service.executor.drain(5)
         gc.collect()
         assert job() is None
 

@@ -76,7 +76,7 @@ async def run_graph(
         for node in graph:
             await service.readers.wait(outputs[node], 10)
         check_outcome(graph, outputs, failing, cancelled)
-        await service.drain(5)
+        await service.executor.drain(5)
         check_quiet(service)
 
 

@@ -25,7 +25,7 @@ async def test_transforms_are_nodes_between_calls(
     upper = Var("upper", infos["output"]["var_id"])
     out = (await client.call("say:{{x}}{{y}}", {"x": upper}, {"y": {}}))["y"]
     (session,) = service.gateway.semantic.sessions.of_tenant("default")
-    snapshot = session.snapshot(0.0)
+    snapshot = service.gateway.semantic.snapshot(session)
     assert [node.kind for node in snapshot.nodes] == ["call", "transform", "call"]
     assert snapshot.nodes[1].detail == "strip('[]') | upper"
     await client.set(start, "abc")
