@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -59,6 +60,15 @@ LONG = (
     "test_kernels_skinny.py",
     "test_layers.py",
 )
+
+
+with suppress(ImportError):
+    # The client's environment has no Hypothesis.
+    from hypothesis import settings
+
+    # Nothing asserts a speed: a machine that does other things as well is slow.
+    settings.register_profile("tests", parent=settings(), deadline=None)
+    settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
