@@ -85,9 +85,10 @@ class _TenantQueues:
         return self._candidates
 
     def _sort_front(self) -> bool:
-        """Put the front right; False: it is as it was.
+        """Put the front right; whether the service of one of its tenants has changed.
 
-        A tenant further behind is put right when it comes up, as service mostly grows.
+        A tenant further behind is put right when it comes up, as service mostly grows. It does so
+        only where one in the front has changed, or has come or gone.
         """
         order, behind, front = self._order, self._behind, self._front
         moved = [place for place in front if order.service_of(place[1]) != place[0]]
@@ -95,7 +96,7 @@ class _TenantQueues:
             self._front = front = [place for place in front if place not in moved]
             for _, mover in moved:
                 behind.push(mover, order.service_of(mover))
-        resorted, has_moved = 0, bool(moved)
+        resorted = 0
         while (tenant := behind.first()) is not None:
             known = behind.first_key()
             is_full = len(front) >= _MAX_CANDIDATES
@@ -113,8 +114,7 @@ class _TenantQueues:
                 behind.push(last, last_service)
             behind.remove(tenant)
             insort_right(front, (service, tenant), key=_service)
-            has_moved = True
-        return has_moved
+        return bool(moved)
 
     def _first_of(self, tenant: TenantId, count: int) -> list[HeldApplication]:
         queue = self._by_tenant[tenant]
