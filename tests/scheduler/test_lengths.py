@@ -58,7 +58,7 @@ def test_it_follows_a_template_that_changes() -> None:
 
 def test_a_few_long_outputs_do_not_raise_the_median_of_many() -> None:
     lengths = LengthPredictor(10)
-    for number in range(2000):
+    for number in range(2001):
         lengths.observe("t", "x", 1000 if number % 10 == 0 else 10, 4000)
     assert 10 <= lengths.predict("t", "x", 4000, 0.5) <= 12
 

@@ -249,6 +249,17 @@ def test_progress_only_grows() -> None:
     assert scheduler.ignored == {"TaskProgress": 1}
 
 
+def test_all_sequences_of_a_task_may_be_as_long_as_one() -> None:
+    scheduler = started(engine(), order="fair")
+    several = task(num_sequences=3)
+    scheduler.step(0.0, [TaskSubmitted(several)])
+    scheduler.step(1.0, [TaskProgress(several.id, 100, 0, 59)])
+    scheduler.step(2.0, [TaskFinished(several.id, 0, 60)])
+    assert scheduler.ignored == {}
+    # Uncached prompt tokens, and twice the output tokens.
+    assert scheduler.snapshot()["models"]["m"]["tenants"] == {"t": 100 + 2 * 60}
+
+
 def test_news_of_unknown_tasks_are_counted() -> None:
     scheduler = started(engine())
     waiting = task(model="other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -317,6 +318,21 @@ def test_applications_of_a_known_kind_go_by_their_whole_work() -> None:
     large = queue.push("large", template="large")
     small = queue.push("small", template="small")
     assert queue.drain() == [small, large]
+
+
+def test_a_new_application_is_admitted_behind_what_came_before_others_were_served() -> None:
+    """Virtual time goes on: else whatever is new would go before all that returns."""
+    queue = Queue("fair")
+    queue.run(_placed(queue, queue.push("old")))
+    for _ in range(10):
+        queue.run(_placed(queue, queue.push("busy", "other")))
+    held = queue.push("old")
+    returning = queue.order.admission_rank(held, queue.application("old"), queue.now)
+    queue.order.remove(held)
+    newcomer = replace(held, task=replace(held.task, application="new"))
+    new = queue.order.admission_rank(newcomer, queue.application("new"), queue.now)
+    assert returning.tenant == new.tenant == "t"
+    assert returning.rank < new.rank
 
 
 def test_an_unknown_application_falls_behind_as_it_goes_on() -> None:

@@ -53,6 +53,23 @@ def test_an_engine_too_small_is_passed_over(policy: str) -> None:
     assert choice.row == row
 
 
+@pytest.mark.parametrize("policy", ["lmetric", "prefix-linear"])
+def test_engines_whose_blocks_are_seen_and_others_are_compared(policy: str) -> None:
+    """What the one is assumed to cache takes nothing from what the other has."""
+    engines = Engines(policy, 1)
+    engines.pool.prefixes.stored(0, chain(1, 100))
+    description = EngineDescription("hidden", "m", 100_000, 64, 2048, block_tokens=0)
+    hidden = engines.pool.join(description)
+    engines.end(engines.put_on(hidden, engines.state(300, 10, template="x", template_tokens=100)))
+    both = {"template": "x", "template_tokens": 100}
+    choice = engines.choose(engines.state(1650, 10, chain(1, 100), **both))
+    assert choice is not None
+    assert (choice.row, choice.expected_cached_tokens) == (0, 1600)
+    choice = engines.choose(engines.state(1650, 10, chain(2, 100), **both))
+    assert choice is not None
+    assert (choice.row, choice.expected_cached_tokens) == (hidden, 100)
+
+
 @every_policy
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**16))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from parrot_engine.protocol import Generate
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, linked, serving, until
 
+from parrot_gateway.batches import runner
+from parrot_gateway.batches.lines import validate
 from parrot_gateway.settings.model import BatchSettings, UpstreamSettings
 
 CHAT = "/v1/chat/completions"
@@ -100,8 +103,9 @@ async def test_a_batch_of_chats(kept: Service, client: openai.AsyncOpenAI) -> No
     output = await client.files.retrieve(str(done.output_file_id))
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert [each.id async for each in await client.batches.list()] == [batch.id]
-    folder = kept.gateway.batches.settings.data_folder
-    assert [each.name for each in (folder / "batches").iterdir()] == [f"{batch.id}.json"]
+    folder = kept.gateway.batches.settings.data_folder / "batches"
+    # The journal goes once the end is on the disk.
+    await until(lambda: [each.name for each in folder.iterdir()] == [f"{batch.id}.json"])
 
 
 async def test_calls_are_the_least_urgent(
@@ -231,6 +235,57 @@ async def test_cancelling_in_the_middle(
     with pytest.raises(openai.ConflictError):
         await client.batches.cancel(batch.id)
     await client.files.delete(batch.input_file_id)
+
+
+@pytest.mark.parametrize("cancelled_while", ["it waits", "its file is read"])
+async def test_cancelling_before_the_file_was_read(
+    kept: Service, monkeypatch: pytest.MonkeyPatch, cancelled_while: str
+) -> None:
+    """Nothing is known of its lines then: none has an answer, none an error."""
+    service, reading, go_on = kept.gateway.batches, threading.Event(), threading.Event()
+
+    def read(*arguments: Any, **limits: Any) -> Any:
+        reading.set()
+        assert go_on.wait(20)
+        return validate(*arguments, **limits)
+
+    monkeypatch.setattr(runner, "validate", read)
+    async with kept.client() as client:
+        content = jsonl([line("a"), line("b")])
+        file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+        stored = (await service.open()).find("default", file.id)
+        batch = await service.create(stored, CHAT, metadata=None, output_lifetime_s=None)
+        if cancelled_while == "its file is read":
+            assert await asyncio.to_thread(reading.wait, 20)
+        await service.cancel(batch)
+        go_on.set()
+        done = await ended(client, batch.id)
+    assert (done.status, done.output_file_id, done.error_file_id) == ("cancelled", None, None)
+    assert done.request_counts.to_dict() == {"total": 0, "completed": 0, "failed": 0}
+
+
+async def test_old_batches_and_the_oldest_of_too_many_are_forgotten(
+    kept: Service, engine: ScriptedRemoteEngine, batches: BatchSettings
+) -> None:
+    async with kept.client() as client:
+        made = [(await begin(client, [line("a")])).id for _ in range(3)]
+        for batch_id in made:
+            assert (await ended(client, batch_id)).status == "completed"
+    await kept.gateway.batches.close()
+    folder = batches.data_folder / "batches"
+    for number, batch_id in enumerate(made):
+        path = folder / f"{batch_id}.json"
+        state = json.loads(path.read_bytes())
+        state["created_at"] += number
+        if number == 2:
+            state["reached"]["completed"] -= int(batches.file_ttl_s)
+        path.write_text(json.dumps(state))
+    few = batches.model_copy(update={"max_files": 2})
+    async with serving(ScriptedRemoteEngine(), batches=few) as service:
+        # The oldest goes first, the one past its time last.
+        await until(lambda: not (folder / f"{made[2]}.json").exists())
+        assert [each.id for each in service.gateway.batches.newest_first("default")] == [made[1]]
+        assert [each.name for each in folder.iterdir()] == [f"{made[1]}.json"]
 
 
 async def test_unknown_batches_and_too_many(
