@@ -68,7 +68,7 @@ class Exchange:
         started: `time.perf_counter()` at the first line of our code.
     """
 
-    __slots__ = ("_add_headers", "_end_with", "_error_body", "_notifier", "_receive", "_send",
+    __slots__ = ("_add_headers", "_copy", "_end_with", "_error_body", "_notifier", "_receive", "_send",
                  "_watched", "_watcher", "completed", "disconnected", "headers", "metadata",
                  "method", "model", "path", "request_id", "responded", "scope", "started", "status",
                  "tenant")  # fmt: skip
@@ -94,6 +94,7 @@ class Exchange:
         self._end_with: Callable[[GatewayError], Awaitable[None]] | None = None
         self._error_body: Callable[[GatewayError], bytes] = GatewayError.body
         self._add_headers: Callable[[Headers], None] | None = None
+        self._copy: Callable[[bytes, bool], None] | None = None
         extensions = scope.get("extensions")
         self._notifier: DisconnectNotifier | None = (
             extensions.get(DISCONNECT_EXTENSION) if extensions else None
@@ -197,6 +198,11 @@ class Exchange:
 
         self._add_headers = add_all
 
+    def copy_answer(self, take: Callable[[bytes, bool], None]) -> None:
+        """Let `take` have the bytes of the answer, each piece before it is sent; the second
+        argument marks the last one, which never comes when the answer breaks off."""
+        self._copy = take
+
     def on_error(self, write: Callable[[GatewayError], bytes]) -> None:
         """Let `write` make the body of an error, for a route with a form of its own."""
         self._error_body = write
@@ -228,6 +234,8 @@ class Exchange:
         headers += self.standard_headers()
         self.responded = True
         self.status = status
+        if self._copy is not None:
+            self._copy(body, True)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
         self.completed = True
@@ -265,10 +273,14 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """Send further bytes of a stream; waits while the client is slow to read."""
+        if self._copy is not None:
+            self._copy(data, False)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes = b"") -> None:
         """Send the last bytes of a stream."""
+        if self._copy is not None:
+            self._copy(data, True)
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self.completed = True
 

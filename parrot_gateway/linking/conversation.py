@@ -68,6 +68,13 @@ class _Request(msgspec.Struct):
     previous_response_id: Any = None
 
 
+class _Model(msgspec.Struct):
+    model: Any = None
+
+
+#: A model's name is kept with its calls.
+_MAX_MODEL = 256
+_model_decoder = msgspec.json.Decoder(_Model)
 _any_decoder = msgspec.json.Decoder()
 _request_decoder = msgspec.json.Decoder(_Request)
 _ROLES = {"developer": "system", "function": "tool", "ai": "assistant", "human": "user"}
@@ -87,6 +94,15 @@ def conversation_of(path: str, body: bytes) -> Conversation | None:
     previous = request.previous_response_id
     messages = list(_messages(path, request))
     return Conversation(tuple(messages), previous if isinstance(previous, str) else "")
+
+
+def model_of(body: bytes) -> str:
+    """The model that a request names; empty for none."""
+    try:
+        model = _model_decoder.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return model[:_MAX_MODEL] if isinstance(model, str) else ""
 
 
 def _messages(path: str, request: _Request) -> Iterator[Message]:

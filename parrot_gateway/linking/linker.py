@@ -147,6 +147,12 @@ class TenantLinker:
         call = self._store.by_id.get(call_id)
         return None if call is None else call.session.current
 
+    @property
+    def size_bytes(self) -> int:
+        """What its tables and texts take, about."""
+        tables = self._store.index.size_bytes + self._counts.size_bytes
+        return tables + self._store.text_size + 4 * self._cached_size
+
     def _newest(self, messages: tuple[Message, ...]) -> list[Message]:
         """The messages that are looked at: the first and, within the limit, the last ones."""
         left = self._limits.prompt_text
@@ -302,3 +308,8 @@ class Linker:
         else:
             self._tenants.move_to_end(name)
         return linker
+
+    @property
+    def size_bytes(self) -> int:
+        """What tables and texts of all tenants take, about."""
+        return sum(each.size_bytes for each in self._tenants.values())

@@ -278,6 +278,29 @@ SESSION_SOURCES = (
 _OWN_SOURCE = re.compile(r"header:[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
+class LinkingSettings(_Section):
+    """Edges and sessions inferred from the texts of calls, in a process of its own."""
+
+    #: Whether calls are linked at all.
+    enabled: bool = True
+    #: Answers name the call and its session in `X-Parrot-Call` and `X-Parrot-Session`, for which
+    #: each call waits for the linking process.
+    headers: bool = False
+    #: Requests and answers longer than this are not looked at.
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
+    #: Tenants remembered; the one that was quiet longest makes room.
+    max_tenants: int = Field(default=1000, gt=0)
+    #: Calls of one tenant that others can be linked to, and characters of their answers.
+    max_calls: int = Field(default=20_000, gt=0)
+    max_text: int = Field(default=16_000_000, gt=0)
+    #: Fingerprints of one tenant's answers, 8 bytes each; a power of two.
+    max_fingerprints: int = Field(default=2_097_152, gt=0)
+    #: Characters of a prompt that are looked at, its newest.
+    max_prompt_text: int = Field(default=400_000, gt=0)
+    #: An answer older than this is linked to by prompts that go on from it, not by passages.
+    horizon_s: Seconds = 3600.0
+
+
 class SessionSettings(_Section):
     """Sessions, their variables and graphs: how much is kept, and for how long."""
 

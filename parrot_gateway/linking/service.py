@@ -1,0 +1,260 @@
+"""The gateway's end of the linking process.
+
+Requests and answers are handed over as bytes; nothing is decoded here. What the process cannot take
+at once is skipped and counted, never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.linking.linker import LinkerLimits
+from parrot_gateway.linking.wire import (
+    PREFIX_BYTES,
+    AnswerSeen,
+    Query,
+    RequestSeen,
+    ToWorker,
+    decode_reply,
+    encode,
+    length_of,
+)
+from parrot_gateway.settings.model import LinkingSettings
+
+logger = logging.getLogger(__name__)
+
+#: The header with which a client keeps a call out.
+LINK_HEADER = b"x-parrot-link"
+#: Bytes on their way to the process, above which calls are skipped.
+_MAX_WAITING_BYTES = 32 * 1024 * 1024
+#: How long a question waits for its answer.
+_QUERY_TIMEOUT_S = 10.0
+#: Pauses before the process is started again after it has ended by itself.
+_FIRST_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 60.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class LinkingService:
+    """Sends what calls say to the linking process, and asks it.
+
+    Args:
+        settings: bounds, and whether there is a process at all.
+    """
+
+    def __init__(self, settings: LinkingSettings) -> None:
+        self.settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._sent = 0
+        self._skipped = 0
+        self._restarts = 0
+        self._is_ready = asyncio.Event()
+
+    def start(self) -> None:
+        """Start the process, in the background."""
+        if self.settings.enabled and self._runner is None:
+            self._runner = asyncio.create_task(self._run(), name="linking")
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._runner is not None:
+            self._runner.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._runner
+            self._runner = None
+
+    def observe(
+        self, exchange: Exchange, body: bytes, session: str = "", call: str = ""
+    ) -> ObservedCall | None:
+        """Link a call whose request was read, and later its answer, which is copied as it is sent.
+
+        Args:
+            exchange: not answered yet.
+            body: of the request.
+            session: id of the session that its client has named, if any.
+            call: its id where it has one.
+
+        Returns:
+            What is to be finished when the call has ended; None for one that is not linked.
+        """
+        if not self._is_ready.is_set():
+            return None
+        if exchange.headers.get(LINK_HEADER) == b"off":
+            return None
+        if len(body) > self.settings.max_body_bytes:
+            self._skipped += 1
+            return None
+        call = call or "call_" + secrets.token_hex(12)
+        seen = RequestSeen(
+            exchange.tenant, call, exchange.request_id, exchange.path, session, time.time(), body
+        )
+        if not self._send(seen):
+            return None
+        return ObservedCall(self, exchange, call)
+
+    def answered(self, exchange: Exchange, call: str, status: int, body: bytes) -> None:
+        """Hand the end of a call over."""
+        self._send(AnswerSeen(exchange.tenant, call, status, time.time(), body))
+
+    async def ask(self, tenant: str, what: str, name: str = "") -> Any:
+        """Ask the process; see `wire.Query`. It knows all calls handed over before.
+
+        Returns:
+            Plain data; None when nothing is known, there is no process, or it did not answer.
+        """
+        if not self._is_ready.is_set():
+            return None
+        number = next(self._numbers)
+        reply = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        try:
+            if not self._send(Query(number, tenant, what, name), is_bounded=False):
+                return None
+            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+                return msgspec.json.decode(await reply)
+        except TimeoutError:
+            logger.warning("the linking process has not answered within %g s", _QUERY_TIMEOUT_S)
+            return None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def describe(self) -> dict[str, Any]:
+        """Counters and sizes, for `/health`."""
+        return {
+            "enabled": self.settings.enabled,
+            "sent": self._sent,
+            "skipped": self._skipped,
+            "restarts": self._restarts,
+            "process": await self.ask("", "statistics"),
+        }
+
+    def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return False
+        waiting = process.stdin.transport.get_write_buffer_size()
+        if is_bounded and waiting > _MAX_WAITING_BYTES:
+            self._skipped += 1
+            return False
+        process.stdin.write(encode(message))
+        self._sent += 1
+        return True
+
+    async def _run(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            started = time.monotonic()
+            try:
+                await self._run_once()
+            except OSError as error:
+                logger.warning("the linking process cannot be started: %s", error)
+            if time.monotonic() - started > _MAX_BACKOFF_S:
+                backoff_s = _FIRST_BACKOFF_S
+            self._restarts += 1
+            logger.warning(
+                "the linking process has ended; what it knew is lost; again in %g s", backoff_s
+            )
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+
+    async def _run_once(self) -> None:
+        """Start the process and take its answers until it ends; on cancellation, end it."""
+        settings = self.settings
+        limits = LinkerLimits(
+            settings.max_calls,
+            settings.max_text,
+            settings.max_fingerprints,
+            settings.max_prompt_text,
+            settings.horizon_s,
+        )
+        arguments = msgspec.json.encode((limits, settings.max_tenants)).decode()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "parrot_gateway.linking.worker",
+            arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # A Ctrl-C in the terminal is for the gateway, which drains first.
+            start_new_session=True,
+        )
+        self._process = process
+        self._is_ready.set()
+        assert process.stdout is not None
+        try:
+            while True:
+                prefix = await process.stdout.readexactly(PREFIX_BYTES)
+                reply = decode_reply(await process.stdout.readexactly(length_of(prefix)))
+                waiting = self._waiting.pop(reply.number, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply.body)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            self._is_ready.clear()
+            self._process = None
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_result(b"null")
+            await _end(process)
+
+
+class ObservedCall:
+    """One call whose answer is copied as it is sent.
+
+    Attributes:
+        id: of the call.
+    """
+
+    __slots__ = ("_exchange", "_has_ended", "_pieces", "_service", "_size", "id")
+
+    def __init__(self, service: LinkingService, exchange: Exchange, id: str) -> None:
+        self.id = id
+        self._service = service
+        self._exchange = exchange
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._has_ended = False
+        exchange.copy_answer(self._take)
+
+    def finish(self) -> None:
+        """The call is over, with or without a complete answer."""
+        if not self._has_ended:
+            self._service.answered(self._exchange, self.id, 0, b"")
+
+    def _take(self, data: bytes, is_last: bool) -> None:
+        self._size += len(data)
+        if self._size <= self._service.settings.max_body_bytes:
+            self._pieces.append(data)
+        else:
+            self._pieces.clear()
+        if is_last and not self._has_ended:
+            self._has_ended = True
+            body = b"".join(self._pieces)
+            self._service.answered(self._exchange, self.id, self._exchange.status, body)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process: it leaves when its input ends, else it is killed."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,95 @@
+"""Messages between the gateway and its linking process: msgpack behind a length of four bytes."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+#: Bytes of a message's length.
+PREFIX_BYTES = 4
+
+
+class RequestSeen(msgspec.Struct, tag="request", array_like=True):
+    """A call has begun.
+
+    Attributes:
+        session: id of the session that its client has named; empty if none.
+        now: seconds since the epoch.
+    """
+
+    tenant: str
+    call: str
+    request_id: str
+    path: str
+    session: str
+    now: float
+    body: bytes
+
+
+class AnswerSeen(msgspec.Struct, tag="answer", array_like=True):
+    """A call has ended.
+
+    Attributes:
+        status: of the answer; 0 when the client left.
+        body: as sent; empty where it is not to be read.
+    """
+
+    tenant: str
+    call: str
+    status: int
+    now: float
+    body: bytes
+
+
+class Query(msgspec.Struct, tag="query", array_like=True):
+    """A question; the answer is a `Reply` of the same number.
+
+    Attributes:
+        what: `call`, `session`, `sessions`, `graph`, `links` or `statistics`.
+        name: id of a call, a request, a response or a session.
+    """
+
+    number: int
+    tenant: str
+    what: str
+    name: str
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """The answer to a `Query`.
+
+    Attributes:
+        body: JSON; `null` for what is not known.
+    """
+
+    number: int
+    body: bytes
+
+
+ToWorker: TypeAlias = RequestSeen | AnswerSeen | Query
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_reply = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: ToWorker | Reply) -> bytes:
+    """A message with its length."""
+    data = _encoder.encode(message)
+    return len(data).to_bytes(PREFIX_BYTES, "big") + data
+
+
+def length_of(prefix: bytes) -> int:
+    """Bytes that follow a prefix of `PREFIX_BYTES`."""
+    return int.from_bytes(prefix, "big")
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    """A message for the worker, without its length."""
+    return _to_worker.decode(data)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """A message from the worker, without its length."""
+    return _reply.decode(data)
