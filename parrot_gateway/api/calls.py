@@ -6,7 +6,7 @@ Reads `model` and `stream` only; the body is decoded where an own engine answers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -42,6 +42,7 @@ from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.generation.upstream_call import upstream_body
 from parrot_gateway.http.dispatch import Handler
 from parrot_gateway.http.exchange import Exchange, Headers
+from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import (
     EngineTarget,
     ModelDirectory,
@@ -73,6 +74,7 @@ class CallRoutes:
         store: what is kept of responses.
         background: responses that are made while no client waits.
         server: bounds and deadlines.
+        linking: infers edges and sessions.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class CallRoutes:
         store: ResponseStore,
         background: BackgroundTasks,
         server: ServerSettings,
+        linking: LinkingService,
     ) -> None:
         self._models = models
+        self._linking = linking
         self._service = service
         self._server = server
         #: Names of headers seen so far that neither are ours nor may name a session.
@@ -155,7 +159,11 @@ class CallRoutes:
         recording = kind and self._recordings.begin(exchange, kind, name, envelope)
         if recording:
             with recording:
-                await self._pass_any(exchange, name, name, body, frozenset(), recording)
+                answer = partial(self._pass_any, exchange, name, name, body, frozenset(), recording)
+                await self._linked(exchange, body, answer, recording)
+        elif kind:
+            answer = partial(self._pass_any, exchange, name, name, body, frozenset())
+            await self._linked(exchange, body, answer)
         else:
             await self._pass_any(exchange, name, name, body, frozenset())
 
@@ -236,11 +244,13 @@ class CallRoutes:
                 )
         recording = self._recordings.begin(exchange, "messages", model, request.semantic_head)
         if recording is None:
-            await self._message(exchange, request, context, model, frozenset())
+            answer = partial(self._message, exchange, request, context, model, frozenset())
+            await self._linked(exchange, request.body, answer)
             return
         with recording:
             context = CallContext(recording.call.metadata, (recording.call,))
-            await self._message(exchange, request, context, model, frozenset())
+            answer = partial(self._message, exchange, request, context, model, frozenset())
+            await self._linked(exchange, request.body, answer, recording)
 
     def _is_passed(self, target: Target) -> bool:
         """Whether a request of Anthropic's API goes there unchanged."""
@@ -328,7 +338,9 @@ class CallRoutes:
             and MARKER.search(request.body) is None
             and not request.head.may_name_session
         ):
-            await self._answer(exchange, request, _ORDINARY)
+            await self._linked(
+                exchange, request.body, partial(self._answer, exchange, request, _ORDINARY)
+            )
         else:
             await self._answer_in_session(kind, exchange, request)
 
@@ -346,11 +358,35 @@ class CallRoutes:
             return
         recording = self._recordings.begin(exchange, kind, request.model, request.head)
         if recording is None:
-            await self._answer(exchange, request, _ORDINARY)
+            await self._linked(
+                exchange, request.body, partial(self._answer, exchange, request, _ORDINARY)
+            )
             return
         with recording:
             context = CallContext(recording.call.metadata, (recording.call,))
-            await self._answer(exchange, request, context)
+            answer = partial(self._answer, exchange, request, context)
+            await self._linked(exchange, request.body, answer, recording)
+
+    async def _linked(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        answer: Callable[[], Awaitable[None]],
+        recording: Recording | None = None,
+    ) -> None:
+        """Answer a call, and let the linker know what it and its answer say."""
+        node = None if recording is None else recording.call.node
+        session, call = ("", "") if node is None else (node.session_id, node.id)
+        observed = self._linking.observe(exchange, body, session, call)
+        if observed is None:
+            await answer()
+            return
+        try:
+            if self._linking.settings.headers and recording is None:
+                await self._linking.add_headers(exchange, observed.id)
+            await answer()
+        finally:
+            observed.finish()
 
     def _note_ordinary(self, headers: Iterable[bytes]) -> None:
         """Remember names of headers that mean nothing here; there are few, as clients make them."""

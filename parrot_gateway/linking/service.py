@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.linker import LinkerLimits
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
@@ -131,14 +131,25 @@ class LinkingService:
         finally:
             self._waiting.pop(number, None)
 
-    async def describe(self) -> dict[str, Any]:
-        """Counters and sizes, for `/health`."""
+    async def add_headers(self, exchange: Exchange, call: str) -> None:
+        """Let the answer name the call and its session."""
+        known = await self.ask(exchange.tenant, "call", call)
+
+        def add(headers: Headers) -> None:
+            headers.append((b"x-parrot-call", call.encode()))
+            if known is not None:
+                headers.append((b"x-parrot-session", known["session"].encode()))
+
+        exchange.on_headers(add)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters since the start, for `/health`."""
         return {
             "enabled": self.settings.enabled,
             "sent": self._sent,
             "skipped": self._skipped,
             "restarts": self._restarts,
-            "process": await self.ask("", "statistics"),
+            "running": self._is_ready.is_set(),
         }
 
     def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:

@@ -57,8 +57,10 @@ def create_app(gateway: Gateway, *, join_url: str | None = None) -> ASGIApp:
         await endpoint(websocket)
 
     settings, models, semantic = gateway.settings, gateway.models, gateway.semantic
-    routes = CallRoutes(models, semantic, gateway.responses, gateway.background, settings.server)
-    own = RouteTable(VariableRoutes(semantic, server), SessionRoutes(semantic))
+    routes = CallRoutes(
+        models, semantic, gateway.responses, gateway.background, settings.server, gateway.linking
+    )
+    own = RouteTable(VariableRoutes(semantic, server), SessionRoutes(semantic, gateway.linking))
     local = (gateway.batches, models, routes.passthrough, server.max_body_bytes)
     batches, files = RouteTable(BatchRoutes(*local)), RouteTable(FileRoutes(*local))
     parrot = ParrotRoutes(

@@ -23,6 +23,7 @@ from parrot_gateway.generation.placement import CallMetadata
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.dispatch import CallGate
+from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.engine_events import EngineEventForwarder
 from parrot_gateway.scheduling.model_directory import ModelDirectory
 from parrot_gateway.scheduling.placer import SchedulerRunner
@@ -81,6 +82,7 @@ class Gateway:
         self.batches = BatchService(
             settings.batches, self.models, clock=time.time, on_ended=self._application_ended
         )
+        self.linking = LinkingService(settings.linking)
         call_timeout_s = settings.server.call_timeout_s
         self.semantic = SemanticService(
             settings.sessions,
@@ -109,6 +111,7 @@ class Gateway:
                 may be started (no address of our own).
         """
         self.semantic.start()
+        self.linking.start()
         for upstream in self.upstreams.values():
             await upstream.start()
         if join_url is not None:
@@ -154,6 +157,7 @@ class Gateway:
         await self.background.close()
         await self.batches.close()
         await self.semantic.close()
+        await self.linking.close()
         self.scheduling.close()
         await self.stop_engines()
         for upstream in self.upstreams.values():
@@ -170,6 +174,7 @@ class Gateway:
             },
             "semantic": self.semantic.describe(),
             "scheduler": self.scheduling.describe(),
+            "linking": self.linking.statistics(),
             "responses": self.responses.statistics()._asdict(),
             "batches": self.batches.describe(),
             "models": self.models.engine_models(),

@@ -428,6 +428,7 @@ class Settings(BaseSettings):
     engines: EngineLinkSettings = EngineLinkSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     sessions: SessionSettings = SessionSettings()
+    linking: LinkingSettings = LinkingSettings()
     parrot_v3: ParrotV3Settings = ParrotV3Settings()
     responses: ResponseSettings = ResponseSettings()
     batches: BatchSettings = BatchSettings()

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 
+from parrot_gateway.exceptions import NotFoundError, SessionNotFoundError
 from parrot_gateway.generation.requests.validation import check_choice
 from parrot_gateway.http.exchange import Exchange
 from parrot_gateway.http.route_table import Query, route
+from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.semantic.contexts import NamedContext, find_context, free_context
 from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg
 from parrot_gateway.semantic.graph.node import CallNode
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, with_links
 from parrot_gateway.semantic.service import SemanticService
 from parrot_gateway.semantic.session import Session
 
@@ -29,23 +31,45 @@ _FORMATS: dict[str, tuple[bytes, Callable[[GraphSnapshot], bytes]]] = {
 }
 
 
+#: Of a call that the linker has not seen.
+_NOT_LINKED: dict[str, Any] = {
+    "request_id": None,
+    "response_id": None,
+    "inferred": False,
+    "links": [],
+}
+
+
 @dataclass(frozen=True)
 class SessionRoutes:
     service: SemanticService
+    linking: LinkingService
 
     @route("GET", "/v1/sessions")
     async def list_all(self, exchange: Exchange) -> None:
-        """List sessions, last used first."""
+        """List sessions, last used first, inferred ones too."""
         Query(exchange)
         sessions = self.service.sessions.of_tenant(exchange.tenant)
+        inferred = await self.linking.ask(exchange.tenant, "sessions")
         data = [describe_session(session) for session in sessions[:MAX_LISTED]]
         has_more = len(sessions) > MAX_LISTED
+        if inferred is not None:
+            data += inferred["data"]
+            data.sort(key=lambda each: -float(each["last_used"]))
+            has_more = has_more or inferred["has_more"] or len(data) > MAX_LISTED
+            del data[MAX_LISTED:]
         await exchange.respond_json({"object": "list", "data": data, "has_more": has_more})
 
     @route("GET", "/v1/sessions/{id}")
     async def get(self, exchange: Exchange, name: str) -> None:
         """Describe a session, by id or name."""
-        await exchange.respond_json(describe_session(self._find(exchange, name)))
+        try:
+            description = describe_session(self._find(exchange, name))
+        except SessionNotFoundError:
+            description = await self.linking.ask(exchange.tenant, "session", name)
+            if description is None:
+                raise
+        await exchange.respond_json(description)
 
     @route("DELETE", "/v1/sessions/{id}")
     async def delete(self, exchange: Exchange, name: str) -> None:
@@ -61,7 +85,7 @@ class SessionRoutes:
         requested = query.text("format") or _accepted(exchange)
         check_choice("format", requested, tuple(_FORMATS))
         media_type, draw = _FORMATS[requested]
-        graph = self.service.snapshot(self._find(exchange, name))
+        graph = await self._graph(exchange, name)
         await exchange.respond(200, draw(graph), [(b"content-type", media_type)])
 
     @route("GET", "/v1/sessions/{id}/contexts")
@@ -94,8 +118,16 @@ class SessionRoutes:
 
     @route("GET", "/v1/calls/{id}")
     async def get_call(self, exchange: Exchange, call_id: str) -> None:
-        """Describe a call."""
-        await exchange.respond_json(_describe_call(self.service.call(exchange.tenant, call_id)))
+        """Describe a call and its links, by its id or that of its request or response."""
+        linked = await self.linking.ask(exchange.tenant, "call", call_id)
+        try:
+            node = self.service.call(exchange.tenant, linked["id"] if linked else call_id)
+        except NotFoundError:
+            if linked is None:
+                raise
+            await exchange.respond_json(linked)
+            return
+        await exchange.respond_json((linked or _NOT_LINKED) | _describe_call(node))
 
     @route("DELETE", "/v1/calls/{id}")
     async def cancel_call(self, exchange: Exchange, call_id: str) -> None:
@@ -103,6 +135,20 @@ class SessionRoutes:
         tenant = exchange.tenant
         self.service.cancel_call(tenant, call_id)
         await exchange.respond_json(_describe_call(self.service.call(tenant, call_id)))
+
+    async def _graph(self, exchange: Exchange, name: str) -> GraphSnapshot:
+        try:
+            session = self._find(exchange, name)
+        except SessionNotFoundError:
+            linked = await self.linking.ask(exchange.tenant, "graph", name)
+            if linked is None or not linked["inferred"]:
+                raise
+            id_ = linked["session"]
+            graph = GraphSnapshot(id_, id_, self.service.clock(), (), (), inferred=True)
+        else:
+            linked = await self.linking.ask(exchange.tenant, "graph", session.id)
+            graph = self.service.snapshot(session)
+        return graph if linked is None else with_links(graph, linked["calls"])
 
     def _find(self, exchange: Exchange, name: str) -> Session:
         return self.service.sessions.find(exchange.tenant, name, self.service.clock())
@@ -114,6 +160,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "id": session.id,
         "object": "session",
         "name": session.name,
+        "inferred": False,
         "created": session.created,
         "last_used": session.last_used,
         "variables": session.num_variables,

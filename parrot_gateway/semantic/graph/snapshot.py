@@ -5,8 +5,8 @@ Pictures and JSON answers are made of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from parrot_gateway.semantic.graph.graph import Graph
@@ -77,6 +77,18 @@ class VariableView:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkView:
+    """An inferred edge between two kept calls."""
+
+    source: str
+    target: str
+    #: "continues", "output", "tool" or "spawned".
+    kind: str
+    #: From 0 to 1.
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
 class GraphSnapshot:
     """The kept nodes in order of submission, and every variable that one of them names."""
 
@@ -87,6 +99,9 @@ class GraphSnapshot:
     variables: tuple[VariableView, ...]
     #: Finished nodes that are no longer kept.
     pruned: int = 0
+    links: tuple[LinkView, ...] = ()
+    #: The session was inferred; nobody has named it.
+    inferred: bool = False
 
     @property
     def span(self) -> tuple[float, float]:
@@ -125,6 +140,46 @@ def snapshot_of(
             *(_view_foreign(each, find_foreign(each.id), nodes) for each in foreign.values()),
         ),
         pruned=graph.num_pruned,
+    )
+
+
+def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> GraphSnapshot:
+    """A graph with the inferred edges between its nodes, which are then at later stages.
+
+    Args:
+        calls: as the linking process describes them; those that the graph lacks are added.
+    """
+    nodes = {node.id: node for node in snapshot.nodes}
+    links: list[LinkView] = []
+    for call in calls:
+        if call["id"] not in nodes:
+            nodes[call["id"]] = NodeView(
+                id=call["id"],
+                name=call["name"],
+                kind="call",
+                state=call["state"],
+                model=call["model"],
+                submitted=call["submitted"],
+                started=call["submitted"],
+                finished=call["finished"],
+            )
+        links += (
+            LinkView(link["from"], call["id"], link["kind"], link["confidence"])
+            for link in call["links"]
+        )
+    links = [link for link in links if link.source in nodes]
+    ordered = sorted(nodes.values(), key=lambda node: (node.submitted, node.id))
+    stages = {node.id: node.stage for node in ordered}
+    sources: dict[str, list[str]] = {}
+    for link in links:
+        sources.setdefault(link.target, []).append(link.source)
+    for node in ordered:
+        earlier = [stages[source] + 1 for source in sources.get(node.id, ())]
+        stages[node.id] = max(stages[node.id], *earlier, 0)
+    return replace(
+        snapshot,
+        nodes=tuple(replace(node, stage=stages[node.id]) for node in ordered),
+        links=tuple(links),
     )
 
 
@@ -190,6 +245,16 @@ def to_json(snapshot: GraphSnapshot) -> dict[str, Any]:
             }
             for variable in snapshot.variables
         ],
+        "links": [
+            {
+                "from": link.source,
+                "to": link.target,
+                "kind": link.kind,
+                "confidence": link.confidence,
+            }
+            for link in snapshot.links
+        ],
+        "inferred": snapshot.inferred,
         "calls_not_kept": snapshot.pruned,
     }
 
