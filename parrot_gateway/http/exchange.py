@@ -70,8 +70,8 @@ class Exchange:
 
     __slots__ = ("_add_headers", "_copy", "_end_with", "_error_body", "_notifier", "_receive",
                  "_send", "_watched", "_watcher", "completed", "disconnected", "headers",
-                 "metadata", "method", "model", "path", "request_id", "responded", "scope", "started",
-                 "status", "tenant")  # fmt: skip
+                 "metadata", "method", "model", "path", "request_id", "responded", "scope",
+                 "started", "status", "tenant")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
