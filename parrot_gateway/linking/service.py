@@ -48,6 +48,9 @@ _CLOSE_TIMEOUT_S = 2.0
 class LinkingService:
     """Sends what calls say to the linking process, and asks it.
 
+    Attributes:
+        is_running: there is a process; nothing is linked without.
+
     Args:
         settings: bounds, and whether there is a process at all.
     """
@@ -61,7 +64,7 @@ class LinkingService:
         self._sent = 0
         self._skipped = 0
         self._restarts = 0
-        self._is_ready = asyncio.Event()
+        self.is_running = False
 
     def start(self) -> None:
         """Start the process, in the background."""
@@ -83,15 +86,13 @@ class LinkingService:
 
         Args:
             exchange: not answered yet.
-            body: of the request.
+            body: of the request, JSON.
             session: id of the session that its client has named, if any.
             call: its id where it has one.
 
         Returns:
             What is to be finished when the call has ended; None for one that is not linked.
         """
-        if not self._is_ready.is_set():
-            return None
         if exchange.headers.get(LINK_HEADER) == b"off":
             return None
         if len(body) > self.settings.max_body_bytes:
@@ -115,7 +116,7 @@ class LinkingService:
         Returns:
             Plain data; None when nothing is known, there is no process, or it did not answer.
         """
-        if not self._is_ready.is_set():
+        if not self.is_running:
             return None
         number = next(self._numbers)
         reply = asyncio.get_running_loop().create_future()
@@ -149,7 +150,7 @@ class LinkingService:
             "sent": self._sent,
             "skipped": self._skipped,
             "restarts": self._restarts,
-            "running": self._is_ready.is_set(),
+            "running": self.is_running,
         }
 
     def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:
@@ -203,7 +204,7 @@ class LinkingService:
             start_new_session=True,
         )
         self._process = process
-        self._is_ready.set()
+        self.is_running = True
         assert process.stdout is not None
         try:
             while True:
@@ -215,7 +216,7 @@ class LinkingService:
         except asyncio.IncompleteReadError:
             pass
         finally:
-            self._is_ready.clear()
+            self.is_running = False
             self._process = None
             for future in self._waiting.values():
                 if not future.done():
