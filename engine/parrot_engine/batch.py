@@ -240,6 +240,11 @@ class Matcher(Protocol):
     #: Why no token can be allowed any more, once that is so.
     problem: str | None
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether it leads the text to its end, since there is no room for more."""
+        ...
+
     def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
         """Write which tokens may follow: bit i of the mask is token i.
 

@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 FinishReason: TypeAlias = Literal["stop", "length"]
+#: How a Generate ends. `closed` is a `stop` to which its grammar led it near `max_tokens`.
+GenerateEnd: TypeAlias = FinishReason | Literal["closed"]
 
 #: Why a primitive failed; the gateway maps each to a status and a code of the API.
 FailureCode: TypeAlias = Literal[
@@ -169,7 +171,7 @@ class Filled:
 class Generated:
     """New tokens of a running Generate.
 
-    With `finish_reason == "stop"` the last id is the end-of-text or stop id: it counts as
+    With `finish_reason` "stop" or "closed" the last id is the end-of-text or stop id: it counts as
     generated but is not part of the text. With `"length"` every id is text.
     """
 
@@ -177,7 +179,7 @@ class Generated:
     token_ids: list[int]
     #: One entry a token, if requested.
     logprobs: list[TokenLogprobs] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: GenerateEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,7 @@ class Candidate:
     finish_reason: AnswerFinishReason = "length"
     #: See `ChoiceDelta`.
     stop_string: str | None = None
+    is_closed: bool = False
 
     @property
     def text(self) -> str:
@@ -275,12 +276,18 @@ class Candidate:
         self.token_ids += delta.token_ids
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
-            self.stop_string = delta.stop_string
+            self.stop_string, self.is_closed = delta.stop_string, delta.is_closed
 
     def as_delta(self, prompt: int, choice: int) -> ChoiceDelta:
         """All of it at once, under another number."""
         return ChoiceDelta(
-            prompt, choice, self.text, self.tokens, self.token_ids, self.finish_reason
+            prompt,
+            choice,
+            self.text,
+            self.tokens,
+            self.token_ids,
+            self.finish_reason,
+            is_closed=self.is_closed,
         )
 
 

@@ -60,6 +60,9 @@ class TextToken(NamedTuple):
     is_end: bool = False
 
 
+#: Beside the reason why an answer ended, in all APIs: its JSON was closed near `max_tokens`.
+CLOSED = {"finish_details": {"type": "max_tokens"}}
+
 AnswerFinishReason: TypeAlias = FinishReason | Literal["tool_calls"]
 
 
@@ -90,6 +93,8 @@ class ChoiceDelta(NamedTuple):
     reasoning: str = ""
     #: The one that ended the candidate, if a stop string did and that is known.
     stop_string: str | None = None
+    #: It ended by a `stop` to which its grammar led it near `max_tokens`.
+    is_closed: bool = False
 
     @property
     def content(self) -> str:

@@ -21,6 +21,7 @@ from parrot_engine.protocol import (
     FreeContext,
     Generate,
     Generated,
+    GenerateEnd,
     Primitive,
     SamplingParams,
     TokenLogprobs,
@@ -96,11 +97,11 @@ class ChoiceText:
         self,
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None = None,
-        finish_reason: FinishReason | None = None,
+        finish_reason: GenerateEnd | None = None,
     ) -> TextDelta:
         """Take the tokens of one engine step.
 
-        With `finish_reason` "stop" the last id ended the text and is no part of it.
+        With `finish_reason` "stop" or "closed" the last id ended the text and is no part of it.
         """
         if logprobs is None:
             delta = self._output.push(token_ids, finish_reason)
@@ -109,7 +110,7 @@ class ChoiceText:
             )
         offsets: list[int] = []
         delta = self._output.push(token_ids, finish_reason, offsets=offsets)
-        visible = len(token_ids) - (finish_reason == "stop")
+        visible = len(token_ids) - (finish_reason in ("stop", "closed"))
         self._pending += [
             TextToken(logprobs[position], offset, is_end=position >= visible)
             for position, offset in enumerate(offsets)
@@ -352,6 +353,7 @@ class GenerationState:
             token_ids,
             delta.finish_reason,
             stop_string=delta.stop_string,
+            is_closed=event.finish_reason == "closed" and delta.stop_string is None,
         )
         return Progress(update, free)
 

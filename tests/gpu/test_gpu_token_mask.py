@@ -24,6 +24,7 @@ class Evens:
     """Allows every second token."""
 
     problem = None
+    is_closing = False
 
     def fill_mask(self, generated_token_ids: Sequence[int], mask: Any) -> None:
         """See `Matcher`."""

@@ -22,7 +22,7 @@ from parrot_engine.engine.ngrams import NgramProposer
 from parrot_engine.exceptions import PrimitiveError
 from parrot_engine.kv_cache.block_hash import block_hash, root_hash
 from parrot_engine.kv_cache.block_pool import BlockTable
-from parrot_engine.protocol import Failed, FinishReason, Retention, SamplingParams, TokenLogprobs
+from parrot_engine.protocol import Failed, GenerateEnd, Retention, SamplingParams, TokenLogprobs
 
 #: `pending_fork` waits for its parent to reach the fork; `waiting` has work but no place in the
 #: batch; `running` has one; `pending_grammar` has work, but its grammar is being compiled; `idle`
@@ -101,14 +101,14 @@ class PendingGenerate:
 
     def append(
         self, token_ids: list[int], token_id: int, max_context_tokens: int
-    ) -> FinishReason | None:
+    ) -> GenerateEnd | None:
         """Append a sampled token to those of its context; why the generation ends, if it does."""
         row = self.row
         assert row is not None
         row.generated_token_ids.append(token_id)
         token_ids.append(token_id)
         if token_id in row.end_token_ids:
-            return "stop"
+            return "closed" if row.matcher is not None and row.matcher.is_closing else "stop"
         if (
             len(row.generated_token_ids) < row.params.max_tokens
             and len(token_ids) < max_context_tokens

@@ -101,6 +101,10 @@ class GrammarMatcher:
         self._consumed = 0
         self.problem: str | None = None
 
+    @property
+    def is_closing(self) -> bool:
+        return self._next is not None
+
     def fill_mask(self, generated_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
         if self.problem is not None:
             return

@@ -103,7 +103,8 @@ class Completion:
         self._token_ids += event.token_ids
         if self._logprobs is not None and event.logprobs is not None:
             self._logprobs += event.logprobs
-        self._finish_reason = event.finish_reason
+        reason = event.finish_reason
+        self._finish_reason = "stop" if reason == "closed" else reason
         if self._output is not None and self._params.stop:
             self._detokenize(self._output, event.token_ids)
         elif self._output is not None and self._finish_reason is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parrot_engine.protocol import FinishReason
+from parrot_engine.protocol import FinishReason, GenerateEnd
 from parrot_engine.text.detokenizer import IncrementalDetokenizer
 from parrot_engine.text.stop import StopStrings
 from parrot_engine.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class OutputText:
     def push(
         self,
         token_ids: Sequence[int],
-        finish_reason: FinishReason | None = None,
+        finish_reason: GenerateEnd | None = None,
         *,
         offsets: list[int] | None = None,
     ) -> OutputDelta:
@@ -71,11 +71,13 @@ class OutputText:
 
         Args:
             token_ids: of one engine step, or of several.
-            finish_reason: with the last of them. With "stop" the last id ended the text and is no
-                part of it.
+            finish_reason: with the last of them. With "stop" and "closed" the last id ended the
+                text and is no part of it.
             offsets: extended by one entry for each id that belongs to the output: the characters
                 decoded before it. An ending id stands behind all text.
         """
+        if finish_reason == "closed":
+            finish_reason = "stop"
         visible = len(token_ids) - 1 if finish_reason == "stop" and token_ids else len(token_ids)
         if not self._watches_stops and offsets is None:
             text = self._detokenizer.push(token_ids[:visible])

@@ -14,7 +14,7 @@ import msgspec
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.generation.generate import Candidate
 from parrot_gateway.generation.opaque_text import pack_reasoning
-from parrot_gateway.generation.request import ChoiceDelta
+from parrot_gateway.generation.request import CLOSED, ChoiceDelta
 from parrot_gateway.generation.tools.parsing import ArgumentsPiece, CallBegin, ContentPiece
 
 #: Whether an answer has blocks of reasoning: none, without its text, or with it.
@@ -51,12 +51,23 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
     return counts
 
 
-def stop_reason_of(finish_reason: str | None, stop_string: str | None, *, has_calls: bool) -> str:
-    if finish_reason == "stop" and stop_string is not None:
-        return "stop_sequence"
-    if finish_reason == "stop" and has_calls:
-        return "tool_use"
-    return _STOP_REASONS.get(finish_reason or "", "end_turn")
+def _stop_of(last: ChoiceDelta | Candidate | None, *, has_calls: bool) -> dict[str, Any]:
+    """The fields that tell why a message ended.
+
+    Args:
+        last: of its deltas, or all of them; None where it has none.
+        has_calls: whether it calls tools.
+    """
+    reason = "length" if last is None else last.finish_reason
+    matched = None if last is None or reason != "stop" else last.stop_string
+    if matched is not None:
+        stop_reason = "stop_sequence"
+    elif reason == "stop" and has_calls:
+        stop_reason = "tool_use"
+    else:
+        stop_reason = _STOP_REASONS.get(reason or "", "end_turn")
+    closed = CLOSED if last is not None and last.is_closed else {}
+    return {"stop_reason": stop_reason, "stop_sequence": matched, **closed}
 
 
 class MessageWriter:
@@ -91,8 +102,7 @@ class MessageWriter:
         self._open: int | None = None
         #: Calls that have a block.
         self._calls: set[int] = set()
-        self._finish_reason: str | None = None
-        self._stop_string: str | None = None
+        self._last: ChoiceDelta | None = None
 
     def prompt_filled(self, usage: Usage) -> None:
         """The usage that the first event reports; without it, nothing."""
@@ -123,15 +133,14 @@ class MessageWriter:
                     change = {"type": "input_json_delta", "partial_json": piece.text}
                     events += self._delta(change)
         if delta.finish_reason is not None:
-            self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
+            self._last = delta
         return events
 
     def end(self, usage: Usage) -> bytes:
         """The last events."""
         events = b"" if self._is_started else self._start()
         events += self._close()
-        reason = self._finish_reason or "length"
-        delta = self._stop(reason, self._stop_string, has_calls=bool(self._calls))
+        delta = _stop_of(self._last, has_calls=bool(self._calls))
         counts = usage_dict(usage)
         del counts["service_tier"]
         events += event("message_delta", {"delta": delta, "usage": counts})
@@ -150,16 +159,9 @@ class MessageWriter:
         content += (
             _tool_use(call.id, call.name, _input(call.arguments)) for call in candidate.calls
         )
-        stop = self._stop(
-            candidate.finish_reason, candidate.stop_string, has_calls=bool(candidate.calls)
-        )
+        stop = _stop_of(candidate, has_calls=bool(candidate.calls))
         message = {**self._message, "content": content, **stop}
         return encode(message | {"usage": usage_dict(usage)})
-
-    def _stop(self, reason: str, stop_string: str | None, *, has_calls: bool) -> dict[str, Any]:
-        stop_reason = stop_reason_of(reason, stop_string, has_calls=has_calls)
-        matched = stop_string if stop_reason == "stop_sequence" else None
-        return {"stop_reason": stop_reason, "stop_sequence": matched}
 
     def _thought(self, text: str) -> bytes:
         if self._thinking == "hidden":

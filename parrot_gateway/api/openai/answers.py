@@ -25,11 +25,18 @@ from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
 from parrot_gateway.generation.generate import Candidate, CollectedPrompt
 from parrot_gateway.generation.placement import ServedModel
-from parrot_gateway.generation.request import ChoiceDelta, GenerationRequest, PromptFilled, Update
+from parrot_gateway.generation.request import (
+    CLOSED,
+    ChoiceDelta,
+    GenerationRequest,
+    PromptFilled,
+    Update,
+)
 from parrot_gateway.generation.requests.types import ChatBody, CompletionBody
 from parrot_gateway.generation.tools.parsing import CallBegin, ContentPiece, ToolPiece
 
 encode = msgspec.json.Encoder().encode
+_CLOSED_FIELD = b"," + encode(CLOSED)[1:-1]
 
 
 class ChunkedAnswer(ABC):
@@ -185,12 +192,20 @@ class ChatAnswer(ChunkedAnswer):
                     b',"token_ids":' + encode(update.token_ids) if wants_ids else b"",
                 )
             )
-        if update.finish_reason is not None:
-            events += self.event(
-                b'%s{},"logprobs":null,"finish_reason":"%s"}'
-                % (head, update.finish_reason.encode())
+        return events + self._end(update)
+
+    def _end(self, update: ChoiceDelta) -> bytes:
+        """The last event of a choice, with the update that ends it."""
+        if update.finish_reason is None:
+            return b""
+        return self.event(
+            b'%s{},"logprobs":null,"finish_reason":"%s"%s}'
+            % (
+                self._heads[update.choice],
+                update.finish_reason.encode(),
+                _CLOSED_FIELD if update.is_closed else b"",
             )
-        return events
+        )
 
     def _tool_events(self, update: ChoiceDelta, pieces: Sequence[ToolPiece]) -> bytes:
         """The same where tools may be called: content and pieces of calls, one event each."""
@@ -212,10 +227,7 @@ class ChatAnswer(ChunkedAnswer):
         for delta in deltas:
             events += self.event(b"%s%s,%s}" % (head, delta, extra))
             extra = b'"logprobs":null,"finish_reason":null'
-        if update.finish_reason is not None:
-            reason = update.finish_reason.encode()
-            events += self.event(b'%s{},"logprobs":null,"finish_reason":"%s"}' % (head, reason))
-        return events
+        return events + self._end(update)
 
     def choices(self, collected: Sequence[CollectedPrompt]) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
@@ -229,6 +241,8 @@ class ChatAnswer(ChunkedAnswer):
                 "logprobs": logprobs,
                 "finish_reason": candidate.finish_reason,
             }
+            if candidate.is_closed:
+                choice |= CLOSED
             if self._wants_ids:
                 choice["token_ids"] = candidate.token_ids
             choices.append(choice)
@@ -281,13 +295,16 @@ class CompletionAnswer(ChunkedAnswer):
             logprobs = encode(
                 completion_logprobs(self._tokenizer, update.tokens, start, as_ids=self._as_ids)
             )
+        extra = b',"token_ids":' + encode(update.token_ids) if wants_ids else b""
+        if update.is_closed:
+            extra += _CLOSED_FIELD
         return self.event(
             self._choice(
                 update.prompt * self._generation_request.n + update.choice,
                 update.text,
                 logprobs,
                 update.finish_reason,
-                b',"token_ids":' + encode(update.token_ids) if wants_ids else b"",
+                extra,
             )
         )
 
@@ -353,6 +370,8 @@ class CompletionAnswer(ChunkedAnswer):
                     "logprobs": logprobs,
                     "finish_reason": candidate.finish_reason,
                 }
+                if candidate.is_closed:
+                    choice |= CLOSED
                 if self._wants_ids:
                     choice["token_ids"] = candidate.token_ids
                     choice["prompt_token_ids"] = self._generation_request.prompts[prompt].token_ids

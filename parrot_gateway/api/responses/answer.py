@@ -13,7 +13,7 @@ from parrot_gateway.api.openai.logprobs import chat_logprobs
 from parrot_gateway.api.responses.events import EventWriter, output_text
 from parrot_gateway.engines.usage import Usage
 from parrot_gateway.exceptions import GatewayError
-from parrot_gateway.generation.request import PromptFilled, TextToken, Update
+from parrot_gateway.generation.request import CLOSED, PromptFilled, TextToken, Update
 from parrot_gateway.generation.requests.response_tools import ToolName
 from parrot_gateway.generation.responses.items import (
     Item,
@@ -73,6 +73,7 @@ class ResponseAnswer:
         self._blank = ""
         self._logprobs: list[dict[str, Any]] = []
         self._finish_reason = "stop"
+        self._is_closed = False
 
     def opening(self) -> bytes:
         """Nothing: a call that fails before its text has no message."""
@@ -83,6 +84,7 @@ class ResponseAnswer:
         if isinstance(update, PromptFilled):
             return b""
         self._finish_reason = update.finish_reason or self._finish_reason
+        self._is_closed |= update.is_closed
         events = self._reasoning(update.reasoning) if update.reasoning else b""
         kind = None if self._open is None else self._open.kind
         if update.text or kind != "reasoning":
@@ -116,6 +118,7 @@ class ResponseAnswer:
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "output": [item.to_dict() for item in items],
             "usage": response_usage(usage),
+            **(CLOSED if self._is_closed else {}),
         }
         self.keep(answer, [item.item() for item in items], tuple(self._cuts))
         return answer, events + self.begin() + self._close_item() + self.writer.end(answer)

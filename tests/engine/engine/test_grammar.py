@@ -254,6 +254,7 @@ def test_masked_logits(width: int, rows: list[tuple[bool, int]]) -> None:
 
     class Fixed:
         problem = None
+        is_closing = False
 
         def __init__(self, wanted: torch.Tensor) -> None:
             self.wanted = wanted
