@@ -33,7 +33,7 @@ from parrot_engine.engine.context_store import ContextStore
 from parrot_engine.engine.contexts import Context, PendingGenerate, PlannedRow
 from parrot_engine.engine.grammar import GrammarCompiler
 from parrot_engine.engine.pending_grammars import PendingGrammars
-from parrot_engine.engine.validation import check_fill, check_generate
+from parrot_engine.engine.validation import check_fill, check_sampling
 from parrot_engine.exceptions import EngineStateError, PrimitiveError, SettingsError, ShardError
 from parrot_engine.kv_cache.block_pool import BlockPool
 from parrot_engine.kv_cache.host_copies import BlockCopies
@@ -324,7 +324,7 @@ class BuiltinEngine:
             check_fill(primitive, self._info.vocab_size)
             self._store.submit_fill(primitive)
         elif isinstance(primitive, Generate):
-            check_generate(primitive, self._info.vocab_size)
+            check_sampling(primitive.sampling, self._info.vocab_size)
             params = primitive.sampling
             # Drawn in the order of submission: batching does not change it.
             seed = self._random.getrandbits(63) if params.seed is None else params.seed

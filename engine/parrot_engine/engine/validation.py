@@ -6,12 +6,26 @@ Contexts are not checked here: whether one exists or is too long is found when i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from parrot_engine.exceptions import PrimitiveError
-from parrot_engine.protocol import Fill, Generate, SamplingParams
+from parrot_engine.protocol import Fill, SamplingParams
 
 #: Seeds are 64 bits, signed or not.
 _SEEDS = range(-(2**63), 2**64)
+#: Sampling parameters and the values that they may have. Written so that NaN fails.
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (("max_tokens", "min_tokens", "top_k"), lambda value: value >= 0, "0 or more"),
+    (
+        ("temperature", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        math.isfinite,
+        "finite",
+    ),
+    (("temperature",), lambda value: value >= 0, "0 or more"),
+    (("repetition_penalty",), lambda value: value > 0, "more than 0"),
+    (("top_p",), lambda value: 0 < value <= 1, "more than 0, at most 1"),
+    (("min_p",), lambda value: 0 <= value <= 1, "from 0 to 1"),
+)
 
 
 def check_fill(fill: Fill, vocab_size: int) -> None:
@@ -27,36 +41,16 @@ def check_fill(fill: Fill, vocab_size: int) -> None:
         raise _refusal("prompt_logprobs", fill.prompt_logprobs, f"from 0 to {vocab_size}")
 
 
-def check_generate(generate: Generate, vocab_size: int) -> None:
-    """Refuse a Generate that cannot be executed.
-
-    Raises:
-        PrimitiveError: `invalid_request`.
-    """
-    check_sampling(generate.sampling, vocab_size)
-
-
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Refuse sampling parameters that are out of range or not finite.
 
     Raises:
         PrimitiveError: `invalid_request`.
     """
-    for name in ("max_tokens", "min_tokens", "top_k"):
-        if getattr(params, name) < 0:
-            raise _refusal(name, getattr(params, name), "0 or more")
-    for name in ("temperature", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-        if not math.isfinite(getattr(params, name)):
-            raise _refusal(name, getattr(params, name), "finite")
-    if params.temperature < 0:
-        raise _refusal("temperature", params.temperature, "0 or more")
-    if params.repetition_penalty <= 0:
-        raise _refusal("repetition_penalty", params.repetition_penalty, "more than 0")
-    # Written so that NaN fails.
-    if not 0 < params.top_p <= 1:
-        raise _refusal("top_p", params.top_p, "more than 0, at most 1")
-    if not 0 <= params.min_p <= 1:
-        raise _refusal("min_p", params.min_p, "from 0 to 1")
+    for names, is_allowed, allowed in _RANGES:
+        for name in names:
+            if not is_allowed(getattr(params, name)):
+                raise _refusal(name, getattr(params, name), allowed)
     if params.logprobs is not None and not 0 <= params.logprobs <= vocab_size:
         raise _refusal("logprobs", params.logprobs, f"from 0 to {vocab_size}")
     if params.seed is not None and params.seed not in _SEEDS:
