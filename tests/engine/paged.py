@@ -11,9 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from parrot_engine.batch import BatchRow, BlockCopy, LogitsNeed, StepBatch
+from parrot_engine.batch import BatchRow, BlockCopy, LogitsNeed, SamplingRow, StepBatch
+from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner.model_runner import ModelRunner
 from torch import Tensor
+
+
+def greedy_row() -> SamplingRow:
+    return SamplingRow(SamplingParams(temperature=0), [], [], 0, frozenset())
 
 
 @dataclass
@@ -59,6 +64,34 @@ class PagedHarness:
             for at in range(0, len(token_ids), chunk)
         ]
         return torch.cat(parts)
+
+    def generate_ahead(
+        self, prompts: Sequence[Sequence[int]], orders: Sequence[Sequence[int]]
+    ) -> list[list[int | None]]:
+        """Greedy decoding, with all steps launched before the first is waited for.
+
+        Each step has rows of the prompts of one of `orders`; from the second on their tokens are
+        those that the step before sampled.
+        """
+        sequences = [PagedSequence() for _ in prompts]
+        before: Sequence[int] | None = None
+        launches = []
+        for order in orders:
+            rows = []
+            for index in order:
+                row = self.row(sequences[index], prompts[index] if before is None else [0])
+                if before is not None:
+                    row = BatchRow([0], row.start, row.block_table, "last", before.index(index))
+                rows.append(row)
+            batch = StepBatch(rows, sampling=[greedy_row() for _ in rows])
+            launches.append((order, self.runner.launch(batch)))
+            before = order
+        tokens: list[list[int | None]] = [[] for _ in prompts]
+        for order, launch in launches:
+            for index, outcome in zip(order, launch.outcome(), strict=True):
+                assert outcome.token is not None
+                tokens[index].append(outcome.token.token_id)
+        return tokens
 
     def generate(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, *, chunk: int = 10_000

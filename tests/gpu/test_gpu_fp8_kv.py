@@ -7,7 +7,6 @@ those of a cache that is not rounded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import Context, PagedCase, mixed_contexts, relative_error, shared_contexts
+from device_attention import BF16, BOUNDS, FP16, FP32, device_backend
+from dummy_engine import dummy_engine
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.attention import launch, storage
 from parrot_engine.attention.interface import AttentionShape
@@ -28,43 +29,18 @@ from parrot_engine.kernels.selection import MIN_FP8_CAPABILITY
 from parrot_engine.kv_cache.host_copies import make_copies
 from parrot_engine.protocol import Fill, FreeContext, Generate
 from parrot_engine.runner.model_runner import ModelRunner
-from parrot_engine.settings import BuiltinSettings
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("poison"),
     pytest.mark.skipif(
         torch.cuda.get_device_capability() < MIN_FP8_CAPABILITY, reason="needs float8 conversions"
     ),
 ]
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LLAMA = AttentionShape(32, 8, 128, 64)
-BOUNDS = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}
 #: Rounding the result to bfloat16 takes 1.7e-3, and weights in float16 add next to nothing.
 SHARED_BOUND = 2.2e-3
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 1024,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=[0])
@@ -94,10 +70,7 @@ def _check(outs: list[torch.Tensor], expected: torch.Tensor, bound: float) -> No
 def _backend(
     shape: AttentionShape, dtype: torch.dtype = BF16, window: int | None = None, **kw: Any
 ) -> TritonAttention:
-    device = torch.device("cuda")
-    return TritonAttention(
-        shape, windows=[window], device=device, dtype=dtype, quantized=True, **kw
-    )
+    return device_backend(shape, window, dtype, quantized=True, **kw)
 
 
 @pytest.mark.parametrize(
@@ -212,21 +185,13 @@ def test_what_is_not_finite_fails_its_row_alone(seed: int) -> None:
 
 
 def _engine(folder: Path, **values: Any) -> BuiltinEngine:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    settings = BuiltinSettings.for_device(
-        "cuda",
-        **{
-            "device": "cuda",
-            "dtype": "bfloat16",
-            "num_blocks": 200,
-            "dummy_weights": True,
-            "kv_cache_dtype": "fp8_e4m3",
-            "cuda_graphs": "lazy",
-            **values,
-        },
-    )
-    return BuiltinEngine.load(folder, settings, model="tiny")
+    defaults = {
+        "dtype": "bfloat16",
+        "num_blocks": 200,
+        "kv_cache_dtype": "fp8_e4m3",
+        "cuda_graphs": "lazy",
+    }
+    return dummy_engine(folder, **{**defaults, **values})
 
 
 def _prompt(number: int, length: int) -> list[int]:

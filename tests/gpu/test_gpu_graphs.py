@@ -17,7 +17,7 @@ from checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
 from paged import PagedHarness, PagedSequence
 from parrot_engine import LLM, SamplingParams
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
-from parrot_engine.batch import BatchRow, SamplingRow, StepBatch
+from parrot_engine.batch import StepBatch
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kernels import rotary_write, rowwise
 from parrot_engine.kernels.hopper_prefill import hopper_prefill
@@ -161,38 +161,18 @@ def test_shared_prefixes(path: Path, wide_min_bytes: int) -> None:
     assert Parts(False, False) in chosen or wide_min_bytes == 0
 
 
-def _greedy() -> SamplingRow:
-    return SamplingRow(SamplingParams(temperature=0), [], [], 0, frozenset())
-
-
 def _generate(runner: ModelRunner, steps: int) -> list[list[int | None]]:
     """Many steps are launched before the first is waited for, their rows in any order."""
     shuffle = random.Random(3)
-    harness = PagedHarness(runner)
     prompts = [_prompt(length) for length in (1, 5, 40, 200, 511, 512, 700)]
-    sequences = [PagedSequence() for _ in prompts]
     order = list(range(len(prompts)))
-    before: list[int] | None = None
-    launches = []
+    orders = []
     for step in range(steps):
         shuffle.shuffle(order)
         if step == steps // 2:
             order = order[:5]
-        rows = []
-        for index in order:
-            row = harness.row(sequences[index], prompts[index] if before is None else [0])
-            if before is not None:
-                row = BatchRow([0], row.start, row.block_table, "last", before.index(index))
-            rows.append(row)
-        launch = runner.launch(StepBatch(rows, sampling=[_greedy() for _ in rows]))
-        launches.append((list(order), launch))
-        before = list(order)
-    tokens: list[list[int | None]] = [[] for _ in prompts]
-    for launched, launch in launches:
-        for index, outcome in zip(launched, launch.outcome(), strict=True):
-            assert outcome.token is not None
-            tokens[index].append(outcome.token.token_id)
-    return tokens
+        orders.append(list(order))
+    return PagedHarness(runner).generate_ahead(prompts, orders)
 
 
 def test_tokens_that_only_the_device_knows(path: Path) -> None:

@@ -7,7 +7,6 @@ one shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,26 +16,17 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
     pytest.skip("needs an NVIDIA GPU of the Hopper generation", allow_module_level=True)
 
 from attention_cases import Context, PagedCase, relative_error
+from device_attention import BF16, FP16, device_backend, errors_beside_torch
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import TileCuts
 from parrot_engine.attention.triton_backend import TritonAttention
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 
-BF16, FP16 = torch.bfloat16, torch.float16
 LLAMA = AttentionShape(32, 8, 128, 64)
-BOUNDS = {BF16: 5e-3, FP16: 1e-3}
 #: Ends of boxes (64 keys) and of tiles of keys (128), and of tiles of tokens (32).
 EDGES = (1, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000)
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +44,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return grids
 
 
-@pytest.fixture
-def seed() -> int:
-    """Another one each time: the kernel must be right on any numbers."""
-    return int(torch.seed() % 2**31)
-
-
 def _check(
     shape: AttentionShape,
     contexts: list[Context],
@@ -71,15 +55,10 @@ def _check(
     **kw: Any,
 ) -> None:
     case = PagedCase(shape, contexts, dtype=dtype, device="cuda", seed=seed, quantized=quantized)
-    kw["quantized"] = quantized
-    backend = TritonAttention(shape, windows=[None], device=torch.device("cuda"), dtype=dtype, **kw)
-    expected = case.expected()
+    backend = device_backend(shape, None, dtype, quantized=quantized, **kw)
     out = case.run(backend)
     assert launched
-    error = relative_error(out, expected)
-    own = relative_error(case.expected(dtype=dtype), expected)
-    print(f"error {error:.2e}, torch's own {own:.2e}")
-    assert error < BOUNDS[dtype]
+    error, own = errors_beside_torch(case, out)
     assert error <= 2 * own
     assert torch.equal(out, case.run(backend))
 

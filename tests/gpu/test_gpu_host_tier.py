@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,30 +14,15 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from dummy_engine import dummy_engine
 from harness.engine_checks import greedy, run_until_idle, tokens_of
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.exceptions import SettingsError
 from parrot_engine.kv_cache.host_copies import Copy, CudaCopies, HostMemory, make_copies
 from parrot_engine.protocol import Fill, FreeContext, Generate
 from parrot_engine.runner.model_runner import ModelRunner
-from parrot_engine.settings import BuiltinSettings
 
 pytestmark = pytest.mark.gpu
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 1024,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
 
 #: Cycles of the GPU: some tenth of a second.
 LONG = 200_000_000
@@ -194,22 +178,14 @@ def test_more_memory_than_there_is_names_the_setting() -> None:
 
 
 def make_engine(folder: Path, **values: Any) -> BuiltinEngine:
-    """An engine of random weights, the same each time."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    settings = BuiltinSettings.for_device(
-        "cuda",
-        **{
-            "device": "cuda",
-            "dtype": "float32",
-            "block_size": 16,
-            "max_batch_tokens": 256,
-            "max_batch_size": 16,
-            "dummy_weights": True,
-            "host_min_tokens": 1,
-            **values,
-        },
-    )
-    return BuiltinEngine.load(folder, settings, model="tiny")
+    defaults = {
+        "dtype": "float32",
+        "block_size": 16,
+        "max_batch_tokens": 256,
+        "max_batch_size": 16,
+        "host_min_tokens": 1,
+    }
+    return dummy_engine(folder, **{**defaults, **values})
 
 
 def prompt(number: int, length: int) -> list[int]:

@@ -6,7 +6,6 @@ and 5e-3 in any case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +15,15 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import SCALE, Context, PagedCase, relative_error
+from device_attention import (
+    BF16,
+    BOUNDS,
+    FP16,
+    FP32,
+    device_backend,
+    device_case,
+    errors_beside_torch,
+)
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.policy import MAX_SLOTS, TileCuts
@@ -24,11 +32,9 @@ from parrot_engine.kernels.hopper_prefill import hopper_prefill
 from parrot_engine.kernels.prefill_attention import prefill_attention
 from parrot_engine.kernels.split_attention import merge_splits
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 LLAMA = AttentionShape(32, 8, 128, 64)
-BOUNDS = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}
 WHOLE = TileCuts((1,), least=10**9, start=0, merge=0)
 #: Decodes of a family, strangers, a short prompt, and two rows behind the family's prefix.
 MIXED = [
@@ -42,34 +48,8 @@ MIXED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Whatever `torch.empty` gives is NaN: an element that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def seed() -> int:
-    """Another one each time: the kernels must be right on any numbers."""
-    return int(torch.seed() % 2**31)
-
-
 def _into(parts: int) -> TileCuts:
     return TileCuts((parts,), least=64, start=0, merge=0, rounds=100)
-
-
-def _backend(
-    shape: AttentionShape, window: int | None = None, dtype: torch.dtype = BF16, **kw: Any
-) -> TritonAttention:
-    return TritonAttention(shape, windows=[window], device=torch.device("cuda"), dtype=dtype, **kw)
-
-
-def _case(
-    shape: AttentionShape, contexts: list[Context], seed: int, dtype: torch.dtype = BF16
-) -> PagedCase:
-    return PagedCase(shape, contexts, dtype=dtype, device="cuda", seed=seed)
 
 
 def _parts(backend: TritonAttention, case: PagedCase) -> int:
@@ -80,15 +60,9 @@ def _parts(backend: TritonAttention, case: PagedCase) -> int:
 
 
 def _check(case: PagedCase, backend: TritonAttention, window: int | None = None) -> None:
-    expected = case.expected(window)
-    out = case.run(backend, window)
-    dtype = out.dtype
-    error = relative_error(out, expected)
-    own = relative_error(case.expected(window, dtype), expected)
-    print(f"error {error:.2e}, torch's own {own:.2e}")
-    assert error < BOUNDS[dtype]
+    error, own = errors_beside_torch(case, case.run(backend, window), window)
     # In float32 both are all but exact, and which one more so is chance.
-    assert error <= max(2 * own, 1e-6 if dtype == FP32 else 0.0)
+    assert error <= max(2 * own, 1e-6 if case.query.dtype == FP32 else 0.0)
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
@@ -97,7 +71,7 @@ def _check(case: PagedCase, backend: TritonAttention, window: int | None = None)
 )
 def test_rows_as_the_rule_cuts_them(cached: int, new: int, block_size: int, seed: int) -> None:
     shape = LLAMA._replace(block_size=block_size)
-    case, backend = _case(shape, [Context(cached, new)], seed), _backend(shape)
+    case, backend = device_case(shape, [Context(cached, new)], seed), device_backend(shape)
     print(f"{_parts(backend, case)} parts")
     if block_size == 64:
         programs = -(-new // 32) * shape.num_kv_heads
@@ -108,8 +82,8 @@ def test_rows_as_the_rule_cuts_them(cached: int, new: int, block_size: int, seed
 
 @pytest.mark.parametrize("parts", [2, 3, 7, 21])
 def test_numbers_of_parts(parts: int, seed: int) -> None:
-    case = _case(LLAMA, [Context(2500, 130)], seed)
-    backend = _backend(LLAMA, tile_cuts=_into(parts))
+    case = device_case(LLAMA, [Context(2500, 130)], seed)
+    backend = device_backend(LLAMA, tile_cuts=_into(parts))
     assert _parts(backend, case) == parts
     _check(case, backend)
 
@@ -129,16 +103,16 @@ def test_heads(
     heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, seed: int
 ) -> None:
     shape = AttentionShape(heads, kv_heads, head_dim, block_size)
-    case = _case(shape, [Context(1500, 140)], seed, dtype)
-    backend = _backend(shape, dtype=dtype, tile_cuts=_into(3))
+    case = device_case(shape, [Context(1500, 140)], seed, dtype)
+    backend = device_backend(shape, dtype=dtype, tile_cuts=_into(3))
     assert _parts(backend, case) > 1
     _check(case, backend)
 
 
 @pytest.mark.parametrize("window", [700, 2500])
 def test_windows(window: int, seed: int) -> None:
-    case = _case(LLAMA, [Context(3000, 300)], seed)
-    backend = _backend(LLAMA, window, tile_cuts=_into(3))
+    case = device_case(LLAMA, [Context(3000, 300)], seed)
+    backend = device_backend(LLAMA, window, tile_cuts=_into(3))
     assert _parts(backend, case) == 3
     _check(case, backend, window)
 
@@ -146,15 +120,15 @@ def test_windows(window: int, seed: int) -> None:
 @pytest.mark.parametrize("tile_cuts", [_into(2), _into(5)])
 def test_in_company(tile_cuts: TileCuts, seed: int) -> None:
     """Other rows get the bits that they get where no tile is cut."""
-    case = _case(LLAMA, MIXED, seed)
-    cut, whole = (_backend(LLAMA, tile_cuts=c, wide_min_bytes=0) for c in (tile_cuts, WHOLE))
+    case = device_case(LLAMA, MIXED, seed)
+    cut, whole = (device_backend(LLAMA, tile_cuts=c, wide_min_bytes=0) for c in (tile_cuts, WHOLE))
     _check(case, cut)
     decodes = slice(0, 20)
     assert torch.equal(case.run(cut)[decodes], case.run(whole)[decodes])
 
 
 def test_the_same_twice(seed: int) -> None:
-    case, backend = _case(LLAMA, MIXED, seed), _backend(LLAMA, tile_cuts=_into(4))
+    case, backend = device_case(LLAMA, MIXED, seed), device_backend(LLAMA, tile_cuts=_into(4))
     first = case.run(backend)
     assert all(torch.equal(case.run(backend), first) for _ in range(5))
 
@@ -165,7 +139,7 @@ def test_a_cache_of_float8(block_size: int, seed: int) -> None:
     case = PagedCase(
         shape, [Context(2500, 130)], dtype=BF16, device="cuda", seed=seed, quantized=True
     )
-    backend = _backend(shape, quantized=True, tile_cuts=_into(3))
+    backend = device_backend(shape, quantized=True, tile_cuts=_into(3))
     error = relative_error(case.run(backend), case.expected())
     print(f"error {error:.2e}")
     assert error < BOUNDS[BF16]
@@ -178,7 +152,7 @@ def test_a_captured_launch_serves_cut_tiles_and_whole_ones(
     # order, and then the last bit may differ.
     of_many = launch.merge_tuning(MAX_SLOTS)
     monkeypatch.setattr(launch, "merge_tuning", lambda _: of_many)
-    backend = _backend(LLAMA)
+    backend = device_backend(LLAMA)
     device = torch.device("cuda")
     layout = backend.fixed_layout(512, 8, 8192, MAX_SLOTS, 0)
     buffer = torch.zeros(layout.size, dtype=torch.int32, device=device)
@@ -190,7 +164,7 @@ def test_a_captured_launch_serves_cut_tiles_and_whole_ones(
         [Context(700, 200), Context(500)],
         [Context(6144, 128), *[Context(900)] * 5],
     ]
-    cases = [_case(LLAMA, contexts, seed) for contexts in steps]
+    cases = [device_case(LLAMA, contexts, seed) for contexts in steps]
     blocks = max(case.layer_kv.shape[1] for case in cases)
     cache = torch.zeros((2, blocks, *cases[0].layer_kv.shape[2:]), dtype=BF16, device=device)
     query, key, value = (
@@ -228,7 +202,7 @@ def test_a_captured_launch_serves_cut_tiles_and_whole_ones(
 
 
 def test_cuts_compile_nothing_new(seed: int) -> None:
-    backend = _backend(LLAMA)
+    backend = device_backend(LLAMA)
     kernels = (merge_splits, prefill_attention, hopper_prefill)
 
     def compiled() -> int:
@@ -236,10 +210,10 @@ def test_cuts_compile_nothing_new(seed: int) -> None:
 
     # Merges of few queries and of many are compiled apart.
     for contexts in ([Context(0, 100), Context(3000)], [Context(3000, 96)]):
-        _case(LLAMA, contexts, seed).run(backend)
+        device_case(LLAMA, contexts, seed).run(backend)
     before = compiled()
     for cached, new in ((2048, 96), (6144, 256), (5000, 65), (16, 16)):
-        _case(LLAMA, [Context(cached, new)], seed).run(backend)
+        device_case(LLAMA, [Context(cached, new)], seed).run(backend)
     assert compiled() == before
 
 
@@ -255,4 +229,4 @@ def test_control_natural_log_sum_exp(monkeypatch: pytest.MonkeyPatch, seed: int)
 
     monkeypatch.setattr(launch, "run_merge", natural)
     with pytest.raises(AssertionError):
-        _check(_case(LLAMA, [Context(6144, 128)], seed), _backend(LLAMA))
+        _check(device_case(LLAMA, [Context(6144, 128)], seed), device_backend(LLAMA))

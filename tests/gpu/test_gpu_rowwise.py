@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,20 +13,13 @@ from attention_cases import relative_error
 from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels import rowwise
-from parrot_engine.models.ops import Angles, rotate
+from rotated import check_rotated_and_written
 from torch import Tensor
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 BOUNDS = {FP32: 1e-6, FP16: 1e-3, BF16: 4e-3}
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -86,13 +77,13 @@ def test_rotation_and_writes(head_dim: int, qk_norm: bool, dtype: torch.dtype) -
     query = launch.run_rotate_and_write(
         qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape
     )
-    q, k, v = qkv.double().view(count, 18, head_dim).split([14, 2, 2], dim=1)
-    if norms is not None:
-        q = F.rms_norm(q, (head_dim,), norms[0].double(), 1e-5)
-        k = F.rms_norm(k, (head_dim,), norms[1].double(), 1e-5)
-    angles = Angles(cos.double()[:, None], sin.double()[:, None])
-    assert relative_error(query, rotate(q, angles)) < BOUNDS[dtype]
-    blocks, offsets = slots.long() // 16, slots.long() % 16
-    assert relative_error(layer_kv[0, blocks, :, offsets], rotate(k, angles)) < BOUNDS[dtype]
-    assert torch.equal(layer_kv[1, blocks, :, offsets], v.to(dtype))
-    assert int(layer_kv.isfinite().sum()) == 2 * count * 2 * head_dim
+    check_rotated_and_written(
+        query,
+        layer_kv,
+        qkv=qkv,
+        angles=(cos, sin),
+        norms=norms,
+        slots=slots,
+        shape=shape,
+        bound=BOUNDS[dtype],
+    )

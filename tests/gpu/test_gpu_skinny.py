@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ from parrot_engine.models.triton_ops import TritonOps
 from skinny_cases import Case, compute, draw, reference
 from torch import Tensor
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 
 BOUNDS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 #: Outputs, columns, and what is fused where such a weight stands in a model.
@@ -40,14 +38,6 @@ CASES = [
     *((sizes, torch.float16) for sizes in (SIZES[6], SIZES[8])),
     *((sizes, torch.float32) for sizes in (SIZES[4], SIZES[9])),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """New tensors are NaN until they are written."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _tuning(case: Case) -> Tuning | None:

@@ -9,7 +9,7 @@ from attention_cases import relative_error
 from interpreted import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels import rowwise
-from parrot_engine.models.ops import Angles, rotate
+from rotated import check_rotated_and_written
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -57,14 +57,13 @@ def test_rotation_and_writes(head_dim: int, qk_norm: bool) -> None:
     query = launch.run_rotate_and_write(
         qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape
     )
-    q, k, v = qkv.double().view(count, 10, head_dim).split([6, 2, 2], dim=1)
-    if norms is not None:
-        q = F.rms_norm(q, (head_dim,), norms[0].double(), 1e-5)
-        k = F.rms_norm(k, (head_dim,), norms[1].double(), 1e-5)
-    angles = Angles(cos.double()[:, None], sin.double()[:, None])
-    assert relative_error(query, rotate(q, angles)) < 1e-6
-    blocks, offsets = slots.long() // 16, slots.long() % 16
-    assert relative_error(layer_kv[0, blocks, :, offsets], rotate(k, angles)) < 1e-6
-    assert torch.equal(layer_kv[1, blocks, :, offsets], v.float())
-    # Nothing else was written.
-    assert int(layer_kv.isfinite().sum()) == 2 * count * 2 * head_dim
+    check_rotated_and_written(
+        query,
+        layer_kv,
+        qkv=qkv,
+        angles=(cos, sin),
+        norms=norms,
+        slots=slots,
+        shape=shape,
+        bound=1e-6,
+    )

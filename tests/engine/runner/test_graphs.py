@@ -13,9 +13,9 @@ import interpreted  # noqa: F401 -- skips this module where it cannot run
 import pytest
 import torch
 from checkpoints import CONFIGS, make_checkpoint
-from paged import PagedHarness, PagedSequence
+from paged import PagedHarness, PagedSequence, greedy_row
 from parrot_engine.attention.triton_backend import Parts, TritonAttention
-from parrot_engine.batch import BatchRow, SampledToken, SamplingRow, StepBatch
+from parrot_engine.batch import SampledToken, SamplingRow, StepBatch
 from parrot_engine.protocol import SamplingParams
 from parrot_engine.runner import sampler
 from parrot_engine.runner.graphs import Key, StepGraphs, graph_keys
@@ -108,36 +108,8 @@ def test_rows_without_logits_and_with_all(path: Path) -> None:
     assert graphs.num_misses == 0
 
 
-def _greedy() -> SamplingRow:
-    return SamplingRow(SamplingParams(temperature=0), [], [], 0, frozenset())
-
-
 def _generate(runner: ModelRunner, orders: list[list[int]]) -> list[list[int | None]]:
-    """Two sequences, step by step, the next step launched before the last is waited for.
-
-    Each step has its rows in one of `orders`; from the second on their tokens are those that the
-    step before sampled.
-    """
-    harness = PagedHarness(runner)
-    sequences = [PagedSequence(), PagedSequence()]
-    prompts = [[3, 1, 4, 1, 5], [9]]
-    tokens: list[list[int | None]] = [[], []]
-    before: list[int] | None = None
-    launches = []
-    for order in orders:
-        rows = []
-        for index in order:
-            row = harness.row(sequences[index], prompts[index] if before is None else [0])
-            if before is not None:
-                row = BatchRow([0], row.start, row.block_table, "last", before.index(index))
-            rows.append(row)
-        launches.append((order, runner.launch(StepBatch(rows, sampling=[_greedy()] * len(rows)))))
-        before = order
-    for order, launch in launches:
-        for index, outcome in zip(order, launch.outcome(), strict=True):
-            assert outcome.token is not None
-            tokens[index].append(outcome.token.token_id)
-    return tokens
+    return PagedHarness(runner).generate_ahead([[3, 1, 4, 1, 5], [9]], orders)
 
 
 def test_tokens_that_only_the_device_knows(path: Path) -> None:
@@ -165,7 +137,7 @@ def test_decodes_look_for_the_largest_logit_in_their_graph(
                 patch.delattr(sampler, "_find_largest")
             rows = [harness.row(sequence, [4]) for sequence in sequences]
             drawn = SamplingRow(SamplingParams(temperature=0.7), [], [], 3, frozenset())
-            sampling = [_greedy(), _greedy(), drawn]
+            sampling = [greedy_row(), greedy_row(), drawn]
             outcomes = runner.launch(StepBatch(rows, sampling=sampling)).outcome()
         return [outcome.token for outcome in outcomes]
 
