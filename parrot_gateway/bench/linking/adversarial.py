@@ -19,6 +19,7 @@ from parrot_gateway.bench.linking.script import (
     Kinds,
     Message,
     Script,
+    answer_id,
     system,
     text_answer,
     tool_call,
@@ -361,7 +362,7 @@ def _tokens(text: str) -> list[int]:
 
 
 def responses(script: Script, number: int) -> None:
-    """Agents over the responses API that send all items again, function calls by `call_id`."""
+    """Agents over the responses API; every third sends new items and `previous_response_id`."""
     text = Text(f"responses {number}")
     question = {"type": "input_text", "text": text.prose(100)}
     items: list[Message] = [{"role": "user", "content": [question]}]
@@ -374,6 +375,8 @@ def responses(script: Script, number: int) -> None:
         output = [message] if turn == 4 else [call]
         edges: dict[str, Kinds] = {last: ("continues", "tool")} if last else {}
         request = {"model": "model", "instructions": AGENT_RULES, "input": items}
+        if last and number % 3 == 0:
+            request |= {"input": items[-1:], "previous_response_id": answer_id(last)}
         answer = {"object": "response", "model": "model", "status": "completed", "output": output}
         last = script.add(request, answer, path=RESPONSES, edges=edges, pause_s=TOOL_S)
         result = {"type": "function_call_output", "call_id": name, "output": text.prose(300)}
@@ -434,6 +437,8 @@ ADVERSARIAL: dict[str, Callable[[Script, int], None]] = {
         echoed_otherwise,
     )
 }
+#: Those in which nothing tells which of several sources is the true one.
+UNDECIDABLE = ("equal_trials_without_ids",)
 #: Those whose sessions of one task start in the same moment.
 TOGETHER = ("equal_trials", "equal_trials_without_ids", "two_tenants")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from parrot_gateway.bench.linking.adversarial import ADVERSARIAL, TOGETHER, adversarial
+from parrot_gateway.bench.linking.adversarial import ADVERSARIAL, TOGETHER, UNDECIDABLE, adversarial
 from parrot_gateway.bench.linking.applications import RECIPES, applications
 from parrot_gateway.bench.linking.linkers import LINKERS
 from parrot_gateway.bench.linking.recordings import Changes, Ids, read, sessions
@@ -192,7 +192,7 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
             f"{score.short_found}/{score.short}" if score.short else "",
             f"{score.microseconds(50):,.0f}",
             f"{score.microseconds(99):,.0f}",
-            "[green]yes[/]" if is_met(score, item.start) else "[red]no[/]",
+            "" if item.name in UNDECIDABLE else _yes_or_no(is_met(score, item.start)),
         )
     print_table(
         table,
@@ -204,6 +204,10 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
             "than 20 characters that were found, of all; neither asked for nor wrong.",
         ],
     )
+
+
+def _yes_or_no(met: bool) -> str:
+    return "[green]yes[/]" if met else "[red]no[/]"
 
 
 def is_met(score: Score, start: Start) -> bool:
@@ -255,7 +259,7 @@ def _show_costs(costs: dict[str, Any]) -> None:
             *(f"{value:,.0f}" for value in found.microseconds.values()),
             f"{found.slope:.1f}",
             f"{found.megabytes:.1f}",
-            "[green]yes[/]" if met else "[red]no[/]",
+            _yes_or_no(met),
         )
     aims = f"4 kB ≤ {FOUR_KB_US:.0f} µs, per further kB ≤ {SLOPE_US:.0f} µs, ≤ {MEGABYTES:.0f} MB"
     print_table(table, [f"Met: {aims}."])

@@ -30,7 +30,8 @@ Ids: TypeAlias = Literal["recorded", "counted", "none"]
 
 _KEYS = ("traj", "messages", "fncall_messages", "conversations", "turns", "history")
 _ROLES = {"human": "user", "gpt": "assistant", "agent": "assistant", "model": "assistant",
-          "ai": "assistant", "observation": "tool", "function": "tool"}  # fmt: skip
+          "ai": "assistant", "function_call": "assistant", "observation": "tool",
+          "function_response": "tool", "function": "tool"}  # fmt: skip
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "function_call")
 _NO_MODELS = ("computer_terminal", "computerterminal", "human", "user", "admin")
 #: What a simulated user is told when a recording does not say.
@@ -135,8 +136,8 @@ def _author(message: Message, recording: Recording) -> str:
 def _opening(name: str, recording: Recording) -> list[Message]:
     """What an author has been told before the first message."""
     if recording.is_group:
-        text = recording.systems.get(name)
-        return [{"role": "system", "content": text}] if text else []
+        text = recording.systems.get(name, f"You are {name}, one of a team.")
+        return [{"role": "system", "content": text}]
     if name == "user":
         text = recording.systems.get("user", _USER)
         return [{"role": "system", "content": text}, user(_GREETING)]
@@ -235,6 +236,8 @@ def _of_value(value: Any) -> Iterator[Recording]:
     ]
     if not messages:
         return
+    if isinstance(value.get("system"), str) and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": value["system"]})
     prompts = [_step(step) for step in value.get("trajectory") or () if isinstance(step, dict)]
     spoken = [message for message in messages if message["role"] != "system"] or messages
     task = value.get("task_id", value.get("instance_id", value.get("question_ID")))
@@ -283,7 +286,7 @@ def _tool_call(call: dict[str, Any]) -> Message:
 
 
 def _step(step: dict[str, Any]) -> tuple[list[Message], Message] | None:
-    prompt = step.get("query") or step.get("messages")
+    prompt = step.get("query")
     if not isinstance(prompt, list) or not isinstance(step.get("response"), str):
         return None
     answer: Message = {"role": "assistant", "content": step["response"]}

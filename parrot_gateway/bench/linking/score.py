@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from parrot_gateway.bench.linking.schedule import Event
-from parrot_gateway.bench.linking.script import KINDS, Call, Script
+from parrot_gateway.bench.linking.script import KINDS, Call, Script, answer_id
 from parrot_gateway.linking.links import Link
 
 
@@ -119,7 +119,7 @@ def run(
                 if link.confidence >= at_least:
                     found[link.source].add(link.kind)
         else:
-            body = msgspec.json.encode({"id": f"answer-{call.id}", **(call.answer or {})})
+            body = msgspec.json.encode({"id": answer_id(call.id), **(call.answer or {})})
             began = time.perf_counter()
             linker.answer(call.tenant, call.id, body, event.at_s)
             seconds[call.id] += time.perf_counter() - began

@@ -173,6 +173,11 @@ class Chain:
         self.heard += sources
 
 
+def answer_id(call: str) -> str:
+    """The id that the server gives the answer of a call."""
+    return f"answer-{call}"
+
+
 def system(text: str) -> Message:
     return {"role": "system", "content": text}
 

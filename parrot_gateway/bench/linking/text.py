@@ -34,6 +34,8 @@ HEADINGS = (
     "**Key takeaways:**",
     "Final answer (with a short explanation of the reasoning that leads to it):",
 )
+_SYLLABLES = ("ka", "lo", "mi", "ren", "tas", "vo", "zu", "bel", "dor", "fi", "gan", "hu", "jo",
+              "quen", "sa", "tri", "ul", "vex", "wy", "nor")  # fmt: skip
 _VERBS = ("load", "parse", "merge", "render", "check", "fetch", "score", "index", "trim", "plan")
 
 
@@ -58,7 +60,7 @@ class Text:
             chance = self.draw.random()
             if chance < 0.04:
                 words.append(str(self.draw.randint(10, 99_999)))
-            elif chance < 0.1:
+            elif chance < 0.16:
                 words.append(self.name())
             words.append(self.draw.choice(follow[words[-1].lower()] or _starts()))
         return f"{' '.join(words)[:1].upper()}{' '.join(words)[1:]}."
@@ -83,9 +85,7 @@ class Text:
         return text
 
     def name(self) -> str:
-        return "".join(
-            self.draw.choice(("ka", "lo", "mi", "ren", "tas", "vo", "zu")) for _ in "abc"
-        )
+        return "".join(self.draw.choice(_SYLLABLES) for _ in "abc")
 
     def code(self, functions: int = 4) -> str:
         """Functions in Python, with names and numbers of their own."""
