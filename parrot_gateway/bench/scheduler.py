@@ -44,7 +44,8 @@ def scheduler_command(
     clock = time.process_time if cpu_time else time.perf_counter
     rows = measure(clock, engines=counts, queued=queued, decisions=decisions, config=config)
     build = "compiled" if is_compiled() else "pure Python"
-    table = Table(title=f"Decisions of the scheduler ({policy}, {build}), {queued:,} tasks waiting")
+    waiting = f"{queued:,} tasks waiting" if rows[0].queued else "each task placed at once"
+    table = Table(title=f"Decisions of the scheduler ({policy}, {build}), {waiting}")
     for heading in ("engines", "decisions/s", "p50", "p99", "longest step"):
         table.add_column(heading, justify="right")
     for row in rows:
