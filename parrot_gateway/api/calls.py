@@ -331,11 +331,12 @@ class CallRoutes:
         await exchange.respond_json({"input_tokens": count})
 
     async def _call(self, kind: CallKind, exchange: Exchange) -> None:
-        request = CallRequest(kind, await exchange.body(self._server.max_body_bytes))
+        body = await exchange.body(self._server.max_body_bytes)
+        request = CallRequest(kind, body)
         if (
             request.size <= MAX_INLINE_BYTES
             and exchange.headers.keys() <= self._ordinary_headers
-            and MARKER.search(request.body) is None
+            and MARKER.search(body) is None
             and not request.head.may_name_session
         ):
             answer = partial(self._answer, exchange, request, _ORDINARY)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -115,7 +115,7 @@ class EventStream:
             await self._exchange.start_stream(200, EVENT_STREAM, data)
 
 
-async def answer_call(
+def answer_call(
     exchange: Exchange,
     placer: Placer,
     request: GenerationRequest,
@@ -125,8 +125,8 @@ async def answer_call(
     deadline: float,
     keep_alive_s: float,
     observers: Sequence[GenerationObserver] = (),
-) -> None:
-    """Run a generation and answer the exchange with it.
+) -> Awaitable[None]:
+    """Run a generation and answer the exchange with it, once awaited.
 
     Args:
         exchange: not responded to yet, or begun with comments as a stream.
@@ -138,10 +138,15 @@ async def answer_call(
     """
     generation = Generation(placer, request, deadline, observers)
     if stream:
-        await stream_call(exchange, generation, answer, keep_alive_s)
-        return
+        return stream_call(exchange, generation, answer, keep_alive_s)
+    return _whole_call(exchange, generation, answer, len(request.prompts), request.best_of)
+
+
+async def _whole_call(
+    exchange: Exchange, generation: Generation, answer: Answer, prompts: int, best_of: int
+) -> None:
     with generation:
-        collected = await collect(generation, len(request.prompts), request.best_of)
+        collected = await collect(generation, prompts, best_of)
     await exchange.respond(200, answer.whole(collected, generation.state.usage))
 
 

@@ -25,6 +25,7 @@ from parrot_engine.protocol import (
     Fill,
     Filled,
     FreeContext,
+    Generated,
     Primitive,
     Retention,
 )
@@ -46,13 +47,12 @@ _MAX_KEPT_EACH = 256
 
 @dataclass(slots=True)
 class _Load:
-    fills: int = 0
-    tokens: int = 0
-    generates: int = 0
+    """What a context has to do."""
 
-    @property
-    def busy(self) -> bool:
-        return self.fills > 0 or self.generates > 0
+    #: Primitives that have not ended.
+    unfinished: int = 0
+    #: Tokens to fill.
+    tokens: int = 0
 
 
 class KeptContexts:
@@ -145,7 +145,9 @@ class RemoteEngine:
         self._flush_scheduled = False
         self._outgoing: deque[bytes] = deque()
         self._outgoing_bytes = 0
-        self._lost: str | None = None
+        #: The link is gone.
+        self.lost = False
+        self._lost_reason = ""
         #: Those who wait until there is less to do, and whether it must be nothing at all.
         self._idle_waiters: dict[asyncio.Future[None], bool] = {}
 
@@ -160,10 +162,6 @@ class RemoteEngine:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.text)
         return self._tokenizer
-
-    @property
-    def lost(self) -> bool:
-        return self._lost is not None
 
     def open(
         self, count: int, *, salt: str = "", retention: Retention = "normal", application: str = ""
@@ -247,9 +245,11 @@ class RemoteEngine:
             channel = self._channels.get(event.context_id)
             if channel is None:
                 continue
-            self._note_progress(event)
+            if not isinstance(event, Generated) or event.finish_reason is not None:
+                self._note_progress(event)
             channel._push(event)
-        self._wake_idle_waiters()
+        if self._idle_waiters:
+            self._wake_idle_waiters()
 
     def take_outgoing(self) -> bytes | None:
         """The next message to send; None, and `has_outgoing` cleared, when there is none."""
@@ -262,9 +262,9 @@ class RemoteEngine:
 
     def lose(self, reason: str) -> None:
         """The link is gone: everything open on this engine fails. Safe to call twice."""
-        if self._lost is not None:
+        if self.lost:
             return
-        self._lost = reason
+        self.lost, self._lost_reason = True, reason
         self.running = self.queued_tokens = 0
         self._loads.clear()
         self._collected.clear()
@@ -276,11 +276,11 @@ class RemoteEngine:
 
     def lost_error(self) -> EngineLostError:
         return EngineLostError(
-            f"The engine that ran this call was lost ({self._lost}); please send it again."
+            f"The engine that ran this call was lost ({self._lost_reason}); please send it again."
         )
 
     def _check_open(self) -> None:
-        if self._lost is not None:
+        if self.lost:
             raise self.lost_error()
         if self._outgoing_bytes + self._collected_bytes > self._max_unsent_bytes:
             raise OverloadedError(
@@ -300,7 +300,7 @@ class RemoteEngine:
         return added
 
     def _submit(self, primitives: tuple[Primitive, ...]) -> None:
-        if self._lost is not None:
+        if self.lost:
             return
         for primitive in primitives:
             self._note_submitted(primitive)
@@ -316,7 +316,7 @@ class RemoteEngine:
         self._flush_scheduled = False
         collected, self._collected = self._collected, []
         self._collected_bytes = 0
-        if self._lost is not None or not collected:
+        if self.lost or not collected:
             return
         try:
             messages = [encode(Submit(collected))]
@@ -344,8 +344,9 @@ class RemoteEngine:
             self._channels.pop(context_id, None)
         if application and retention == "keep":
             self._kept.add(application, context_ids)
-        self._submit(tuple(FreeContext(i, retention) for i in context_ids if i in submitted))
-        self._wake_idle_waiters()
+        self._submit(tuple([FreeContext(i, retention) for i in context_ids if i in submitted]))
+        if self._idle_waiters:
+            self._wake_idle_waiters()
 
     def _note_submitted(self, primitive: Primitive) -> None:
         context_id = primitive.context_id
@@ -355,13 +356,11 @@ class RemoteEngine:
         load = self._loads.get(context_id)
         if load is None:
             load = self._loads[context_id] = _Load()
-        self.running += not load.busy
+        self.running += load.unfinished == 0
+        load.unfinished += 1
         if isinstance(primitive, Fill):
-            load.fills += 1
             load.tokens += len(primitive.token_ids)
             self.queued_tokens += len(primitive.token_ids)
-        else:
-            load.generates += 1
 
     def _note_progress(self, event: Event) -> None:
         load = self._loads.get(event.context_id)
@@ -371,22 +370,19 @@ class RemoteEngine:
             self._forget_load(event.context_id)
             return
         if isinstance(event, Filled):
-            load.fills -= 1
             done = min(event.num_tokens, load.tokens)
             load.tokens -= done
             self.queued_tokens -= done
-        elif event.finish_reason is not None:
-            load.generates -= 1
+        if load.unfinished == 1:
+            self._forget_load(event.context_id)
         else:
-            return
-        if not load.busy:
-            self._forget_load(event.context_id, was_busy=True)
+            load.unfinished -= 1
 
-    def _forget_load(self, context_id: int, *, was_busy: bool | None = None) -> None:
+    def _forget_load(self, context_id: int) -> None:
         load = self._loads.pop(context_id, None)
         if load is not None:
             self.queued_tokens -= load.tokens
-            self.running -= load.busy if was_busy is None else was_busy
+            self.running -= 1
 
 
 class EngineChannel:
@@ -443,10 +439,14 @@ class EngineChannel:
             EngineLostError: the link is gone.
             OverloadedError: too much waits to be sent; nothing of this was. Frees always go.
         """
-        if any(not isinstance(primitive, FreeContext) for primitive in primitives):
-            self._engine._check_open()
-        elif self._engine.lost:
-            raise self._engine.lost_error()
+        engine, submitted = self._engine, self._submitted
+        for primitive in primitives:
+            if not isinstance(primitive, FreeContext):
+                engine._check_open()
+                break
+        else:
+            if engine.lost:
+                raise engine.lost_error()
         if self._salt:
             primitives = tuple(
                 replace(p, salt=self._salt) if isinstance(p, Fill) and not p.salt else p
@@ -459,10 +459,10 @@ class EngineChannel:
             )
         for primitive in primitives:
             if isinstance(primitive, FreeContext):
-                self._submitted.discard(primitive.context_id)
+                submitted.discard(primitive.context_id)
             else:
-                self._submitted.add(primitive.context_id)
-        self._engine._submit(primitives)
+                submitted.add(primitive.context_id)
+        engine._submit(primitives)
 
     async def next(self) -> Event:
         """The next event of these contexts. A cancelled wait loses none; one waiter at a time.

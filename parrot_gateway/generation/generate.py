@@ -62,7 +62,7 @@ class Generation:
         self._deadline = deadline
         self._observers = Observers(observers) if observers else None
         #: Which candidates are answered is known in the end only.
-        self._ranks = request.best_of > request.n
+        self.ranks = request.best_of > request.n
         tools = request.tools
         #: By candidate of the only prompt, where tools may be called.
         self._tool_texts = [] if tools is None else [ToolCallText(tools) for _ in range(request.n)]
@@ -161,7 +161,7 @@ class Generation:
             if reason == "stop" and text.has_calls:
                 reason = "tool_calls"
             update = update._replace(pieces=pieces, finish_reason=reason)
-        if not self._ranks:
+        if not self.ranks:
             self.observe([update])
         return update
 
@@ -204,12 +204,10 @@ class Generation:
         return channel
 
     def _report_progress(self) -> None:
-        usage = self.state.usage
-        self._reported = usage.completion_tokens
+        state = self.state
+        self._reported = state.generated
         self._placement.progress(
-            filled=self.state.filled_tokens,
-            cached=usage.cached_tokens,
-            generated=usage.completion_tokens,
+            filled=state.filled_tokens, cached=state.cached_tokens, generated=state.generated
         )
 
     def _begin_further(self, channel: Channel) -> None:
@@ -315,10 +313,11 @@ async def collect(generation: Generation, prompts: int, best_of: int) -> list[Co
             collected[update.prompt].filled = update
         else:
             collected[update.prompt].candidates[update.choice].add(update)
-    for prompt, entry in enumerate(collected):
-        ranking = generation.state.ranking(prompt)
-        entry.candidates = [entry.candidates[index] for index in ranking]
-        if len(ranking) < best_of:
+    if generation.ranks:
+        for prompt, entry in enumerate(collected):
+            entry.candidates = [
+                entry.candidates[index] for index in generation.state.ranking(prompt)
+            ]
             generation.observe(
                 each.as_delta(prompt, rank) for rank, each in enumerate(entry.candidates)
             )

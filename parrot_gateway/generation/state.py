@@ -174,22 +174,21 @@ class GenerationState:
         self._begun = 0
         self._open: dict[int, _OpenPrompt] = {}
         self._places: dict[int, _Place] = {}
+        #: Prompts that are not in the engine's memory yet, and candidates that have not ended.
         self._unfilled = len(request.prompts)
         self._running = len(request.prompts) * request.best_of
-        self._prompt_tokens = sum(len(prompt.token_ids) for prompt in request.prompts)
-        self._filled_tokens = 0
+        #: Whether every candidate has ended.
+        self.done = self._running == 0
+        self._prompt_tokens = sum(map(len, [prompt.token_ids for prompt in request.prompts]))
+        #: Tokens of the prompts that are in the engine's memory, and those of them that it had.
+        self.filled_tokens = 0
+        self.cached_tokens = 0
         #: Tokens of all candidates so far.
         self.generated = 0
         #: Those of them that were read as reasoning.
         self.reasoning_tokens = 0
-        self._cached = 0
         #: Sum and number of the log-probabilities of each candidate, for ranking.
         self._scores: dict[_Place, tuple[float, int]] = {}
-
-    @property
-    def done(self) -> bool:
-        """Whether every candidate has ended."""
-        return self._running == 0 and self._unfilled == 0
 
     @property
     def waits(self) -> bool:
@@ -199,13 +198,7 @@ class GenerationState:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        cached = min(self._cached, self._prompt_tokens)
-        return Usage(self._prompt_tokens, self.generated, cached, self.reasoning_tokens)
-
-    @property
-    def filled_tokens(self) -> int:
-        """Tokens of the prompts that are in the engine's memory."""
-        return self._filled_tokens
+        return Usage(self._prompt_tokens, self.generated, self.cached_tokens, self.reasoning_tokens)
 
     @property
     def contexts_needed(self) -> int:
@@ -251,8 +244,6 @@ class GenerationState:
 
     def ranking(self, prompt: int) -> list[int]:
         """The `n` candidates to answer, best first: highest mean log-probability per token."""
-        if self._request.best_of == self._request.n:
-            return list(range(self._request.n))
 
         def mean(choice: int) -> float:
             total, count = self._scores.get(_Place(prompt, choice), (0.0, 0))
@@ -313,13 +304,14 @@ class GenerationState:
         return out
 
     def _filled(self, place: _Place, event: Filled) -> Progress:
-        self._cached += event.cached_tokens
-        self._filled_tokens += event.num_tokens
+        self.cached_tokens = min(self.cached_tokens + event.cached_tokens, self._prompt_tokens)
+        self.filled_tokens += event.num_tokens
         self._unfilled -= 1
         free: list[Primitive] = []
         if not self._generates:
             self._running -= self._request.best_of
             free = self._close(place.prompt)
+        self.done = self._running == 0 and self._unfilled == 0
         update = PromptFilled(place.prompt, event.cached_tokens, event.prompt_logprobs)
         return Progress(update, free)
 
@@ -336,6 +328,7 @@ class GenerationState:
         free: list[Primitive] = []
         if delta.finish_reason is not None:
             self._running -= 1
+            self.done = self._running == 0 and self._unfilled == 0
             prompt.running -= 1
             if prompt.running == 0:
                 free = self._close(place.prompt)

@@ -128,7 +128,8 @@ class CallGate:
             )
         self.running += 1
         self.accepted += 1
-        self._empty.clear()
+        if self.running == 1:
+            self._empty.clear()
         if task is not None:
             self._tasks.add(task)
 

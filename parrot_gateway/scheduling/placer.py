@@ -273,7 +273,8 @@ class SchedulerRunner:
         if self._closed:
             return
         self._pending_events.extend(events)
-        self._book_turn()
+        if not self._turn_is_booked:
+            self._book_turn()
 
     def engine_left(self, engine_id: EngineId) -> None:
         """An engine left. Calls that ran there fail through their channels."""
@@ -306,9 +307,8 @@ class SchedulerRunner:
     # -- steps --------------------------------------------------------------------------------
 
     def _book_turn(self) -> None:
-        if not self._turn_is_booked:
-            self._turn_is_booked = True
-            asyncio.get_running_loop().call_soon(self._turn)
+        self._turn_is_booked = True
+        asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_is_booked = False
@@ -319,7 +319,8 @@ class SchedulerRunner:
         """Step with all pending events, `urgent` last; steps do not nest."""
         self._pending_events.extend(urgent)
         if self._stepping:
-            self._book_turn()
+            if not self._turn_is_booked:
+                self._book_turn()
             return
         self._stepping = True
         try:
@@ -397,7 +398,8 @@ class SchedulerRunner:
     def _note_progress(self, request: PlacementRequest) -> None:
         assert request._task is not None
         self._progressed[request._task.id] = request
-        self._book_turn()
+        if not self._turn_is_booked:
+            self._book_turn()
 
     def _ended(self, request: PlacementRequest, events: list[Event]) -> None:
         """A request is closed; the scheduler gets these events."""

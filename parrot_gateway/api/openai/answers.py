@@ -4,7 +4,7 @@ events."""
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class ChunkedAnswer(ABC):
         # A number in completions, where 0 asks for the chosen tokens alone; a flag in chats.
         self._wants_logprobs = request.logprobs is not None and request.logprobs is not False
         self._envelope: dict[str, Any] = {
-            "id": f"{self._ID}-{secrets.token_hex(16)}",
+            "id": f"{self._ID}-{os.urandom(16).hex()}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": system_fingerprint(served.info),

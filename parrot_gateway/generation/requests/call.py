@@ -302,7 +302,7 @@ class CallRequest:
         Raises:
             InvalidRequestError: as `head`, or it names none.
         """
-        model = self.head.model
+        model = (self._head or self.head).model
         if not model:
             raise missing_parameter("model")
         return model
