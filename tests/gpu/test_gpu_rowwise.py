@@ -10,10 +10,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from attention_cases import relative_error
-from parrot_engine.attention import launch
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.kernels import rowwise
-from rotated import check_rotated_and_written
+from rotated import check_rotation_and_writes
 from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -68,22 +67,8 @@ def test_rotation_and_writes(head_dim: int, qk_norm: bool, dtype: torch.dtype) -
     count = 77
     qkv = _draw(count, 18 * head_dim, dtype=dtype)
     angle = _draw(count, head_dim // 2)
-    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     slots = torch.randperm(8 * 16, device="cuda")[:count].int()
     norms = None
     if qk_norm:
         norms = (_draw(head_dim, dtype=dtype), _draw(head_dim, dtype=dtype), 1e-5)
-    layer_kv = torch.full((2, 8, 2, 16, head_dim), float("nan"), dtype=dtype, device="cuda")
-    query = launch.run_rotate_and_write(
-        qkv, cos, sin, norms, slots, launch.cache_view(layer_kv), shape=shape
-    )
-    check_rotated_and_written(
-        query,
-        layer_kv,
-        qkv=qkv,
-        angles=(cos, sin),
-        norms=norms,
-        slots=slots,
-        shape=shape,
-        bound=BOUNDS[dtype],
-    )
+    check_rotation_and_writes(shape, qkv, angle, norms, slots, BOUNDS[dtype])
