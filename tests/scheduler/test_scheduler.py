@@ -185,6 +185,42 @@ def test_tasks_bound_to_an_engine_that_leaves_or_drains_are_refused() -> None:
         assert rejected(scheduler.step(1.0, [gone])) == [(waiting.id, "engine_left")]
     nowhere = task(bound_to="x")
     assert rejected(scheduler.step(2.0, [TaskSubmitted(nowhere)])) == [(nowhere.id, "engine_left")]
+    scheduler.step(3.0, [EngineDraining("e")])
+    late = task(bound_to="e")
+    assert rejected(scheduler.step(4.0, [TaskSubmitted(late)])) == [(late.id, "engine_left")]
+
+
+def test_new_tasks_are_tried_although_a_search_has_ended_before_them() -> None:
+    scheduler = started(engine(), order="fair", max_passed_over=2)
+    running = task(tenant="a", prompt_tokens=500)
+    large = [task(tenant="a", prompt_tokens=800) for _ in range(4)]
+    scheduler.step(0.0, [TaskSubmitted(running)])
+    assert placed(scheduler.step(1.0, [TaskSubmitted(each) for each in large])) == []
+    # Of a tenant that had nothing so far: they go first.
+    small = [task(tenant="b"), task(tenant="b")]
+    actions = scheduler.step(2.0, [TaskSubmitted(each) for each in small])
+    assert placed(actions) == [each.id for each in small]
+
+
+def test_a_task_that_leaves_waits_for_no_holder_any_more() -> None:
+    """So few may wait for one at a time that the next could not, if it still counted."""
+    slow = StepModel(weights_s=0.01, context_token_s=1e-6, prefill_token_s=0.001)
+    sizes = {"capacity_tokens": 100_000, "max_batch": 8, "step_model": slow}
+    scheduler = started(
+        engine("e", reports_blocks=True, **sizes), engine("f", **sizes), max_passed_over=1
+    )
+    prefix = tuple(range(400))
+    busy = [task(bound_to="e") for _ in range(8)] + [task(bound_to="f") for _ in range(4)]
+    events: list[Event] = [BlocksStored("e", prefix), *(TaskSubmitted(each) for each in busy)]
+    events += [TaskProgress(each.id, 100, 0, 0) for each in busy]
+    scheduler.step(1.0, events[:13])
+    scheduler.step(1.0, events[13:])
+    for now in (2.0, 3.0):
+        waiting = task(prompt_tokens=6450, prefix=prefix)
+        assert placed(scheduler.step(now, [TaskSubmitted(waiting)])) == []
+        assert placed(scheduler.step(now, [TaskCancelled(waiting.id)])) == []
+    elsewhere = task(prompt_tokens=6450)
+    assert placed(scheduler.step(4.0, [TaskSubmitted(elsewhere)])) == [elsewhere.id]
 
 
 def test_a_draining_engine_keeps_what_it_has_and_gets_nothing_new() -> None:
@@ -244,9 +280,10 @@ def test_progress_only_grows() -> None:
     scheduler.step(0.0, [TaskSubmitted(only)])
     scheduler.step(1.0, [TaskProgress(only.id, 80, 16, 0)])
     scheduler.step(1.0, [TaskProgress(only.id, 40, 16, 0)])
+    scheduler.step(1.0, [TaskProgress(only.id, 80, 0, 0)])
     state = scheduler.snapshot()["models"]["m"]["engines"][0]
     assert state["pending_prefill_tokens"] == 20
-    assert scheduler.ignored == {"TaskProgress": 1}
+    assert scheduler.ignored == {"TaskProgress": 2}
 
 
 def test_all_sequences_of_a_task_may_be_as_long_as_one() -> None:
@@ -554,3 +591,7 @@ def test_blocks_count_as_cached_until_they_are_evicted() -> None:
     ]
     (place,) = (a for a in scheduler.step(1.0, stored) if isinstance(a, Place))
     assert place.reasons.expected_cached_tokens == 32
+    # At least one token of a prompt is computed, wherever it has to run.
+    whole = task(prompt_tokens=32, prefix=hashes[:2], bound_to="e")
+    (place,) = (a for a in scheduler.step(2.0, [TaskSubmitted(whole)]) if isinstance(a, Place))
+    assert place.reasons.expected_cached_tokens == 31

@@ -50,3 +50,14 @@ def test_a_holder_of_the_prefix_wins_whatever_it_has_to_do() -> None:
     choice = engines.place(engines.state(70, 1000, chain(1, 4)))
     assert choice is not None
     assert (choice.row, choice.decided_by) == (0, "prefix")
+
+
+def test_a_group_whose_engine_drains_goes_on_elsewhere() -> None:
+    engines = Engines("paper", 2)
+    groups = (GroupRef("g", 4),)
+    first = engines.place(engines.state(100, 10, groups=groups))
+    assert first is not None
+    engines.pool.drain(first.row)
+    second = engines.place(engines.state(100, 10, groups=groups))
+    assert second is not None
+    assert second.row != first.row

@@ -221,6 +221,19 @@ def test_the_bound_forgets_ends_of_old_chains_first() -> None:
     assert as_dict(index.holders([11, 12, 13])) == {1: 1}
 
 
+def test_a_claimed_chain_is_young_again_and_forgotten_from_its_end_too() -> None:
+    index = PrefixIndex(max_blocks=64)
+    first, second = [list(range(start, start + 30)) for start in (0, 100)]
+    index.stored(0, first)
+    index.stored(0, second)
+    index.release(index.claim(0, first))
+    index.stored(0, list(range(200, 220)))
+    assert index.blocks_on(0, first) == 30
+    assert index.blocks_on(0, second) < 30
+    index.stored(0, list(range(300, 325)))
+    assert 0 < index.blocks_on(0, first) < 30
+
+
 def test_a_silent_engine_is_assumed_to_hold_what_was_placed_last() -> None:
     index = PrefixIndex()
     index.assume(0, [1, 2, 3], capacity=4)

@@ -277,9 +277,11 @@ async def test_old_batches_and_the_oldest_of_too_many_are_forgotten(
         path = folder / f"{batch_id}.json"
         state = json.loads(path.read_bytes())
         state["created_at"] += number
-        if number == 2:
-            state["reached"]["completed"] -= int(batches.file_ttl_s)
         path.write_text(json.dumps(state))
+    async with serving(ScriptedRemoteEngine(), batches=batches) as service, service.client() as all:
+        assert [each.id async for each in await all.batches.list()] == made[::-1]
+    state["reached"]["completed"] -= int(batches.file_ttl_s)
+    path.write_text(json.dumps(state))
     few = batches.model_copy(update={"max_files": 2})
     async with serving(ScriptedRemoteEngine(), batches=few) as service:
         # The oldest goes first, the one past its time last.

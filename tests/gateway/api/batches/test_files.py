@@ -104,6 +104,7 @@ async def test_too_much_is_refused_and_leaves_nothing(kept: Service) -> None:
 BOUNDARY = b"--x\r\n"
 PURPOSE = BOUNDARY + b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
 FILE = BOUNDARY + b'Content-Disposition: form-data; name="file"; filename="f"\r\n\r\nabc\r\n'
+NOTE = BOUNDARY + b'X: %s\r\nContent-Disposition: form-data; name="note"\r\n\r\n1\r\n'
 END = b"--x--\r\n"
 
 
@@ -120,6 +121,9 @@ END = b"--x--\r\n"
         (b"", 400),
         (b"{}", 400),
         (PURPOSE + BOUNDARY + b"X: " + b"y" * 100_000 + b"\r\n\r\n" + END, 400),
+        # Heads that are short each, and long together.
+        (PURPOSE + FILE + NOTE % b"y" * 25 + END, 200),
+        (PURPOSE + FILE + NOTE % (b"y" * 3_000) * 25 + END, 400),
     ],
 )
 async def test_forms(kept: Service, body: bytes, status: int) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseOutputMessage
+from openai.types.responses import ResponseTextDeltaEvent as TextDelta
 from parrot_engine.protocol import Failed
 from responding import MESSAGE_EVENTS, ask, events_of, get, prompt_of, strict
 from scripted_remote import ScriptedRemoteEngine
@@ -91,8 +93,14 @@ async def test_cancelling(service: Service, engine: ScriptedRemoteEngine) -> Non
         following = asyncio.create_task(
             get(service, f"/v1/responses/{running.id}?stream=true&starting_after=3")
         )
+        followed = await client.responses.retrieve(running.id, stream=True)
+        delta = await anext(e.delta async for e in followed if isinstance(e, TextDelta))
+        await followed.close()
         cancelled = await client.responses.cancel(running.id)
         assert cancelled.status == "cancelled"
+        (message,) = cancelled.output
+        assert isinstance(message, ResponseOutputMessage)
+        assert (message.status, cancelled.output_text) == ("incomplete", delta)
         await engine.settle()
         _, rest = await following
         assert json.loads(rest.split(b"data: ")[-1])["response"]["status"] == "cancelled"
