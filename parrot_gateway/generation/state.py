@@ -63,28 +63,12 @@ class TextDelta(NamedTuple):
 
 
 class ChoiceText:
-    """One candidate's text.
-
-    Args:
-        tokenizer: the model's.
-        prompt_token_ids: what the candidate continues; decides about a leading space.
-        stop: strings that end the text.
-        skip_special_tokens: leave special tokens out of the text.
-    """
+    """One candidate's text, with the tokens that become visible with it."""
 
     __slots__ = ("_output", "_pending")
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int],
-        stop: Sequence[str] = (),
-        *,
-        skip_special_tokens: bool = True,
-    ) -> None:
-        self._output = OutputText(
-            tokenizer, prompt_token_ids, stop, skip_special_tokens=skip_special_tokens
-        )
+    def __init__(self, output: OutputText) -> None:
+        self._output = output
         #: Tokens whose text is not visible yet.
         self._pending: list[TextToken] = []
 
@@ -266,18 +250,16 @@ class GenerationState:
         first = 0 if self._per_prompt == 1 else -1
         for offset, context_id in enumerate(context_ids):
             self._places[context_id] = _Place(number, first + offset)
-        self._open[number] = _OpenPrompt(
-            context_ids,
-            [
-                ChoiceText(
-                    self._tokenizer,
-                    prompt.token_ids,
-                    request.sampling.stop,
-                    skip_special_tokens=request.skip_special_tokens,
-                )
-                for _ in range(request.best_of)
-            ],
+        outputs = (
+            OutputText(
+                self._tokenizer,
+                prompt.token_ids,
+                request.sampling.stop,
+                skip_special_tokens=request.skip_special_tokens,
+            )
+            for _ in range(request.best_of)
         )
+        self._open[number] = _OpenPrompt(context_ids, [ChoiceText(output) for output in outputs])
         out: list[Primitive] = [
             Fill(
                 context_ids[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 from parrot_engine.protocol import TokenLogprobs
+from parrot_engine.text import OutputText
 from scripted_remote import byte_tokenizer
 
 from parrot_gateway.generation.request import TextToken, choice_seed
@@ -21,7 +22,7 @@ def run(
     ids: list[int], cuts: list[int], stops: list[str], *, logprobs: bool, end: bool
 ) -> tuple[str, list[TextToken], str | None, int]:
     """Push `ids` in steps of the given sizes; text, tokens, reason and number of counted ids."""
-    choice = ChoiceText(TOKENIZER, [], stops)
+    choice = ChoiceText(OutputText(TOKENIZER, [], stops))
     pieces: list[str] = []
     tokens: list[TextToken] = []
     counted, position, reason = 0, 0, None
@@ -96,7 +97,7 @@ def test_half_a_stop_string_is_given_out_at_the_end() -> None:
 
 
 def test_text_that_may_become_a_stop_string_is_held_back() -> None:
-    choice = ChoiceText(TOKENIZER, [], ["STOP"])
+    choice = ChoiceText(OutputText(TOKENIZER, [], ["STOP"]))
     first = choice.push(TOKENIZER.encode("ST"), [TokenLogprobs(0, -1.0)])
     assert (first.text, first.tokens) == ("", [])
     second = choice.push(TOKENIZER.encode("X"), [TokenLogprobs(1, -1.0)])
