@@ -21,7 +21,7 @@ from parrot_gateway.bench.report import JsonFile, print_table, run_with_progress
 #: Sets of workloads by the names of the command line.
 SETS = ("applications", "adversarial")
 COLUMNS = ("sessions", "calls", "edges", "precision", "or equal", "or ancestor", "recall",
-           "session F1", "across tenants", "short", "p50 µs", "p99 µs", "met")  # fmt: skip
+           "session F1", "across tenants", "short", "CPU µs p50", "p99", "met")  # fmt: skip
 #: Aims: at least; sessions' with 200 live, and where equal ones start in one moment.
 PRECISION, RECALL, F1, F1_TOGETHER = 0.99, 0.97, 0.98, 0.95
 #: At most: microseconds of a prompt of 4 kB, per further kB, megabytes.
@@ -87,6 +87,9 @@ def linking_command(
             help="Recordings: tool-call ids as 'recorded', 'counted' in each session, or 'none'.",
         ),
     ] = "recorded",
+    as_text: Annotated[
+        bool, typer.Option("--as-text", help="Recordings: the history as one user's message.")
+    ] = False,
     confidence: Annotated[
         float, typer.Option(min=0, max=1, help="Count edges of at least so much.")
     ] = 0.0,
@@ -103,7 +106,7 @@ def linking_command(
     for name in workload or ():
         _check("--workload", name, [*SETS, *RECIPES, *ADVERSARIAL])
     named = workload or ([] if recordings else list(SETS))
-    changes = Changes(window, elide, simulated_users, _ids(ids))
+    changes = Changes(window, elide, simulated_users, _ids(ids), as_text)
 
     def measure_all(progress: Callable[[str], None]) -> tuple[list[Any], dict[str, Any]]:
         scores = []
@@ -241,7 +244,7 @@ def _show_costs(costs: dict[str, Any]) -> None:
     from rich.table import Table
 
     first = next(iter(costs.values()))
-    title = f"Time of a request, {first.indexed:,} outputs indexed, µs (median)"
+    title = f"CPU time of a request, {first.indexed:,} outputs indexed, µs (median)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("linker")
     for size in first.microseconds:

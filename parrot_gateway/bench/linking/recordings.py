@@ -49,12 +49,14 @@ class Changes:
         elide: all but the last so many outputs of tools are replaced by a line.
         simulated_users: who wrote the user's messages is a model too.
         ids: of tool calls; "counted": `call_1`, `call_2`, … in every session.
+        as_text: the history is one user's message, as agents with a scratchpad send it.
     """
 
     window: int | None = None
     elide: int | None = None
     simulated_users: bool = False
     ids: Ids = "recorded"
+    as_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ def sessions(recordings: Iterable[Recording], changes: Changes) -> list[Script]:
 
 
 def _add_calls(script: Script, recording: Recording, changes: Changes) -> None:
-    messages = _with_ids(recording.messages, changes.ids)
+    # A scratchpad holds no ids.
+    messages = _with_ids(recording.messages, "none" if changes.as_text else changes.ids)
     names = {_author(message, recording) for message in messages}
     if recording.is_group:
         models = {name for name in names if name.lower() not in _NO_MODELS}
@@ -163,12 +166,21 @@ def _sent(messages: list[Message], changes: Changes) -> list[Message]:
         )
         old = set(outputs[: max(0, len(outputs) - changes.elide)])
         messages = [_elided(message) if i in old else message for i, message in enumerate(messages)]
-    if changes.window is None or len(messages) <= changes.window:
-        return messages
-    first_user = next((i for i, m in enumerate(messages) if m["role"] == "user"), -1)
-    start = len(messages) - changes.window
-    kept = [m for i, m in enumerate(messages[:start]) if m["role"] == "system" or i == first_user]
-    return kept + messages[start:]
+    if changes.window is not None and len(messages) > changes.window:
+        first = next((i for i, m in enumerate(messages) if m["role"] == "user"), -1)
+        start = len(messages) - changes.window
+        kept = [m for i, m in enumerate(messages[:start]) if m["role"] == "system" or i == first]
+        messages = kept + messages[start:]
+    if changes.as_text:
+        systems = [message for message in messages if message["role"] == "system"]
+        lines = [_line(message) for message in messages if message["role"] != "system"]
+        messages = [*systems, user("\n\n".join(lines))]
+    return messages
+
+
+def _line(message: Message) -> str:
+    calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
+    return " ".join([f"{message['role']}:", str(message.get("content") or ""), *calls])
 
 
 def _elided(message: Message) -> Message:

@@ -55,7 +55,7 @@ class Score:
     #: By kind: said and right, said, asked for and said, asked for.
     kinds: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     f1: float = 1.0
-    #: Seconds that each call took, request and answer.
+    #: Seconds of CPU time that each call took, request and answer.
     seconds: list[float] = field(default_factory=list)
     #: "wrong" or "missed", the call, the other call, the kinds.
     faults: list[tuple[str, Call, Call, str]] = field(default_factory=list)
@@ -111,18 +111,18 @@ def run(
         call = event.call
         if event.what == "request":
             body = msgspec.json.encode(call.request)
-            began = time.perf_counter()
+            began = time.thread_time()
             links = linker.request(call.tenant, call.id, body, call.path, event.at_s)
-            seconds[call.id] += time.perf_counter() - began
+            seconds[call.id] += time.thread_time() - began
             found = said.setdefault(call.id, defaultdict(set))
             for link in links:
                 if link.confidence >= at_least:
                     found[link.source].add(link.kind)
         else:
             body = msgspec.json.encode({"id": answer_id(call.id), **(call.answer or {})})
-            began = time.perf_counter()
+            began = time.thread_time()
             linker.answer(call.tenant, call.id, body, event.at_s)
-            seconds[call.id] += time.perf_counter() - began
+            seconds[call.id] += time.thread_time() - began
     calls = [call for script in scripts for call in script.calls.values()]
     score = compare(calls, said)
     score.seconds = list(seconds.values())

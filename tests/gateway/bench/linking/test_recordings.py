@@ -136,3 +136,13 @@ def test_files_without_a_recording_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"messages": "none"}')
     with pytest.raises(BenchmarkError, match="no recording"):
         read([tmp_path])
+
+
+def test_a_history_can_be_one_message(tmp_path: Path) -> None:
+    (script,) = scripts_of(tmp_path, {"messages": TALK}, Changes(as_text=True))
+    last = list(script.calls.values())[-1]
+    assert [message["role"] for message in last.request["messages"]] == ["system", "user"]
+    text = last.request["messages"][1]["content"]
+    assert f"assistant: An answer: {LONG}1" in text
+    assert text.endswith(f"user: A question: {LONG}2")
+    assert edges(script)[-1] == {"1": ("continues",)}
