@@ -294,6 +294,13 @@ def test_deadlines_by_slack_across_applications_and_before_batch() -> None:
     assert queue.drain() == [soon, long, late, batch]
 
 
+def test_of_calls_that_are_due_together_the_longest_chain_starts_first() -> None:
+    queue = Queue("fair")
+    short = queue.push("a", objective=LATENCY)
+    long = queue.push("a", objective=LATENCY, successors=5)
+    assert queue.drain() == [long, short]
+
+
 def test_batch_gets_its_share_beside_urgent_calls() -> None:
     queue = Queue("fair")
     for number in range(40):

@@ -45,9 +45,10 @@ def test_an_engine_that_drains_gets_nothing(policy: str) -> None:
 
 
 @every_policy
-def test_an_engine_too_small_is_passed_over(policy: str) -> None:
+@pytest.mark.parametrize("capacity", [1_100, 100_000])
+def test_an_engine_too_small_is_passed_over(policy: str, capacity: int) -> None:
     engines = Engines(policy, 1, capacity=500)
-    row = engines.pool.join(EngineDescription("large", "m", 100_000, 64, 2048, BLOCK))
+    row = engines.pool.join(EngineDescription("large", "m", capacity, 64, 2048, BLOCK))
     choice = engines.choose(engines.state(1000, 100))
     assert choice is not None
     assert choice.row == row
