@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -24,6 +25,9 @@ _MAX_EQUAL = 512
 _KEPT_MESSAGES = 12
 #: Arguments of tool calls that are remembered, of one answer.
 _MAX_ARGUMENTS = 16
+#: Characters of the blocks by which beginnings of completions are found; of the shortest one.
+BLOCK = 128
+MIN_BEGINNING = 32
 #: Shorter normalised texts are in everybody's prompts.
 MIN_WHOLE = 3
 
@@ -35,13 +39,15 @@ class Output:
     Attributes:
         number: its owner's number in the fingerprint index.
         is_argument: it stood in the arguments of a tool call.
-        readers: sessions that have read it.
+        copied: its fingerprints that its own prompt held.
+        readers: calls that have read it.
     """
 
     number: int
     call: StoredCall
     text: str
     is_argument: bool
+    copied: frozenset[int]
     readers: int = 0
 
     def normalised(self) -> NormalisedText:
@@ -58,6 +64,7 @@ class StoredCall:
         parent: the call that it continues.
         root: number of the first call of its conversation.
         ended: None while it runs.
+        peer: its client's address, as far as it is known.
         message_keys: hashes of its last messages.
         passages: fingerprints of its prompt, while it runs.
         continuations: calls that go on where it ended.
@@ -68,15 +75,20 @@ class StoredCall:
     session: LinkedSession
     started: float
     state: int
-    message_keys: frozenset[int]
+    message_keys: array[int]
     last_key: int
+    peer: str = ""
     parent: StoredCall | None = None
     root: int = 0
     ended: float | None = None
     passages: Hashes | None = None
     continuations: int = 0
+    #: Of a completion: its prompt while it runs, then lengths of its texts with the hashes of what
+    #: stands behind their last whole block.
+    prompt: str | None = None
+    beginnings: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
-    keys: list[tuple[dict[object, deque[int]], object]] = field(default_factory=list)
+    keys: list[tuple[dict[object, list[int]], object]] = field(default_factory=list)
 
     def is_ancestor_of(self, call: StoredCall | None) -> bool:
         """Whether `call` is this one, or goes on from it."""
@@ -122,13 +134,15 @@ class CallStore:
         self.by_id: dict[str, StoredCall] = {}
         self.outputs: dict[int, Output] = {}
         #: Calls by the state after their answer, and by that of their prompt.
-        self.ends: dict[object, deque[int]] = {}
-        self.prompts: dict[object, deque[int]] = {}
+        self.ends: dict[object, list[int]] = {}
+        self.prompts: dict[object, list[int]] = {}
         #: By the key of their answer as a message, and by its normalised text.
-        self.answers: dict[object, deque[int]] = {}
-        self.wholes: dict[object, deque[int]] = {}
-        self.tool_ids: dict[object, deque[int]] = {}
-        self.responses: dict[object, deque[int]] = {}
+        self.answers: dict[object, list[int]] = {}
+        self.wholes: dict[object, list[int]] = {}
+        #: Completions by the blocks of their prompt, with or without the answer, see `completions`.
+        self.blocks: dict[object, list[int]] = {}
+        self.tool_ids: dict[object, list[int]] = {}
+        self.responses: dict[object, list[int]] = {}
         self.text_size = 0
         self._numbers = 0
         self._output_numbers = 0
@@ -145,15 +159,18 @@ class CallStore:
         self._numbers += 1
         return self._numbers
 
-    def file(self, call: StoredCall, table: dict[object, deque[int]], key: object) -> None:
+    def file(self, call: StoredCall, table: dict[object, list[int]], key: object) -> None:
         """Let `call` be found in `table`."""
         found = table.get(key)
         if found is None:
-            found = table[key] = deque(maxlen=_MAX_EQUAL)
-        found.append(call.number)
+            table[key] = [call.number]
+        else:
+            found.append(call.number)
+            if len(found) > _MAX_EQUAL:
+                del found[0]
         call.keys.append((table, key))
 
-    def find(self, table: dict[object, deque[int]], key: object) -> Iterator[StoredCall]:
+    def find(self, table: dict[object, list[int]], key: object) -> Iterator[StoredCall]:
         """The calls of a key, newest first."""
         for number in reversed(table.get(key, ())):
             call = self.calls.get(number)
@@ -166,11 +183,14 @@ class CallStore:
         known, call.passages = call.passages, None
         for choice in choices:
             self._take(call, choice, known)
+        call.prompt = None
         while self.text_size > self.max_text and len(self.calls) > 1:
             self._drop_oldest()
 
     def _take(self, call: StoredCall, choice: Choice, known: Hashes | None) -> None:
         variants = {(choice.text, choice.tool_calls), (choice.text, ()), ("", choice.tool_calls)}
+        if call.prompt is not None:
+            self.file_text(call, call.prompt + choice.text)
         for text, calls in variants:
             if text or calls:
                 key = message_key(Message("assistant", text, calls))
@@ -184,6 +204,31 @@ class CallStore:
         for text in arguments[:_MAX_ARGUMENTS]:
             self._remember(call, text, True, known)
 
+    def file_text(self, call: StoredCall, text: str) -> None:
+        """Let a completion be found by prompts that begin with this text."""
+        if len(text) >= MIN_BEGINNING:
+            states = block_states(text)
+            rest = text[BLOCK * (len(states) - 1) :]
+            call.beginnings.append((len(text), hash(rest)))
+            self.file(call, self.blocks, states[-1])
+
+    def find_beginning(self, text: str) -> list[tuple[StoredCall, int]]:
+        """The completions whose text is the longest beginning of `text`, and its length."""
+        states = block_states(text)
+        for depth in range(len(states) - 1, -1, -1):
+            found: list[tuple[StoredCall, int]] = []
+            start = BLOCK * depth
+            for call in self.find(self.blocks, states[depth]):
+                for size, rest in call.beginnings:
+                    if start <= size < min(len(text), start + BLOCK) and (
+                        hash(text[start:size]) == rest
+                    ):
+                        found.append((call, size))
+            if found:
+                longest = max(size for _, size in found)
+                return [each for each in found if each[1] == longest]
+        return []
+
     def _remember(
         self, call: StoredCall, text: str, is_argument: bool, known: Hashes | None
     ) -> None:
@@ -191,14 +236,15 @@ class CallStore:
         if len(normalised.content) < MIN_WHOLE:
             return
         self._output_numbers += 1
-        output = Output(self._output_numbers, call, text, is_argument)
+        hashes = np.unique(fingerprint(normalised.content)[0])
+        copied: frozenset[int] = frozenset()
+        if known is not None and len(hashes):
+            copied = frozenset(hashes[contains(known, hashes)].tolist())
+        output = Output(self._output_numbers, call, text, is_argument, copied)
         call.outputs.append(output)
         self.outputs[output.number] = output
         self.text_size += len(text)
         self.file(call, self.wholes, hash(normalised.content.tobytes()))
-        hashes = np.unique(fingerprint(normalised.content)[0])
-        if known is not None and len(hashes):
-            hashes = hashes[~contains(known, hashes)]
         self.index.add(hashes, output.number)
 
     def _drop_oldest(self) -> None:
@@ -208,9 +254,10 @@ class CallStore:
         for table, key in call.keys:
             found = table.get(key)
             if found is not None:
-                while found and found[0] <= number:
-                    found.popleft()
-                if not found:
+                found = [each for each in found if each > number]
+                if found:
+                    table[key] = found
+                else:
                     del table[key]
         call.keys.clear()
         for output in call.outputs:
@@ -220,15 +267,20 @@ class CallStore:
         call.parent = None
 
 
+def block_states(text: str) -> list[int]:
+    """Hash of each beginning of a text that is a number of whole blocks; the first is empty."""
+    return states_of(hash(text[at : at + BLOCK]) for at in range(0, len(text) - BLOCK + 1, BLOCK))
+
+
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:
-    """Which of `hashes` are probably among `known`; [n] bool. One in 64 others seems to be."""
-    bits = min(24, max(10, (len(known) * 64).bit_length()))
+    """Which of `hashes` are probably among `known`; [n] bool. One in 256 others seems to be."""
+    bits = min(24, max(10, (len(known) * 256).bit_length()))
     shift = np.uint32(32 - bits)
     table = np.zeros(1 << bits, np.bool_)
     table[known >> shift] = True
     return table[hashes >> shift]  # type: ignore[no-any-return]
 
 
-def kept_keys(keys: list[int]) -> frozenset[int]:
+def kept_keys(keys: list[int]) -> array[int]:
     """Of a prompt's messages those that are remembered."""
-    return frozenset(keys[-_KEPT_MESSAGES:])
+    return array("q", keys[-_KEPT_MESSAGES:])

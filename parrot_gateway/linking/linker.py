@@ -60,7 +60,7 @@ class LinkedCall(NamedTuple):
 #: Fingerprints kept of messages that later prompts will repeat; 4 bytes each.
 _MAX_CACHED = 1 << 20
 #: Messages whose first occurrence is remembered.
-_MAX_SEEN = 100_000
+_MAX_SEEN = 60_000
 _NO_HASHES = np.zeros(0, np.uint32)
 
 
@@ -85,7 +85,12 @@ class TenantLinker:
         self._cached_size = 0
 
     def request(
-        self, call_id: str, conversation: Conversation, now: float, session: str | None = None
+        self,
+        call_id: str,
+        conversation: Conversation,
+        now: float,
+        session: str | None = None,
+        peer: str = "",
     ) -> LinkedCall:
         """Take the request of a call that starts now.
 
@@ -93,6 +98,7 @@ class TenantLinker:
             call_id: no other call of the tenant has it.
             now: seconds; never goes back.
             session: id of the session that its client has named.
+            peer: address of the connection, which tells equal calls apart.
         """
         messages = self._newest(conversation.messages)
         keys = [message_key(each) for each in messages]
@@ -104,6 +110,7 @@ class TenantLinker:
             keys,
             states,
             conversation.previous,
+            peer,
             now,
             lambda index: self._sessions_of(messages[index].text),
         )
@@ -124,10 +131,14 @@ class TenantLinker:
             states[-1],
             kept_keys(keys),
             keys[-1] if keys else 0,
+            peer,
             parent=parent.call if parent else None,
         )
         call.root = call.parent.root if call.parent else call.number
         call.passages = passages
+        if len(messages) == 1 and messages[0].role == "prompt":
+            call.prompt = messages[0].text
+            self._store.file_text(call, call.prompt)
         session_of_call, merged = self._join(own, links, now)
         call.session = session_of_call
         session_of_call.calls += 1
@@ -202,7 +213,7 @@ class TenantLinker:
     ) -> tuple[list[Link], Hashes]:
         """Links to whoever wrote what is new in a prompt, newest message first; and the prompt's
         fingerprints."""
-        depth = parent.depth if parent else 0
+        depth, beginning = (parent.depth, parent.beginning) if parent else (0, 0)
         texts = [hash(each.text) for each in messages]
         is_new = [
             index >= depth or (text not in self._seen and messages[index].role != "assistant")
@@ -213,6 +224,9 @@ class TenantLinker:
             for each, text, new in zip(messages, texts, is_new, strict=True)
             if not new
         )
+        if beginning:
+            known = fingerprint(normalise(messages[0].text[:beginning]).content)[0]
+            history = _joined([history, known])
         best: dict[str, Link] = {}
         unexplained: list[Hashes] = []
         passages = [history]
@@ -227,8 +241,8 @@ class TenantLinker:
             unexplained.append(explanation.rest)
             for producer in explanation.producers:
                 link = _link(producer, messages, index, parent)
-                known = best.get(link.source)
-                if known is None or known.confidence < link.confidence:
+                other = best.get(link.source)
+                if other is None or other.confidence < link.confidence:
                     best[link.source] = link
                 producer.output.readers += 1
             if first_seen is None:

@@ -23,6 +23,7 @@ class Parent(NamedTuple):
 
     Attributes:
         depth: messages of the prompt that it explains.
+        beginning: characters of a completion's prompt that it explains.
         by_tool: the id of one of its tool calls is echoed.
     """
 
@@ -30,6 +31,7 @@ class Parent(NamedTuple):
     depth: int
     confidence: float
     by_tool: bool = False
+    beginning: int = 0
 
     def links(self) -> list[Link]:
         links = [Link(self.call.id, "continues", self.confidence)]
@@ -44,24 +46,33 @@ def find_parent(
     keys: list[int],
     states: list[int],
     previous: str,
+    peer: str,
     now: float,
     writers: Callable[[int], set[LinkedSession]],
 ) -> Parent | None:
     """The call that a prompt continues; None for a first one.
 
     Of several that fit equally the one counts whose session also wrote the newest message, else one
-    that nobody has continued yet.
+    of the same connection, else one that nobody has continued yet.
 
     Args:
         keys, states: of the messages, see `call_store`.
         previous: id of a response that the request names.
+        peer: address of the client.
         writers: the sessions that wrote the message of an index.
     """
     for call in store.find(store.responses, previous) if previous else ():
         return Parent(call, 0, 1.0)
     if not messages:
         return None
-    chooser = _Chooser(messages, now, writers)
+    chooser = _Chooser(messages, peer, now, writers)
+    if messages[0].role == "prompt":
+        found_texts = store.find_beginning(messages[0].text) if len(messages) == 1 else []
+        ended = _ended(call for call, _ in found_texts)
+        if not ended:
+            return None
+        confidence = 1.0 if len(ended) == 1 else 0.9
+        return Parent(chooser.choose(ended), 0, confidence, beginning=found_texts[0][1])
     last = max((i for i, each in enumerate(messages) if each.role == "assistant"), default=-1)
     by_tool = _by_tool_ids(store, messages, last)
     if last >= 0:
@@ -84,9 +95,14 @@ class _Chooser:
     """Chooses among calls that fit equally."""
 
     def __init__(
-        self, messages: list[Message], now: float, writers: Callable[[int], set[LinkedSession]]
+        self,
+        messages: list[Message],
+        peer: str,
+        now: float,
+        writers: Callable[[int], set[LinkedSession]],
     ) -> None:
         self._messages = messages
+        self._peer = peer
         self._now = now
         self._writers = writers
 
@@ -98,6 +114,7 @@ class _Chooser:
             calls,
             key=lambda call: (
                 call.session.current in writers,
+                bool(call.peer) and call.peer == self._peer,
                 -call.continuations,
                 by_age(call, self._now),
             ),
@@ -149,7 +166,8 @@ def _by_context(
     )
     newest = keys[last - 1] if last else 0
     scores = [
-        len(before & each.message_keys) + 2 * (newest == each.last_key) for each in candidates
+        len(before.intersection(each.message_keys)) + 2 * (newest == each.last_key)
+        for each in candidates
     ]
     best = max(scores)
     is_long = len(candidates) == 1 and len(messages[last].text) >= _LONG_ANSWER

@@ -36,8 +36,10 @@ _COMMON = 3
 #: sessions of several calls.
 _WITHIN = 24
 _JOIN = 40
-_JOIN_PART = 80
+_JOIN_PART = 100
 _MERGE = 160
+#: Share of the shared fingerprints that no other session and no common text has, to join sessions.
+_OWN = 0.5
 #: Share of an answer that makes a shorter passage do.
 _MOST = 0.6
 #: A text that is a whole answer is found by equality: least length where only one session wrote
@@ -207,7 +209,7 @@ class _Matcher:
 
     def _rank(
         self, output: Output, rows: list[int], whole: set[Output]
-    ) -> tuple[bool, bool, bool, bool, int, int, float]:
+    ) -> tuple[bool, bool, bool, bool, int, int, int, float]:
         reader = self._reader
         call = output.call
         is_whole = output in whole
@@ -217,6 +219,7 @@ class _Matcher:
             reader.is_home(call),
             is_whole and output.text.strip() == self._text.text,
             0 if is_whole else len(rows),
+            -len(output.copied),
             -output.readers,
             by_age(call, reader.now),
         )
@@ -244,24 +247,25 @@ class _Matcher:
             if is_merge and length < _JOIN_PART:
                 return 0.0
             return 0.8 if rivals else 0.95
-        distinct = [
+        own = [
             row
             for row in rows
             if not self._common[row]
             and all(each.call.session.current is session for each in self._by_row[row])
         ]
+        minted = [row for row in own if int(self._text.hashes[row]) not in output.copied]
         credited = sum(span.end - span.start for span in spans)
         size = max(1, len(output.normalised().content))
         share = credited / size
         if is_home:
-            return 0.9 if credited >= _WITHIN and (distinct or share >= _MOST) else 0.0
-        if not distinct:
+            return 0.9 if credited >= _WITHIN and (minted or share >= _MOST) else 0.0
+        if not minted or len(own) < _OWN * len(rows):
             return 0.0
-        # Stretches around fingerprints that others share prove nothing.
+        # A stretch in which the output says nothing of its own proves nothing.
         credited = sum(
             span.end - span.start
             for span in spans
-            if any(span.start <= self._text.positions[row] < span.end for row in distinct)
+            if any(span.start <= self._text.positions[row] < span.end for row in minted)
         )
         share = credited / size
         if is_merge:
