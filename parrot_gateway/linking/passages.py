@@ -8,6 +8,7 @@ the reader, or in the prompts of unrelated calls, proves nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -36,12 +37,16 @@ _COMMON = 3
 #: sessions of several calls.
 _WITHIN = 24
 _JOIN = 40
-_JOIN_PART = 100
-_MERGE = 160
+_JOIN_PART = 120
+_MERGE = 200
 #: Share of the shared fingerprints that no other session and no common text has, to join sessions.
 _OWN = 0.5
-#: Share of an answer that makes a shorter passage do.
+#: Share of an answer that makes a shorter passage do, and that is all of it but for its ends.
 _MOST = 0.6
+_VERBATIM = 0.95
+#: Different words in passages that join sessions.
+_MIN_WORDS = 7
+_WORD = re.compile(r"[^\W\d_]{3,}")
 #: A text that is a whole answer is found by equality: least length where only one session wrote
 #: it, and where several did.
 _WHOLE = 20
@@ -53,7 +58,7 @@ class NewText(NamedTuple):
 
     Attributes:
         message: its index in the prompt.
-        text: as it is there, stripped.
+        text: as it is there.
         first_seen: seconds, when any prompt of the tenant first held this very message; None if
             this is the first.
     """
@@ -132,14 +137,16 @@ def find_producers(
         output
         for call in store.find(store.wholes, hash(content.tobytes()))
         for output in call.outputs
-        if _is_possible(output, text, reader)
+        if _is_possible(output, text, reader, is_whole=True)
     ]
     rows, owners = store.index.find(text.hashes)
     candidates: dict[Output, list[int]] = {output: [] for output in whole}
     by_row: dict[int, list[Output]] = {}
     for row, owner in zip(rows.tolist(), owners.tolist(), strict=True):
         output = store.outputs.get(owner)
-        if output is not None and _is_possible(output, text, reader):
+        if output in candidates or (
+            output is not None and _is_possible(output, text, reader, is_whole=False)
+        ):
             candidates.setdefault(output, []).append(row)
             by_row.setdefault(row, []).append(output)
     if not candidates:
@@ -152,11 +159,15 @@ def find_producers(
     return Explanation(producers, rest, is_answer)
 
 
-def _is_possible(output: Output, text: NewText, reader: Reader) -> bool:
+def _is_possible(output: Output, text: NewText, reader: Reader, *, is_whole: bool) -> bool:
+    """Whether a text can come from an output: one that prompts held before cannot, unless it is
+    the whole of it."""
     call = output.call
     if call.ended is None or reader.now - call.ended > reader.horizon_s:
         return False
-    return text.first_seen is None or text.first_seen >= call.ended or reader.is_home(call)
+    if text.first_seen is None or text.first_seen >= call.ended:
+        return True
+    return is_whole and (reader.is_home(call) or len(text.normalised.content) >= _WHOLE_EQUAL)
 
 
 class _Matcher:
@@ -217,9 +228,9 @@ class _Matcher:
             call.is_ancestor_of(reader.parent),
             is_whole,
             reader.is_home(call),
-            is_whole and output.text.strip() == self._text.text,
+            is_whole and output.text.strip() == self._text.text.strip(),
             0 if is_whole else len(rows),
-            -len(output.copied),
+            0 if is_whole else -len(output.copied),
             -output.readers,
             by_age(call, reader.now),
         )
@@ -246,6 +257,8 @@ class _Matcher:
                 return 0.0
             if is_merge and length < _JOIN_PART:
                 return 0.0
+            if rows and all(int(self._text.hashes[row]) in output.copied for row in rows):
+                return 0.0
             return 0.8 if rivals else 0.95
         own = [
             row
@@ -255,24 +268,33 @@ class _Matcher:
         ]
         minted = [row for row in own if int(self._text.hashes[row]) not in output.copied]
         credited = sum(span.end - span.start for span in spans)
-        size = max(1, len(output.normalised().content))
-        share = credited / size
+        share = credited / max(1, len(output.normalised().content))
         if is_home:
             return 0.9 if credited >= _WITHIN and (minted or share >= _MOST) else 0.0
         if not minted or len(own) < _OWN * len(rows):
             return 0.0
-        # A stretch in which the output says nothing of its own proves nothing.
-        credited = sum(
-            span.end - span.start
-            for span in spans
-            if any(span.start <= self._text.positions[row] < span.end for row in minted)
-        )
-        share = credited / size
-        if is_merge:
-            return 0.85 if credited >= _MERGE and share >= 0.5 else 0.0
-        if (credited >= _JOIN and share >= _MOST) or credited >= _JOIN_PART:
+        if share >= _VERBATIM and credited >= _JOIN and not is_merge:
             return 0.9
-        return 0.0
+        # A stretch in which the output says nothing of its own proves nothing, and what other
+        # sessions say too does not count.
+        positions = self._text.positions
+        proof = 0.0
+        for span in spans:
+            within = [row for row in rows if span.start <= positions[row] < span.end]
+            if not set(minted).isdisjoint(within):
+                proof += (span.end - span.start) * len(set(own) & set(within)) / len(within)
+        needed = _MERGE if is_merge else _JOIN if share >= _MOST else _JOIN_PART
+        if proof < needed or (is_merge and share < 0.5) or self._num_words(spans) < _MIN_WORDS:
+            return 0.0
+        return 0.85 if is_merge else 0.9
+
+    def _num_words(self, spans: list[_Span]) -> int:
+        """Different words in the stretches; records of databases and code have few."""
+        words: set[str] = set()
+        for span in spans:
+            start, end = self._text.normalised.character_span(span.start, span.end)
+            words.update(_WORD.findall(self._text.text[start:end]))
+        return len(words)
 
     def _spans(self, output: Output, rows: list[int]) -> list[_Span]:
         """The stretches that text and output share, around the fingerprints that they share."""
@@ -346,4 +368,4 @@ def new_text(
     if len(history) and len(hashes):
         is_new = ~contains(history, hashes)
         hashes, positions = hashes[is_new], positions[is_new]
-    return NewText(message, text.strip(), normalised, hashes, positions, first_seen), every
+    return NewText(message, text, normalised, hashes, positions, first_seen), every
