@@ -339,8 +339,11 @@ class CallRoutes:
             and MARKER.search(body) is None
             and not request.head.may_name_session
         ):
-            answer = partial(self._answer, exchange, request, _ORDINARY)
-            await self._linked(exchange, request.body, answer)
+            if self._linking.is_running:
+                answer = partial(self._answer, exchange, request, _ORDINARY)
+                await self._linked(exchange, body, answer)
+            else:
+                await self._answer(exchange, request, _ORDINARY)
         else:
             await self._answer_in_session(kind, exchange, request)
 

@@ -87,14 +87,15 @@ class EventStream:
         self.quiet_until = time.perf_counter() + keep_alive_s
         exchange.on_failure(self.fail)
 
-    async def send(self, events: bytes) -> None:
+    def send(self, events: bytes) -> Awaitable[None]:
+        """The sending of events, to be awaited."""
         if self._opening:
             events, self._opening = self._opening + events, b""
-        await self._write(events)
+        return self._write(events)
 
-    async def keep_alive(self) -> None:
-        """Send a comment, which clients ignore and proxies count as life."""
-        await self._write(KEEP_ALIVE)
+    def keep_alive(self) -> Awaitable[None]:
+        """The sending of a comment, which clients ignore and proxies count as life."""
+        return self._write(KEEP_ALIVE)
 
     async def finish(self, events: bytes) -> None:
         last = self._opening + events
@@ -107,12 +108,11 @@ class EventStream:
         """End a stream whose status line is out with an error in band."""
         await self._exchange.end_stream(self._failure(error))
 
-    async def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> Awaitable[None]:
         self.quiet_until = time.perf_counter() + self._keep_alive_s
         if self._exchange.responded:
-            await self._exchange.write(data)
-        else:
-            await self._exchange.start_stream(200, EVENT_STREAM, data)
+            return self._exchange.write(data)
+        return self._exchange.start_stream(200, EVENT_STREAM, data)
 
 
 def answer_call(

@@ -116,13 +116,13 @@ class Generation:
         limit = deadline if until is None or (deadline is not None and deadline < until) else until
         while True:
             try:
-                if limit is None:
-                    channel = self._channel or await self._begin()
-                    event = await channel.next()
-                else:
-                    async with asyncio.timeout(limit - time.perf_counter()):
-                        channel = self._channel or await self._begin()
-                        event = await channel.next()
+                left_s = None if limit is None else limit - time.perf_counter()
+                channel = self._channel
+                if channel is None:
+                    async with asyncio.timeout(left_s):
+                        channel = await self._begin()
+                    left_s = None if limit is None else limit - time.perf_counter()
+                event = await channel.next(left_s)
             except TimeoutError:
                 if deadline is not None and limit == deadline:
                     raise DeadlineError(

@@ -87,11 +87,12 @@ class Channel(Protocol):
     def submit(self, *primitives: Primitive) -> None:
         """Send primitives, in order; never blocks."""
 
-    async def next(self) -> Event:
+    async def next(self, timeout_s: float | None = None) -> Event:
         """The next event of these contexts. A cancelled wait loses none.
 
         Raises:
             EngineLostError: the engine went away.
+            TimeoutError: there was none for so long.
         """
 
 

@@ -271,11 +271,11 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await (self.end_stream if is_whole else self.write)(first)
 
-    async def write(self, data: bytes) -> None:
-        """Send further bytes of a stream; waits while the client is slow to read."""
+    def write(self, data: bytes) -> Awaitable[None]:
+        """The sending of further bytes of a stream, to be awaited: the client may read slowly."""
         if self._copy is not None:
             self._copy(data, False)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes = b"") -> None:
         """Send the last bytes of a stream."""

@@ -186,6 +186,16 @@ async def test_a_report_of_more_tokens_than_were_queued_counts_for_its_context_o
         assert (engine.running, engine.queued_tokens) == (0, 0)
 
 
+async def test_a_wait_ends_by_its_limit_and_loses_nothing(engine: RemoteEngine) -> None:
+    with engine.open(1) as channel:
+        (context_id,) = channel.context_ids
+        for number in range(3):
+            with pytest.raises(TimeoutError):
+                await channel.next(0)
+            engine.deliver([Generated(context_id, [number])])
+            assert await channel.next(0) == Generated(context_id, [number])
+
+
 async def test_a_cancelled_wait_loses_nothing(engine: RemoteEngine) -> None:
     with engine.open(1) as channel:
         (context_id,) = channel.context_ids
