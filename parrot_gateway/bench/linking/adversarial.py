@@ -20,6 +20,8 @@ from parrot_gateway.bench.linking.script import (
     Message,
     Script,
     answer_id,
+    assistant,
+    chat_answer,
     system,
     text_answer,
     tool_call,
@@ -283,6 +285,40 @@ def sub_agents(script: Script, number: int) -> None:
     chain.call(text.answer())
 
 
+def long_pauses(script: Script, number: int) -> None:
+    """A person comes back after hours; every other time the client sends a window."""
+    text = Text(f"pauses {number}")
+    chain = Chain(script, [_ASSISTANT])
+    for _ in range(5):
+        chain.hear(user(text.prose(100)))
+        sent = chain.messages[:1] + chain.messages[1:][-5 if number % 2 else 0 :]
+        chain.call(text.answer(), messages=sent, pause_s=(7200.0, 18_000.0))
+
+
+def languages(script: Script, number: int) -> None:
+    """Chinese without blanks, Cyrillic, or emoji: a chat, and an answer that another call reads."""
+    text, said = Text(f"languages {number}"), _LANGUAGES[number % len(_LANGUAGES)]
+    chain, last = Chain(script, [_ASSISTANT]), ""
+    for _ in range(3):
+        chain.hear(user(said(text.prose(100))))
+        last = said(text.prose(300))
+        chain.call(last, pause_s=PERSON_S)
+    quoted = json.dumps({"text": last}) if number % 2 else last
+    script.ask(f"Translate:\n{quoted}", text.answer(), reads=[str(chain.last)])
+
+
+_LANGUAGES: tuple[Callable[[str], str], ...] = (
+    lambda text: "".join(_chinese(word) for word in text.split()),
+    lambda text: text.translate({ord("a") + i: 0x430 + i for i in range(26)}),
+    lambda text: text.translate({ord("a") + i: 0x1F600 + i for i in range(26)}),
+)
+
+
+def _chinese(word: str) -> str:
+    first, second = divmod(sum(ord(c) * 31**i for i, c in enumerate(word)) % 4_000_000, 2000)
+    return f"{chr(0x4E00 + first)}{chr(0x4E00 + second)}" + "，" * word.endswith((".", ","))
+
+
 def retries(script: Script, number: int) -> None:
     """A call is sent again after a time-out, or after an answer was lost on its way.
 
@@ -312,6 +348,20 @@ def best_of(script: Script, number: int) -> None:
     judge = script.ask(f"Which is best?\n{listing}", "[2]", reads=answers)
     best = list(answers)[2]
     chain = Chain(script, [*messages, {"role": "assistant", "content": answers[best]}], best)
+    chain.hear(user(text.prose(60)))
+    chain.call(text.answer(), after=[judge])
+
+
+def choices(script: Script, number: int) -> None:
+    """One call with four choices; a judge reads them all; one of them is carried on."""
+    text = Text(f"choices {number}")
+    messages, answers = [_ASSISTANT, user(text.prose(150))], [text.answer(500) for _ in range(4)]
+    listed = [chat_answer(answer)["choices"][0] for answer in answers]
+    numbered = [{**choice, "index": index} for index, choice in enumerate(listed)]
+    answer = {**chat_answer(answers[0]), "choices": numbered}
+    source = script.add({"model": "model", "n": 4, "messages": messages}, answer)
+    judge = script.ask("Which is best?\n" + "\n\n".join(answers), "The third.", reads=[source])
+    chain = Chain(script, [*messages, assistant(answers[2])], source)
     chain.hear(user(text.prose(60)))
     chain.call(text.answer(), after=[judge])
 
@@ -428,8 +478,11 @@ ADVERSARIAL: dict[str, Callable[[Script, int], None]] = {
         reformatted,
         code_cut,
         sub_agents,
+        long_pauses,
+        languages,
         retries,
         best_of,
+        choices,
         branching,
         text_completions,
         token_completions,
