@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +15,11 @@ from parrot_gateway.bench.linking.linkers import LINKERS
 from parrot_gateway.bench.linking.recordings import Changes, Ids, read, sessions
 from parrot_gateway.bench.linking.schedule import STARTS, Start, schedule
 from parrot_gateway.bench.linking.score import Score, run
-from parrot_gateway.bench.linking.script import Script
+from parrot_gateway.bench.linking.script import KINDS, Script
 from parrot_gateway.bench.report import JsonFile, print_table, run_with_progress, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 #: Sets of workloads by the names of the command line.
 SETS = ("applications", "adversarial")
@@ -126,7 +129,6 @@ def linking_command(
 
     scores, costs = run_with_progress(measure_all)
     _show_scores(scores)
-    _show_kinds(scores)
     if costs:
         _show_costs(costs)
     for item, name, score in scores if show else ():
@@ -172,13 +174,7 @@ def _workloads(
 
 
 def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
-    from rich.table import Table
-
-    table = Table(title="Edges and sessions", title_justify="left", box=None, pad_edge=False)
-    table.add_column("workload", no_wrap=True)
-    table.add_column("linker", no_wrap=True)
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table("Edges and sessions", 2, ("workload", "linker", *COLUMNS))
     for item, name, score in scores:
         table.add_row(
             item.name,
@@ -197,16 +193,50 @@ def _show_scores(scores: Sequence[tuple[Workload, str, Score]]) -> None:
             f"{score.microseconds(99):,.0f}",
             "" if item.name in UNDECIDABLE else _yes_or_no(is_met(score, item.start)),
         )
-    print_table(
-        table,
-        [
-            f"Met: precision ≥ {PRECISION}, recall ≥ {RECALL}, session F1 ≥ {F1} (≥ {F1_TOGETHER} "
-            "where equal sessions start in one moment), nothing across tenants.",
-            "Or equal: edges from calls that were asked and have answered the very same count too; "
-            "or ancestor: those from an ancestor of the call. Short: edges from answers of less "
-            "than 20 characters that were found, of all; neither asked for nor wrong.",
-        ],
-    )
+    notes = [
+        f"Met: precision ≥ {PRECISION}, recall ≥ {RECALL}, session F1 ≥ {F1} (≥ {F1_TOGETHER} "
+        "where equal sessions start in one moment), nothing across tenants.",
+        "Or equal: edges from calls that were asked and have answered the very same count too; "
+        "or ancestor: those from an ancestor of the call. Short: edges from answers of less "
+        "than 20 characters that were found, of all; neither asked for nor wrong.",
+    ]
+    print_table(table, notes)
+    table = _table("Precision and recall by kind", 2, ("workload", "linker", *KINDS))
+    for item, name, score in scores:
+        cells = [
+            f"{kind['precision']:.3f} {kind['recall']:.3f}" if kind["asked"] else ""
+            for kind in score.to_dict()["kinds"].values()
+        ]
+        table.add_row(item.name, name, *cells)
+    print_table(table)
+
+
+def _show_costs(costs: dict[str, Any]) -> None:
+    first = next(iter(costs.values()))
+    sizes = [f"{size} kB" for size in first.microseconds]
+    title = f"CPU time of a request, {first.indexed:,} outputs indexed, µs (median)"
+    table = _table(title, 1, ("linker", *sizes, "per further kB", "MB", "met"))
+    for name, found in costs.items():
+        met = (
+            found.microseconds[4] <= FOUR_KB_US
+            and found.slope <= SLOPE_US
+            and found.megabytes <= MEGABYTES
+        )
+        times = (f"{value:,.0f}" for value in found.microseconds.values())
+        slope, memory = f"{found.slope:.1f}", f"{found.megabytes:.1f}"
+        table.add_row(name, *times, slope, memory, _yes_or_no(met))
+    aims = f"4 kB ≤ {FOUR_KB_US:.0f} µs, per further kB ≤ {SLOPE_US:.0f} µs, ≤ {MEGABYTES:.0f} MB"
+    print_table(table, [f"Met: {aims}."])
+
+
+def _table(title: str, texts: int, headings: Sequence[str]) -> Table:
+    """A table whose first `texts` columns are texts, the others figures."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < texts else "right", no_wrap=True)
+    return table
 
 
 def _yes_or_no(met: bool) -> str:
@@ -221,51 +251,6 @@ def is_met(score: Score, start: Start) -> bool:
         and score.f1 >= least
         and not score.across
     )
-
-
-def _show_kinds(scores: Sequence[tuple[Workload, str, Score]]) -> None:
-    from rich.table import Table
-
-    table = Table(title="Precision and recall by kind", title_justify="left", box=None)
-    table.add_column("workload", no_wrap=True)
-    table.add_column("linker", no_wrap=True)
-    for kind in ("continues", "output", "tool", "spawned"):
-        table.add_column(kind, justify="right", no_wrap=True)
-    for item, name, score in scores:
-        cells = [
-            f"{kind['precision']:.3f} {kind['recall']:.3f}" if kind["asked"] else ""
-            for kind in score.to_dict()["kinds"].values()
-        ]
-        table.add_row(item.name, name, *cells)
-    print_table(table)
-
-
-def _show_costs(costs: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    first = next(iter(costs.values()))
-    title = f"CPU time of a request, {first.indexed:,} outputs indexed, µs (median)"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("linker")
-    for size in first.microseconds:
-        table.add_column(f"{size} kB", justify="right")
-    for heading in ("per further kB", "MB", "met"):
-        table.add_column(heading, justify="right")
-    for name, found in costs.items():
-        met = (
-            found.microseconds[4] <= FOUR_KB_US
-            and found.slope <= SLOPE_US
-            and found.megabytes <= MEGABYTES
-        )
-        table.add_row(
-            name,
-            *(f"{value:,.0f}" for value in found.microseconds.values()),
-            f"{found.slope:.1f}",
-            f"{found.megabytes:.1f}",
-            _yes_or_no(met),
-        )
-    aims = f"4 kB ≤ {FOUR_KB_US:.0f} µs, per further kB ≤ {SLOPE_US:.0f} µs, ≤ {MEGABYTES:.0f} MB"
-    print_table(table, [f"Met: {aims}."])
 
 
 def _show_faults(title: str, score: Score, most: int) -> None:
