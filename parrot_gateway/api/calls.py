@@ -33,6 +33,7 @@ from parrot_gateway.generation.requests.call import (
     MAX_INLINE_BYTES,
     CallKind,
     CallRequest,
+    PreparationTurns,
     in_thread_if_large,
     prepare,
 )
@@ -92,6 +93,7 @@ class CallRoutes:
         self._server = server
         #: Names of headers seen so far that neither are ours nor may name a session.
         self._ordinary_headers: set[bytes] = set()
+        self._turns = PreparationTurns()
         self._identity = identity = SessionIdentity(service.limits.identity)
         self._recordings = Recordings(identity, service)
         self._semantic = SemanticCalls(
@@ -468,6 +470,7 @@ class CallRoutes:
         """
         placer = self._models.placer(model, context.metadata)
         exchange.cancel_on_disconnect()
+        await self._turns.wait()
         if request.size > MAX_INLINE_BYTES:
             await asyncio.to_thread(lambda: request.typed)
         call = prepare(request, placer, context.checked)

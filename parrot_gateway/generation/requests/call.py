@@ -10,6 +10,8 @@ import asyncio
 import gc
 import re
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -26,6 +28,10 @@ from parrot_gateway.generation.requests.validation import explain, nested_too_de
 #: Bodies up to this size are decoded in the event loop: within a millisecond, or some where most of
 #: it is small objects.
 MAX_INLINE_BYTES = 256 * 1024
+#: Seconds of a turn of the event loop after which no further call is prepared in it, and calls that
+#: are prepared in each turn while some wait.
+_TURN_S = 0.01
+_CALLS_A_TURN = 4
 
 CallKind: TypeAlias = Literal["chat", "completions"]
 CallBody: TypeAlias = ChatBody | CompletionBody
@@ -70,6 +76,45 @@ class _CollectorPause:
 
 
 _collector_pause = _CollectorPause()
+
+
+class PreparationTurns:
+    """Spreads calls that arrive together over turns of the event loop, first come, first served.
+
+    Each takes milliseconds to decode and tokenize. Prepared all in one turn, the first would reach
+    its engine after the last, and streams would stand still meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        self._is_counted = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Return in a turn that has time for one more call."""
+        now = time.perf_counter()
+        if not self._is_counted:
+            self._begin(now)
+        if now < self._ends and not self._waiting:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def _begin(self, now: float) -> None:
+        self._is_counted = True
+        self._ends = now + _TURN_S
+        asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_counted = False
+        if not self._waiting:
+            return
+        self._begin(time.perf_counter())
+        for _ in range(min(_CALLS_A_TURN, len(self._waiting))):
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
 
 
 async def in_thread_if_large(
