@@ -10,6 +10,7 @@ can then use a token that only the device has, see `BatchRow.pending`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, overload
@@ -278,8 +279,11 @@ class Launch(Protocol):
         ...
 
 
-class Runner(Protocol):
-    """Executes steps: `runner.model_runner.ModelRunner`, or a double in tests."""
+class Runner(ABC):
+    """Executes steps: `runner.model_runner.ModelRunner`, or a double in tests.
+
+    By default nothing else takes part: there is nothing to end, and nothing to lose.
+    """
 
     vocab_size: int
     eos_token_ids: list[int]
@@ -292,22 +296,22 @@ class Runner(Protocol):
     block_size: int
     default_sampling: dict[str, float]
 
+    @abstractmethod
     def launch(self, batch: StepBatch) -> Launch:
         """Start a step; it runs after all that were launched before, and sees what they wrote.
 
         Raises:
             ShardError: a process that takes part was lost; nothing can be launched any more.
         """
-        ...
 
     def close(self) -> None:
         """End what else takes part; called once nothing is launched any more."""
-        ...
+        return
 
     def check(self) -> None:
         """Raise `ShardError` when a process that takes part was lost."""
-        ...
+        return
 
     def on_loss(self, callback: Callable[[], None]) -> None:
         """Call this, from any thread, when one is."""
-        ...
+        return

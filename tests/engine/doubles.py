@@ -16,7 +16,14 @@ from hashlib import blake2b
 from typing import TypeVar
 
 import torch
-from parrot_engine.batch import UNKNOWN_TOKEN, RowOutcome, SampledToken, SamplingRow, StepBatch
+from parrot_engine.batch import (
+    UNKNOWN_TOKEN,
+    RowOutcome,
+    Runner,
+    SampledToken,
+    SamplingRow,
+    StepBatch,
+)
 from parrot_engine.engine.batcher import Batcher
 from parrot_engine.engine.builtin_engine import BuiltinEngine
 from parrot_engine.kv_cache.host_copies import BlockCopies
@@ -89,8 +96,8 @@ def _ahead(sampling: SamplingRow, count: int) -> SamplingRow:
     return replace(sampling, num_pending=sampling.num_pending + count)
 
 
-class ScriptedRunner:
-    """Implements `parrot_engine.batch.Runner` with `fake_logits`."""
+class ScriptedRunner(Runner):
+    """A runner without a model, with `fake_logits`."""
 
     def __init__(
         self, *, num_blocks: int = 64, block_size: int = 4, max_position: int = 256
@@ -155,15 +162,6 @@ class ScriptedRunner:
         outcomes = self._outcomes(batch, logits)
         self._sampled = [0 if o.token is None else o.token.token_id or 0 for o in outcomes]
         launch.outcomes = outcomes
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-    def check(self) -> None:
-        """Nothing can be lost."""
-
-    def on_loss(self, callback: Callable[[], None]) -> None:
-        """Nothing can be lost."""
 
     def _compute(self, batch: StepBatch) -> list[Tensor]:
         """The logits of each row."""

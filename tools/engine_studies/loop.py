@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
 from parrot_engine.batch import RowOutcome, Runner, SampledToken, StepBatch
@@ -26,8 +25,8 @@ _TOKEN = RowOutcome(SampledToken(5, None))
 _NO_TOKEN = RowOutcome()
 
 
-class InstantRunner:
-    """Implements `Runner`; every draw yields the same token."""
+class InstantRunner(Runner):
+    """Every draw yields the same token."""
 
     def __init__(self) -> None:
         self.vocab_size = 32_000
@@ -43,15 +42,6 @@ class InstantRunner:
     def launch(self, batch: StepBatch) -> InstantLaunch:
         """A step that is over at once."""
         return InstantLaunch(batch)
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-    def check(self) -> None:
-        """Nothing can be lost."""
-
-    def on_loss(self, callback: Callable[[], None]) -> None:
-        """Nothing can be lost."""
 
 
 class InstantLaunch:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from parrot_engine.batch import Launch, RowOutcome, StepBatch
+from parrot_engine.batch import Launch, RowOutcome, Runner, StepBatch
 from parrot_engine.kv_cache.host_copies import BlockCopies, Copy
 from parrot_engine.runner.model_runner import ModelRunner
 
@@ -222,22 +222,15 @@ def kind_line(kind: dict[str, Any]) -> str:
     return f"  {kind['steps']} steps, {kind['launched']}{what}: median/largest {times}"
 
 
-class _LoggedRunner:
-    """Implements `parrot_engine.batch.Runner`."""
+class _LoggedRunner(Runner):
+    """A runner whose launches are noted."""
 
     def __init__(self, runner: ModelRunner, log: StepLog) -> None:
         self._runner = runner
         self._log = log
         self._is_on_gpu = runner.device.startswith("cuda")
-        self.vocab_size = runner.vocab_size
-        self.eos_token_ids = runner.eos_token_ids
-        self.max_position = runner.max_position
-        self.architecture = runner.architecture
-        self.dtype = runner.dtype
-        self.device = runner.device
-        self.num_blocks = runner.num_blocks
-        self.block_size = runner.block_size
-        self.default_sampling = runner.default_sampling
+        for name in Runner.__annotations__:
+            setattr(self, name, getattr(runner, name))
 
     def launch(self, batch: StepBatch) -> Launch:
         """Launch it, and note how."""
@@ -264,15 +257,12 @@ class _LoggedRunner:
             self._log.now.marks.append(mark)
 
     def close(self) -> None:
-        """See `Runner`."""
         self._runner.close()
 
     def check(self) -> None:
-        """See `Runner`."""
         self._runner.check()
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """See `Runner`."""
         self._runner.on_loss(callback)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from parrot_engine.batch import BatchRow, RowOutcome, StepBatch
+from parrot_engine.batch import BatchRow, RowOutcome, Runner, StepBatch
 from parrot_engine.exceptions import CheckpointError
 from parrot_engine.models.checkpoint import read_optional_json
 from parrot_engine.models.config import GenerationDefaults, read_generation_defaults
@@ -68,8 +68,8 @@ class _Past:
     logits: Tensor | None = None
 
 
-class HuggingFaceRunner:
-    """Executes steps with a transformers model; implements `parrot_engine.batch.Runner`."""
+class HuggingFaceRunner(Runner):
+    """Executes steps with a transformers model."""
 
     def __init__(
         self, model: PreTrainedModel, defaults: GenerationDefaults, settings: HuggingFaceSettings
@@ -151,12 +151,6 @@ class HuggingFaceRunner:
 
     def close(self) -> None:
         self._past.clear()
-
-    def check(self) -> None:
-        """No other process takes part that could be lost."""
-
-    def on_loss(self, callback: Callable[[], None]) -> None:
-        """See `check`."""
 
 
 class HuggingFaceStep(InFlightStep):

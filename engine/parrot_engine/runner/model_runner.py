@@ -9,7 +9,7 @@ Steps run in the order of their launches: what a step writes, the next one sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from parrot_engine.batch import (
     BlockCopy,
     Launch,
     RowOutcome,
+    Runner,
     SampledToken,
     StepBatch,
     TokenOutcomes,
@@ -231,7 +232,7 @@ def _is_sound(scores: Sequence[TokenLogprobs]) -> bool:
     return not any(entry.logprob != entry.logprob for entry in scores)
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """Executes step batches with one model. Not thread-safe: one thread drives it."""
 
     def __init__(
@@ -320,20 +321,11 @@ class ModelRunner:
         with current_device(self._device):
             self._forward(batch)
 
-    def check(self) -> None:
-        """See `Runner`: no other process takes part."""
-
-    def on_loss(self, callback: Callable[[], None]) -> None:
-        """See `Runner`: there is none to lose."""
-
     def forget_graphs(self) -> None:
         """Launch kernel by kernel from now on; to be called before leaving a group of ranks."""
         if self._graphs is not None:
             self._graphs.forget()
         self._graphs = None
-
-    def close(self) -> None:
-        """See `Runner`: nothing has to be ended."""
 
     def use_graphs(
         self, capture: Capture, *, max_rows: int, max_context: int, max_tokens: int
