@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -83,19 +84,15 @@ class Tools(NamedTuple):
     save: Callable[[Batch], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class BatchRun:
-    """One batch at work.
+    """One batch at work."""
 
-    Args:
-        batch: has not ended; changed here and by whoever cancels it, in the event loop's thread.
-        tools: see there.
-    """
-
-    def __init__(self, batch: Batch, tools: Tools) -> None:
-        self.batch = batch
-        self._tools = tools
-        self._journal: Journal | None = None
-        self._cancelled = asyncio.Event()
+    #: Has not ended; changed here and by whoever cancels it, in the event loop's thread.
+    batch: Batch
+    tools: Tools
+    _journal: Journal | None = field(default=None, init=False)
+    _cancelled: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def counts(self) -> tuple[int, int, LineUsage]:
         """Lines with an answer of 2xx, other lines that are done, and the tokens of all."""
@@ -129,7 +126,7 @@ class BatchRun:
             await self._fail("This batch cannot go on; the operator's log has the reason.")
 
     async def _fail(self, message: str) -> None:
-        batch, tools = self.batch, self._tools
+        batch, tools = self.batch, self.tools
         batch.errors = [LineError("internal_error", message)]
         batch.completed, batch.failed, batch.usage = self.counts()
         batch.become("failed", tools.clock())
@@ -137,13 +134,13 @@ class BatchRun:
             await tools.save(batch)
 
     def _input(self) -> Path:
-        files = self._tools.files
+        files = self.tools.files
         return files.path(files.find_for_batch(self.batch.tenant, self.batch.input_file_id))
 
     # -- validating --------------------------------------------------------------------------------
 
     async def _validate(self) -> None:
-        batch, tools, settings = self.batch, self._tools, self._tools.settings
+        batch, tools, settings = self.batch, self.tools, self.tools.settings
         path = self._input()
 
         def read() -> tuple[int, list[LineError], dict[str, int]]:
@@ -172,7 +169,7 @@ class BatchRun:
 
     def _fault_of(self, model: str) -> str | None:
         try:
-            self._tools.models.resolve(model)
+            self.tools.models.resolve(model)
         except ModelNotFoundError as error:
             return error.message
         except GatewayError:
@@ -183,7 +180,7 @@ class BatchRun:
     # -- in progress -------------------------------------------------------------------------------
 
     async def _answer_lines(self) -> None:
-        batch, tools = self.batch, self._tools
+        batch, tools = self.batch, self.tools
         journal = await self._open_journal()
         work = asyncio.create_task(self._work(journal), name=f"lines-{batch.id}")
         cancelled = asyncio.create_task(self._cancelled.wait())
@@ -209,13 +206,13 @@ class BatchRun:
 
     async def _open_journal(self) -> Journal:
         if self._journal is None:
-            folder = self._tools.folder.batches
+            folder = self.tools.folder.batches
             output, errors = (folder / f"{self.batch.id}.{kind}" for kind in ("output", "errors"))
             self._journal = await asyncio.to_thread(Journal, output, errors)
         return self._journal
 
     async def _work(self, journal: Journal) -> None:
-        slots = self._tools.slots
+        slots = self.tools.slots
         reader = await asyncio.to_thread(self._requests, journal)
         try:
             async with asyncio.TaskGroup() as group:
@@ -228,13 +225,13 @@ class BatchRun:
             reader.close()
 
     def _requests(self, journal: Journal) -> _Requests:
-        return _Requests(self._input(), self.batch, self._tools.settings, journal.done)
+        return _Requests(self._input(), self.batch, self.tools.settings, journal.done)
 
     async def _answer(self, line: BatchLine, journal: Journal) -> None:
         batch, tries = self.batch, 0
         call = LineCall(batch.tenant, batch.id, batch.endpoint, line.body)
         while True:
-            answer = await self._tools.answer(call)
+            answer = await self.tools.answer(call)
             tries += 1
             is_busy = answer.status in _BUSY
             if not is_busy and (answer.status not in _BROKEN or tries >= _MAX_TRIES):
@@ -248,7 +245,7 @@ class BatchRun:
     # -- finalizing, cancelling --------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        batch, tools = self.batch, self._tools
+        batch, tools = self.batch, self.tools
         journal = await self._open_journal()
         if batch.status == "cancelling" or batch.is_late:
             code, message = _UNANSWERED["expired" if batch.is_late else "cancelled"]
@@ -287,7 +284,7 @@ class BatchRun:
         """Make a part of the journal a file; the journal stays until the batch has ended."""
         if file_id is None:
             return
-        tools, batch = self._tools, self.batch
+        tools, batch = self.tools, self.batch
 
         def link() -> Path:
             linked = tools.folder.new_upload()

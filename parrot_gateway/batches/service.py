@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,25 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 60.0
 
 
+@dataclass(eq=False)
 class BatchService:
     """Files and batches. The folder is opened at the start if it is there, else when first needed.
     Used in the event loop's thread.
-
-    Args:
-        settings: bounds, and where the folder is.
-        models: who serves which.
-        clock: seconds of the Unix epoch.
-        on_ended: notified of the id of each batch that has ended.
     """
 
-    def __init__(
-        self,
-        settings: BatchSettings,
-        models: ModelDirectory,
-        *,
-        clock: Callable[[], float],
-        on_ended: Callable[[str], None],
-    ) -> None:
-        self.settings = settings
+    #: Bounds, and where the folder is.
+    settings: BatchSettings
+    models: ModelDirectory
+    _: KW_ONLY
+    #: Seconds of the Unix epoch.
+    clock: Callable[[], float]
+    #: Notified of the id of each batch that has ended.
+    on_ended: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         #: None until the folder is open; there is nothing of ours then.
         self.files: FileStore | None = None
-        self._models = models
-        self._clock = clock
-        self._on_ended = on_ended
-        self._slots = LineSlots(models, settings.max_running_lines)
+        self._slots = LineSlots(self.models, self.settings.max_running_lines)
         #: Oldest first.
         self._batches: dict[str, Batch] = {}
         self._runs: dict[str, BatchRun] = {}
@@ -95,7 +89,7 @@ class BatchService:
         path = self.settings.data_folder
         try:
             self._folder = await asyncio.to_thread(DataFolder, path)
-            files = FileStore(self._folder, self.settings, self._clock)
+            files = FileStore(self._folder, self.settings, self.clock)
             await asyncio.to_thread(files.load)
             found = await asyncio.to_thread(list, read_all(self._folder.batches, Batch))
         except (OSError, FolderInUseError, msgspec.DecodeError) as error:
@@ -163,7 +157,7 @@ class BatchService:
                 code="too_many_batches",
                 retry_after_s=60.0,
             )
-        now = int(self._clock())
+        now = int(self.clock())
         batch = Batch(
             new_batch_id(),
             file.tenant,
@@ -210,7 +204,7 @@ class BatchService:
             raise ConflictError(
                 f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id"
             )
-        batch.become("cancelling", self._clock())
+        batch.become("cancelling", self.clock())
         self._runs[batch.id].cancel()
         await self._save(batch)
 
@@ -243,10 +237,10 @@ class BatchService:
             self.settings,
             self._folder,
             self.files,
-            self._models,
+            self.models,
             self._slots,
             self._answer,
-            self._clock,
+            self.clock,
             self._save,
         )
         run = self._runs[batch.id] = BatchRun(batch, tools)
@@ -257,7 +251,7 @@ class BatchService:
             await run.run()
         finally:
             del self._runs[run.batch.id]
-            self._on_ended(run.batch.id)
+            self.on_ended(run.batch.id)
 
     def _begin(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -291,7 +285,7 @@ class BatchService:
 
     async def _remove_old(self) -> None:
         """Forget batches that ended as long ago as a file is kept, and the oldest of too many."""
-        now, ended = self._clock(), [each for each in self._batches.values() if each.has_ended]
+        now, ended = self.clock(), [each for each in self._batches.values() if each.has_ended]
         surplus = len(ended) - self.settings.max_files
         for number, batch in enumerate(ended):
             if number < surplus or batch.ended_at + self.settings.file_ttl_s <= now:

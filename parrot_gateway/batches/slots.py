@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from parrot_gateway.engines.slots import Slots
@@ -13,21 +14,18 @@ from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirecto
 Server: TypeAlias = Target | str
 
 
+@dataclass(eq=False)
 class LineSlots:
     """Slots of lines; those who wait for one server get them in turn.
 
     A server gets lines for half of what it takes at once, so that a call that somebody waits for
     always finds room there.
-
-    Args:
-        models: who serves which.
-        limit: slots of one server at most.
     """
 
-    def __init__(self, models: ModelDirectory, limit: int) -> None:
-        self._models = models
-        self._limit = limit
-        self._slots: dict[Server, Slots] = {}
+    models: ModelDirectory
+    #: Slots of one server at most.
+    limit: int
+    _slots: dict[Server, Slots] = field(default_factory=dict, init=False)
 
     async def acquire(self, model: str) -> Server:
         """Wait for a slot of whoever serves `model`; to be released."""
@@ -57,7 +55,7 @@ class LineSlots:
 
     def _server_of(self, model: str) -> Server:
         try:
-            target = self._models.resolve(model)
+            target = self.models.resolve(model)
         except GatewayError:
             return model
         return target if isinstance(target, EngineTarget) else target._replace(model="")
@@ -66,8 +64,8 @@ class LineSlots:
         if isinstance(server, str):
             return 1
         if isinstance(server, EngineTarget):
-            engines = self._models.engines_for(server.model)
+            engines = self.models.engines_for(server.model)
             most = sum(engine.info.max_batch_size for engine in engines)
         else:
-            most = self._models.upstreams[server.upstream].settings.max_concurrency
-        return max(1, min(self._limit, most // 2))
+            most = self.models.upstreams[server.upstream].settings.max_concurrency
+        return max(1, min(self.limit, most // 2))

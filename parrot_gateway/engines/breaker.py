@@ -13,6 +13,7 @@ starts the count afresh, so an upstream that mostly works is never cut off.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Literal, NewType, TypeAlias
 
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
@@ -21,27 +22,27 @@ BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 Permit = NewType("Permit", int)
 
 
+@dataclass(eq=False, kw_only=True)
 class CircuitBreaker:
     """Decides whether a call may be tried now.
 
     Each permit from `acquire` is given back once: by `success`, `failure` or `abandon`.
-
-    Args:
-        failures: consecutive failures that open it.
-        window_s: a failure older than this no longer counts.
-        open_s: how long it stays open.
-        successes: consecutive successes that close it again; also the probes let through at once.
     """
 
-    def __init__(self, *, failures: int, window_s: float, open_s: float, successes: int) -> None:
-        self._failures = failures
-        self._window_s = window_s
-        self._open_s = open_s
-        self._successes = successes
+    #: Consecutive failures that open it.
+    failures: int
+    #: A failure older than this no longer counts.
+    window_s: float
+    #: How long it stays open.
+    open_s: float
+    #: Consecutive successes that close it again; also the probes let through at once.
+    successes: int
+
+    def __post_init__(self) -> None:
         self._state: BreakerState = "closed"
         #: Changes with the state: outcomes of calls begun under an earlier one do not count.
         self._generation = 0
-        self._failed_at: deque[float] = deque(maxlen=failures)
+        self._failed_at: deque[float] = deque(maxlen=self.failures)
         self._opened_at = 0.0
         self._probes = 0
         self._succeeded = 0
@@ -50,7 +51,7 @@ class CircuitBreaker:
 
     def state(self, now: float) -> BreakerState:
         """The state at `now`; never changes anything."""
-        if self._state == "open" and now - self._opened_at >= self._open_s:
+        if self._state == "open" and now - self._opened_at >= self.open_s:
             return "half_open"
         return self._state
 
@@ -59,10 +60,10 @@ class CircuitBreaker:
         if self._state == "closed":
             return Permit(self._generation)
         if self._state == "open":
-            if now - self._opened_at < self._open_s:
+            if now - self._opened_at < self.open_s:
                 return None
             self._enter("half_open")
-        if self._probes + self._succeeded >= self._successes:
+        if self._probes + self._succeeded >= self.successes:
             return None
         self._probes += 1
         return Permit(self._generation)
@@ -73,7 +74,7 @@ class CircuitBreaker:
         if self._state == "half_open":
             self._probes -= 1
             self._succeeded += 1
-            if self._succeeded >= self._successes:
+            if self._succeeded >= self.successes:
                 self._enter("closed")
         elif self._failed_at:
             self._failed_at.clear()
@@ -85,8 +86,8 @@ class CircuitBreaker:
             self._open(now)
             return
         self._failed_at.append(now)
-        recent = len(self._failed_at) == self._failures
-        if recent and now - self._failed_at[0] <= self._window_s:
+        recent = len(self._failed_at) == self.failures
+        if recent and now - self._failed_at[0] <= self.window_s:
             self._open(now)
 
     def abandon(self, permit: Permit) -> None:
@@ -98,7 +99,7 @@ class CircuitBreaker:
         """Seconds until a try may be let through again; 0 unless open."""
         if self._state != "open":
             return 0.0
-        return max(0.0, self._opened_at + self._open_s - now)
+        return max(0.0, self._opened_at + self.open_s - now)
 
     def _open(self, now: float) -> None:
         self._enter("open")

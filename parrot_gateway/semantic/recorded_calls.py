@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from parrot_scheduler.task import LATENCY
@@ -36,25 +37,26 @@ class RecordedStatistics(NamedTuple):
     skipped: int
 
 
+@dataclass(eq=False)
 class RecordedCall(GenerationObserver):
     """One call in the graph of its session, from its start to its end."""
 
-    reads_text = False
+    session: Session
+    node: CallNode
+    clock: Callable[[], float]
+    reads_text: bool = field(default=False, init=False)
 
-    def __init__(self, session: Session, node: CallNode, clock: Callable[[], float]) -> None:
-        self.session = session
-        self.node = node
-        self.metadata = CallMetadata(tenant=session.tenant, application=session.id)
-        self._clock = clock
+    def __post_init__(self) -> None:
+        self.metadata = CallMetadata(tenant=self.session.tenant, application=self.session.id)
 
     def started(self, engine: str, queued_s: float, reason: str) -> None:
         self.node.engine, self.node.placement = engine, reason
         if self.node.state == "waiting" and self._is_kept:
-            self.session.graph.start(self.node.id, self._clock())
+            self.session.graph.start(self.node.id, self.clock())
 
     def delta(self, delta: ChoiceDelta) -> None:
         if self.node.first_token is None:
-            self.node.first_token = self._clock()
+            self.node.first_token = self.clock()
 
     def ended(self, usage: Usage | None) -> None:
         if usage is not None:
@@ -65,7 +67,7 @@ class RecordedCall(GenerationObserver):
         node = self.node
         if node.is_finished or not self._is_kept:
             return
-        now, graph = self._clock(), self.session.graph
+        now, graph = self.clock(), self.session.graph
         if isinstance(error, GatewayError):
             failure = Failure(error.code or "error", error.message, call_id=node.id)
             graph.finish(node.id, "failed", now, failure)
@@ -79,26 +81,22 @@ class RecordedCall(GenerationObserver):
     def finish(self) -> None:
         """The call has ended; without effect where it has failed, or its session was closed."""
         if not self.node.is_finished and self._is_kept:
-            self.session.graph.finish(self.node.id, "done", self._clock())
+            self.session.graph.finish(self.node.id, "done", self.clock())
 
     @property
     def _is_kept(self) -> bool:
         return self.node.id in self.session.graph
 
 
+@dataclass(eq=False)
 class CallRecorder:
-    """Records calls.
+    """Records calls."""
 
-    Args:
-        sessions: where to.
-        clock: seconds since the epoch.
-    """
-
-    def __init__(self, sessions: SessionStore, clock: Callable[[], float]) -> None:
-        self._sessions = sessions
-        self._clock = clock
-        self._recorded = 0
-        self._skipped = 0
+    sessions: SessionStore
+    #: Seconds since the epoch.
+    clock: Callable[[], float]
+    _recorded: int = field(default=0, init=False)
+    _skipped: int = field(default=0, init=False)
 
     def record(self, tenant: str, session_name: str, name: str, model: str) -> RecordedCall | None:
         """A call that runs from now on; None where there is no room to record it.
@@ -107,8 +105,8 @@ class CallRecorder:
             session_name: made on first use.
             name: of the call, in pictures.
         """
-        now = self._clock()
-        session = self._sessions.get_or_record(tenant, session_name, now)
+        now = self.clock()
+        session = self.sessions.get_or_record(tenant, session_name, now)
         if session is not None:
             node = CallNode(
                 id=mint_call_id(),
@@ -127,7 +125,7 @@ class CallRecorder:
             self._skipped += 1
             return None
         self._recorded += 1
-        return RecordedCall(session, node, self._clock)
+        return RecordedCall(session, node, self.clock)
 
     def statistics(self) -> RecordedStatistics:
         return RecordedStatistics(self._recorded, self._skipped)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from parrot_gateway.api.semantic.identity import SessionIdentity
 from parrot_gateway.generation.requests.call import IdentityFields
@@ -70,17 +71,13 @@ class Recording:
         headers.append((b"x-parrot-call", self.call.node.id.encode()))
 
 
+@dataclass(frozen=True)
 class Recordings:
-    """Begins recordings.
+    """Begins recordings."""
 
-    Args:
-        identity: finds the session of a call.
-        service: the sessions.
-    """
-
-    def __init__(self, identity: SessionIdentity, service: SemanticService) -> None:
-        self._identity = identity
-        self._service = service
+    #: Finds the session of a call.
+    identity: SessionIdentity
+    service: SemanticService
 
     def begin(
         self, exchange: Exchange, name: str, model: str, body: IdentityFields
@@ -92,10 +89,10 @@ class Recordings:
             model: as the request names it.
             body: of the request.
         """
-        if not self._identity:
+        if not self.identity:
             return None
-        found = self._identity.find(exchange.scope["headers"], body)
+        found = self.identity.find(exchange.scope["headers"], body)
         if found is None:
             return None
-        call = self._service.recorder.record(exchange.tenant, found.name, name, model)
-        return None if call is None else Recording(exchange, call, self._service)
+        call = self.service.recorder.record(exchange.tenant, found.name, name, model)
+        return None if call is None else Recording(exchange, call, self.service)

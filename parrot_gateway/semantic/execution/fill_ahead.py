@@ -15,6 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -96,18 +97,16 @@ class _Held(NamedTuple):
     tokens: int
 
 
+@dataclass(eq=False)
 class FillAhead:
-    """Fills prefixes of waiting calls. Used in the event loop's thread only.
+    """Fills prefixes of waiting calls. Used in the event loop's thread only."""
 
-    Args:
-        min_tokens: least tokens of a prefix, and of its growth since it was filled; 0 turns
-            everything off.
-        choose: chooses the engine to fill on.
-    """
+    #: Least tokens of a prefix, and of its growth since it was filled; 0 turns everything off.
+    min_tokens: int
+    #: Chooses the engine to fill on.
+    choose: ChooseEngine
 
-    def __init__(self, min_tokens: int, choose: ChooseEngine) -> None:
-        self._min_tokens = min_tokens
-        self._choose = choose
+    def __post_init__(self) -> None:
         #: By model, the calls to be considered, each once.
         self._candidates: dict[str, dict[str, Job]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
@@ -118,11 +117,11 @@ class FillAhead:
 
     def consider(self, job: Job) -> None:
         """A call waits for inputs, or for fewer inputs than before."""
-        if not self._min_tokens or job.is_transform or job.context is not None:
+        if not self.min_tokens or job.is_transform or job.context is not None:
             # NOTE: the contents of a named context were in the cache when its last call ended.
             return
         model = job.call.model
-        engine = self._choose(model)
+        engine = self.choose(model)
         if engine is None or not _caches(engine.info):
             return
         waiting = self._candidates.setdefault(model, {})
@@ -167,7 +166,7 @@ class FillAhead:
         candidates = self._candidates[model]
         try:
             while candidates:
-                engine = self._choose(model)
+                engine = self.choose(model)
                 if engine is None or not _caches(engine.info):
                     return
                 idle = _must_be_idle(engine.info)
@@ -194,13 +193,13 @@ class FillAhead:
 
     async def _fill_for(self, job: Job, engine: QuietEngine) -> None:
         try:
-            tokens = await read_prompt_prefix(job, engine, self._min_tokens)
+            tokens = await read_prompt_prefix(job, engine, self.min_tokens)
             count = max(0, len(tokens) - UNSURE_TOKENS)
             # Only whole blocks can be found again.
             count -= count % engine.info.block_size
             before = self._held.get(job.id, _Held(engine.id, 0))
             known = before.tokens if before.engine_id == engine.id else 0
-            if count - known < self._min_tokens or not self._has_room(engine, count - known):
+            if count - known < self.min_tokens or not self._has_room(engine, count - known):
                 return
             job.preferred_engine = engine.name
             with engine.open(1, salt=salt_of(job.session.tenant)) as channel:

@@ -53,21 +53,16 @@ class _DeclaredGroup:
     stands: bool = False
 
 
+@dataclass(eq=False)
 class ObjectiveTracker:
-    """The objectives of all sessions' calls. Used in the event loop's thread only.
+    """The objectives of all sessions' calls. Used in the event loop's thread only."""
 
-    Args:
-        owner_of: gives the session of a variable.
-        on_change: called with the id of a running call whose objective or task groups changed.
-    """
+    #: Gives the session of a variable.
+    owner_of: Callable[[Variable], Session | None]
+    #: Called with the id of a running call whose objective or task groups changed.
+    on_change: Callable[[str], None] = lambda call_id: None
 
-    def __init__(
-        self,
-        owner_of: Callable[[Variable], Session | None],
-        on_change: Callable[[str], None] = lambda call_id: None,
-    ) -> None:
-        self._owner_of = owner_of
-        self._on_change = on_change
+    def __post_init__(self) -> None:
         self._deductions: dict[str, Deduction] = {}
         #: By variable, the strongest objective of those that wait for it, and their number.
         self._waits: dict[str, tuple[Objective, int]] = {}
@@ -84,7 +79,7 @@ class ObjectiveTracker:
         """Somebody waits for a variable; pair with `end_wait`."""
         known, count = self._waits.get(variable.id, (objective, 0))
         self._waits[variable.id] = (stronger(known, objective), count + 1)
-        session = self._owner_of(variable)
+        session = self.owner_of(variable)
         if session is not None:
             self._new_waits_of(session).variables[variable.id] = stronger(known, objective)
 
@@ -211,7 +206,7 @@ class ObjectiveTracker:
             if objective != node.objective or node.id in regrouped:
                 node.objective = objective
                 if node.state == "running":
-                    self._on_change(node.id)
+                    self.on_change(node.id)
 
 
 def runs_side_by_side(graph: Graph, group: str) -> bool:

@@ -218,7 +218,7 @@ async def test_it_can_be_switched_off(engine: ScriptedRemoteEngine) -> None:
     async with filling(engine) as http:
         fill_ahead = http.service.gateway.semantic.fill_ahead
         assert fill_ahead is not None
-        fill_ahead._min_tokens = 0
+        fill_ahead.min_tokens = 0
         parrot = {"session": "s", "inputs": {"x": "x"}, "output": "y", "defer": True}
         await http.call(COMPLETIONS, LONG + "{{x}}", parrot=parrot)
         assert not fill_ahead._workers
