@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,9 @@ class BatchService:
         """
         self._answer = answer
         if await asyncio.to_thread(self.settings.data_folder.is_dir):
-            try:
+            # What is wrong with the folder is logged already.
+            with suppress(OverloadedError):
                 await self.open()
-            except OverloadedError:
-                logger.warning("files and batches are not offered by this process")
 
     async def open(self) -> FileStore:
         """The files, from the folder opened if need be.
@@ -94,7 +94,9 @@ class BatchService:
             found = await asyncio.to_thread(list, read_all(self._folder.batches, Batch))
         except (OSError, FolderInUseError, msgspec.DecodeError) as error:
             self._release()
-            logger.error("the folder of files and batches cannot be used: %s", error)
+            logger.error(
+                "no files and batches: their folder (batches.folder) cannot be used: %s", error
+            )
             raise OverloadedError(
                 "The folder of files and batches cannot be used by this gateway; the operator's "
                 "log has the reason (setting batches.folder).",
