@@ -5,6 +5,7 @@
 # PYTHON=python3.12   the interpreter to use (3.11 to 3.13)
 # ARGS="--port 8123"  arguments for `parrot-gateway serve`
 # PIP_ARGS="…"        arguments for pip, e.g. --extra-index-url with PyTorch's CPU builds
+# UV_DEFAULT_INDEX=…   another package index for the programs of drop-in (see uv's documentation)
 # PYTEST_ARGS="-x"    arguments for pytest, instead of all tests in up to four processes
 
 PYTHON ?= python3

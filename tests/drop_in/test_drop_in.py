@@ -10,7 +10,7 @@ from compatibility import HERE, fault_of, programs, run, table
 from serving import Service
 
 #: What `make test` needs for other tests anyway.
-HERE_TOO = ("p_openai_chat", "p_openai_responses", "p_langchain")
+HERE_TOO = ("p_openai_chat", "p_openai_responses", "p_langgraph")
 
 
 @pytest.mark.parametrize("name", HERE_TOO)

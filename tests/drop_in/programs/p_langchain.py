@@ -1,31 +1,31 @@
-"""LangChain and LangGraph: `create_agent`, Responses on, and structured output."""
+"""LangChain: `create_agent`, on chat completions; an agent with a response format."""
 
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
 #   "langchain>=1.4",
 #   "langchain-openai>=1.7",
-#   "langgraph>=1.2",
 # ]
 # ///
 
 from __future__ import annotations
 
 from common import MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_openai import ChatOpenAI
-from langgraph.prebuilt import create_react_agent
 from weather import Weather
 
 
 def main() -> None:
-    model = ChatOpenAI(model=MODEL, use_responses_api=True)
+    model = ChatOpenAI(model=MODEL)
+    asked = {"messages": [{"role": "user", "content": QUESTION}]}
     text = ""
     if not ONLY_STRUCTURED:
-        agent = create_react_agent(model, [get_weather])
-        answer = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
+        answer = create_agent(model, [get_weather]).invoke(asked)
         text = answer["messages"][-1].text
-    form = model.with_structured_output(Weather).invoke(QUESTION)
-    report("langchain-openai", text, form)
+    form = create_agent(model, response_format=ProviderStrategy(Weather)).invoke(asked)
+    report("langchain", text, form["structured_response"])
 
 
 main()
