@@ -19,15 +19,21 @@ from parrot_engine.protocol import (
 from programs import engine_limits
 
 
+def machine_limits(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """As `engine_limits`, for the short contexts of a machine."""
+    return engine_limits(
+        max_position=st.just(40),
+        block_size=st.integers(1, 4),
+        max_batch_size=st.integers(1, 4),
+        **others,
+    )
+
+
 class OverlapMachine(RuleBasedStateMachine):
     """The same primitives to an engine that overlaps and to one that does not."""
 
-    limits = engine_limits(
-        max_position=st.just(40),
-        block_size=st.integers(1, 4),
-        num_blocks=st.integers(8, 30),
-        max_batch_size=st.integers(1, 4),
-        max_batch_tokens=st.sampled_from([2, 5, 300]),
+    limits = machine_limits(
+        num_blocks=st.integers(8, 30), max_batch_tokens=st.sampled_from([2, 5, 300])
     )
     #: What the two engines differ in.
     engines: tuple[dict[str, Any], dict[str, Any]] = ({"overlap": "on"}, {"overlap": "off"})

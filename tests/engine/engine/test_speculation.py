@@ -13,7 +13,7 @@ from doubles import POISON, prompt, reference_generate
 from drafting import GREEDY, OracleBatcher, OracleSpeculation, drafting, expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlap_machine import OverlapMachine
+from overlap_machine import OverlapMachine, machine_limits
 from parrot_engine.attention.interface import AttentionShape
 from parrot_engine.attention.triton_backend import TritonAttention
 from parrot_engine.batch import BatchRow, RowOutcome
@@ -55,11 +55,8 @@ def test_outputs_are_those_without_drafts(
 class SpeculationMachine(OverlapMachine):
     """The same primitives to an engine that makes draft tokens and to one that does not."""
 
-    limits = engine_limits(
-        max_position=st.just(40),
-        block_size=st.integers(1, 4),
+    limits = machine_limits(
         num_blocks=st.integers(8, 60),
-        max_batch_size=st.integers(1, 4),
         max_batch_tokens=st.sampled_from([2, 5, 20]),
         overlap=st.sampled_from(["on", "off"]),
     )
