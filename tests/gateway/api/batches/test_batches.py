@@ -271,8 +271,10 @@ async def test_old_batches_and_the_oldest_of_too_many_are_forgotten(
         made = [(await begin(client, [line("a")])).id for _ in range(3)]
         for batch_id in made:
             assert (await ended(client, batch_id)).status == "completed"
-    await kept.gateway.batches.close()
     folder = batches.data_folder / "batches"
+    # Their journals go once the end is on the disk.
+    await until(lambda: len(list(folder.iterdir())) == 3)
+    await kept.gateway.batches.close()
     for number, batch_id in enumerate(made):
         path = folder / f"{batch_id}.json"
         state = json.loads(path.read_bytes())
