@@ -158,15 +158,18 @@ class FileStore:
         sync_folder(self.folder.files)
         write_json(self._json_path(file), file)
 
-    def find(self, tenant: str, file_id: str) -> StoredFile:
+    def find(self, tenant: str, file_id: str, param: str = "id") -> StoredFile:
         """A tenant's file.
+
+        Args:
+            param: where its id was given.
 
         Raises:
             NotFoundError: it is unknown, deleted, expired or another tenant's.
         """
         file = self._files.get(file_id)
         if file is None or file.tenant != tenant or file.expires_at <= self.clock():
-            raise NotFoundError(f"No such File object: {file_id[:80]}", param="id")
+            raise NotFoundError(f"No such File object: {file_id[:80]}", param=param)
         return file
 
     def find_for_batch(self, tenant: str, file_id: str) -> StoredFile:

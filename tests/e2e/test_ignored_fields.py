@@ -113,3 +113,13 @@ def test_a_message_for_an_upstream_is_written_anew(
     assert response.status == 200
     assert response.headers["x-parrot-ignored"] == "made_up"
     assert "made_up" not in upstream.calls(model)[0].json
+
+
+@pytest.mark.parametrize("name", ["", " ", "`", "x - at `$.y`", "\u00e4", "parrot_", "null"])
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
+def test_names_of_any_kind(
+    demo: GatewayProcess, path: str, body: dict[str, Any], name: str
+) -> None:
+    response = answer_to(demo, path, {**body, name: 1})
+    assert response.status == 200, response.body
+    assert "x-parrot-ignored" in response.headers

@@ -74,6 +74,7 @@ class CountTokensBody(msgspec.Struct):
     cache_control: Any = None
     context_management: Any = None
     speed: Any = None
+    user_profile_id: Any = None
     # Refused unless empty.
     container: Any = None
     mcp_servers: Any = None
@@ -95,4 +96,3 @@ class MessagesBody(CountTokensBody):
     diagnostics: Any = None
     inference_geo: Any = None
     service_tier: Any = None
-    user_profile_id: Any = None

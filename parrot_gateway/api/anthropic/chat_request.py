@@ -160,9 +160,10 @@ def _chat(
     if request.tool_choice is not None:
         chat |= _tool_choice(request.tool_choice)
     output = None if request.output_config is None else request.output_config.format
+    place = "output_format" if output is None else "output_config.format"
     output = output or request.output_format
     if output is not None:
-        chat["response_format"] = _response_format(output)
+        chat["response_format"] = _response_format(output, f"{place}.type")
     display, only_own = _thinking(request.thinking)
     effort = None if request.output_config is None else request.output_config.effort
     if effort is not None:
@@ -346,8 +347,8 @@ def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
     return fields | {"tool_choice": chosen}
 
 
-def _response_format(output: dict[str, Any]) -> dict[str, Any]:
+def _response_format(output: dict[str, Any], param: str) -> dict[str, Any]:
     if output.get("type") != "json_schema":
-        raise invalid_value("output_config.format.type", "expected 'json_schema'.")
+        raise invalid_value(param, "expected 'json_schema'.")
     schema = {"name": "output", "schema": output.get("schema"), "strict": True}
     return {"type": "json_schema", "json_schema": schema}

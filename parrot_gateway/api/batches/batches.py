@@ -80,7 +80,8 @@ class BatchRoutes(LocalRoutes):
         lifetime_s = None
         if expires is not None:
             lifetime_s = checked_lifetime("output_expires_after", expires.anchor, expires.seconds)
-        file = self._files(given.input_file_id).find(exchange.tenant, given.input_file_id)
+        file_id = given.input_file_id
+        file = self._files(file_id).find(exchange.tenant, file_id, "input_file_id")
         if file.purpose != "batch":
             raise InvalidRequestError(
                 f"File '{file.id}' has the purpose '{file.purpose}', not 'batch'.",

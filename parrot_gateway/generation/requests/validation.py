@@ -23,7 +23,8 @@ from parrot_gateway.exceptions import (
 #: As at Anthropic's; OpenAI takes half of it for functions of chats.
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TYPE_ERROR = re.compile(r"Expected `(?P<wanted>.+)`, got `(?P<got>.+)`", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.+?)`", re.DOTALL)
+#: The field may have no name, or one that looks like the end of the message.
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`?\Z", re.DOTALL)
 _LIMIT = re.compile(r"Expected `(\w+)` (of length )?(>=|<=) (\S+)")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.+)`", re.DOTALL)
@@ -54,7 +55,7 @@ def explain(message: str, body: bytes) -> InvalidRequestError:
     _, of_keys, path = path.removesuffix("`").rpartition("key` in `")
     path = path.removeprefix("$")
     field = path.removeprefix(".").removesuffix("[...]") or None
-    unknown = _UNKNOWN.search(text)
+    unknown = _UNKNOWN.match(text)
     if unknown is not None:
         name = unknown["field"][:80]
         return InvalidRequestError(
