@@ -53,6 +53,24 @@ _KEPT: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", "Take an item out"),
 )
 
+#: The fields that a call has to have, by its body.
+_REQUIRED: dict[type, tuple[str, ...]] = {
+    CompletionBody: ("model", "prompt"),
+    ChatBody: ("model", "messages"),
+    MessagesBody: ("model", "messages", "max_tokens"),
+    CountTokensBody: ("model", "messages"),
+    ResponseBody: ("model",),
+}
+#: Words that decide which other fields a part of a body has: by type and field.
+_KINDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("Block", "type"): (
+        "text", "image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result"
+    ),
+    ("ThinkingConfig", "type"): ("enabled", "adaptive", "disabled"),
+    ("ToolChoice", "type"): ("auto", "any", "tool", "none"),
+    ("Message", "role"): ("developer", "system", "user", "assistant", "tool", "function"),
+}  # fmt: skip
+
 #: The routes whose calls may have semantic fields.
 _SEMANTIC = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages"})
 _ID = {"type": ["string", "null"], "maxLength": MAX_ID_CHARACTERS}
@@ -173,9 +191,13 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas |= components | {"Error": _ERROR, "SemanticFields": _semantic_fields()}
     schemas["MessagesError"] = _MESSAGES_ERROR
-    for body in (CompletionBody, ChatBody, MessagesBody):
-        properties = schemas[body.__name__]["properties"]
+    for with_parrot in (CompletionBody, ChatBody, MessagesBody):
+        properties = schemas[with_parrot.__name__]["properties"]
         properties["parrot"] = {"$ref": "#/components/schemas/SemanticFields"}
+    for body, names in _REQUIRED.items():
+        _require(schemas[body.__name__], names)
+    for (name, field), words in _KINDS.items():
+        schemas[name]["properties"][field] = {"enum": list(words)}
     for (path, summary, _, streams), reference in zip(_ROUTES, references, strict=True):
         answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
         if streams:
@@ -200,6 +222,15 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
             document["paths"][path]["post"]["parameters"] = _semantic_headers()
     _add_routes(document, _KEPT, "calls")
     return document
+
+
+def _require(schema: dict[str, Any], names: Iterable[str]) -> None:
+    """Make fields required whose types are optional: what is missing gets an error of ours."""
+    schema["required"] = list(names)
+    for name in names:
+        field = schema["properties"][name]
+        kinds = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
+        schema["properties"][name] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def _correct_management_routes(document: dict[str, Any]) -> None:
