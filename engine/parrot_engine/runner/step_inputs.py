@@ -8,11 +8,7 @@ sent in one transfer, and unpacked where the logits are.
 from __future__ import annotations
 
 import math
-import os
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 from itertools import chain
 from operator import add
 from typing import Any, NamedTuple
@@ -22,16 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from parrot_engine.batch import BatchRow, BatchRows, Matcher, SamplingRow, ScoringRow, StepBatch
+from parrot_engine.batch import BatchRow, BatchRows, SamplingRow, ScoringRow, StepBatch
 from parrot_engine.protocol import SamplingParams
 
 Ints = npt.NDArray[np.int32]
 
 _MASK64 = (1 << 64) - 1
-#: Seconds that the masks of a step take one after the other before threads make the others: the
-#: device computes for longer, and waking threads for masks of microseconds takes longer than they.
-_ALONE_S = 0.002
-_MAX_THREADS = 8
 #: Below this a temperature only serves to overflow: the largest logit wins anyway.
 _MIN_TEMPERATURE = 1e-6
 
@@ -375,54 +367,11 @@ def make_masks(
     host = packed.numpy()
     host[: len(masked)] = [index for index, _, _ in masked]
     words = host[len(masked) :].reshape(len(masked), num_words)
-    _fill_masks(
-        [
-            (matcher, row.generated_token_ids, mask)
-            for (_, row, matcher), mask in zip(masked, words, strict=True)
-        ]
-    )
+    for (_, row, matcher), mask in zip(masked, words, strict=True):
+        matcher.fill_mask(row.generated_token_ids, mask)
     sent = packed.to(device, non_blocking=True)
     at = None if len(masked) == len(rows) else sent[: len(masked)].to(torch.int64)
     return TokenMasks(at, sent[len(masked) :].view(len(masked), num_words))
-
-
-def _fill_masks(wanted: Sequence[tuple[Matcher, Sequence[int], Ints]]) -> None:
-    """Let each matcher fill its mask; in threads, where that takes long.
-
-    Matchers let go of the interpreter while they look through the vocabulary.
-    """
-    begin = time.perf_counter()
-    left = iter(wanted)
-    num_left = len(wanted)
-    for matcher, token_ids, mask in left:
-        matcher.fill_mask(token_ids, mask)
-        num_left -= 1
-        if num_left > 0 and time.perf_counter() - begin > _ALONE_S:
-            break
-    if not num_left:
-        return
-
-    def fill_rest() -> None:
-        # Each thread takes the next one: their times differ by a hundred times.
-        for matcher, token_ids, mask in left:
-            matcher.fill_mask(token_ids, mask)
-
-    threads, count = _mask_threads()
-    futures = [threads.submit(fill_rest) for _ in range(min(count, num_left - 1))]
-    try:
-        fill_rest()
-    finally:
-        # They write to memory of the caller.
-        wait(futures)
-    for future in futures:
-        future.result()
-
-
-@cache
-def _mask_threads() -> tuple[ThreadPoolExecutor, int]:
-    """Threads beside the caller's, and how many; half of the cores are left to others."""
-    count = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2) - 1)
-    return ThreadPoolExecutor(count, thread_name_prefix="masks"), count
 
 
 class _Scored(NamedTuple):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -28,7 +25,6 @@ from parrot_engine.engine.grammar import (
 from parrot_engine.exceptions import PrimitiveError, SettingsError
 from parrot_engine.loading.hub import resolve_model
 from parrot_engine.protocol import Grammar, SamplingParams
-from parrot_engine.runner import step_inputs
 from parrot_engine.runner.sampler import apply_masks, sample, unpack
 from parrot_engine.runner.step_inputs import TokenMasks, make_masks
 from parrot_engine.text import Tokenizer
@@ -281,53 +277,6 @@ def test_masked_logits(width: int, rows: list[tuple[bool, int]]) -> None:
     for (has, _), wanted, before, after in zip(rows, keep, logits, masked, strict=True):
         expected = before.masked_fill(~wanted, -torch.inf) if has else before
         assert torch.equal(after, expected)
-
-
-class Slow:
-    """The first of its kind takes long enough that the others' masks are made in threads."""
-
-    problem = None
-
-    def __init__(self, number: int, barrier: threading.Barrier) -> None:
-        self.number = number
-        self.barrier = barrier
-        self.threads: list[str] = []
-
-    def fill_mask(self, generated: Sequence[int], mask: Any) -> None:
-        self.threads.append(threading.current_thread().name)
-        if self.number == 0:
-            began = time.perf_counter()
-            while time.perf_counter() - began < 0.01:
-                pass
-        elif self.number < 3:
-            # Passed only by two threads at a time.
-            self.barrier.wait(30)
-        if self.number == 5:
-            raise ValueError("no mask")
-        mask[0] = self.number + 1
-
-
-@pytest.mark.parametrize("count", [5, 6])
-def test_masks_that_take_long_are_made_in_threads(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    step_inputs._mask_threads.cache_clear()
-    barrier = threading.Barrier(2)
-    matchers = [Slow(number, barrier) for number in range(count)]
-    sampling = [
-        SamplingRow(SamplingParams(), [], [], 0, frozenset(), matcher=matcher)
-        for matcher in matchers
-    ]
-    if count > 5:
-        with pytest.raises(ValueError, match="no mask"):
-            make_masks(sampling, 32, torch.device("cpu"))
-    else:
-        masks = make_masks(sampling, 32, torch.device("cpu"))
-        assert masks is not None
-        assert masks.bits[:, 0].tolist() == [1, 2, 3, 4, 5]
-    assert all(len(matcher.threads) == 1 for matcher in matchers)
-    assert matchers[1].threads != matchers[2].threads
 
 
 def test_no_bias_brings_back_what_is_not_allowed(compiler: GrammarCompiler) -> None:
