@@ -30,6 +30,8 @@ from parrot_gateway.linking.links import Evidence, LinkedSession
 
 #: Candidates that are verified, of one text.
 _MAX_CANDIDATES = 24
+#: Outputs that share a single fingerprint with a text are looked at when there are no more.
+_MAX_SINGLE = 48
 #: A passage that stood in the prompts of this many calls is nobody's.
 _COMMON = 3
 #: Normalised bytes that a candidate must be credited with: within one session; to join a call to
@@ -139,7 +141,7 @@ def find_producers(
         for output in call.outputs
         if _is_possible(output, text, reader, is_whole=True)
     ]
-    rows, owners = store.index.find(text.hashes)
+    rows, owners = _without_accidents(*store.index.find(text.hashes))
     candidates: dict[Output, list[int]] = {output: [] for output in whole}
     by_row: dict[int, list[Output]] = {}
     for row, owner in zip(rows.tolist(), owners.tolist(), strict=True):
@@ -157,6 +159,19 @@ def find_producers(
     rest = text.hashes[~matcher.is_explained()]
     is_answer = bool(whole) or (bool(producers) and 2 * len(rest) <= len(text.hashes))
     return Explanation(producers, rest, is_answer)
+
+
+def _without_accidents(rows: Positions, owners: Hashes) -> tuple[Positions, Hashes]:
+    """Pairs of row and owner; of a text that resembles many outputs in one place each, only the
+    rows of those that it resembles in several."""
+    if len(owners) <= _MAX_SINGLE:
+        return rows, owners
+    places = np.unique(owners, return_inverse=True)[1]
+    counts = np.bincount(places)[places]
+    kept = np.zeros(int(rows.max()) + 1, np.bool_)
+    kept[rows[counts > 1]] = True
+    is_kept = kept[rows]
+    return rows[is_kept], owners[is_kept]
 
 
 def _is_possible(output: Output, text: NewText, reader: Reader, *, is_whole: bool) -> bool:
