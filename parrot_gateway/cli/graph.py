@@ -18,13 +18,15 @@ import msgspec
 import typer
 
 from parrot_gateway.semantic.drawing import to_mermaid, to_svg, to_text
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
 #: Columns of a drawing that goes into a file or a pipe, which have none.
 _PIPE_WIDTH = 200
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 TIMEOUT_S = 15.0
 WATCH_INTERVAL_S = 0.5
+#: Sessions that `--live` lists above the graph.
+_LIVE_SESSIONS = 8
 
 V = TypeVar("V", NodeView, VariableView)
 
@@ -61,6 +63,7 @@ class NumCalls(msgspec.Struct):
 
 
 class ListedSession(_Session):
+    inferred: bool = False
     last_used: float = 0.0
     variables: int = 0
     calls: NumCalls = msgspec.field(default_factory=NumCalls)
@@ -71,10 +74,19 @@ class Sessions(msgspec.Struct):
     has_more: bool = False
 
 
+class _Link(msgspec.Struct, rename={"source": "from", "target": "to"}):
+    source: str
+    target: str
+    kind: str
+    confidence: float
+
+
 class _Graph(msgspec.Struct):
     session: _Session
     calls: list[dict[str, Any]]
     variables: list[dict[str, Any]]
+    links: list[_Link] = msgspec.field(default_factory=list)
+    inferred: bool = False
     duration_s: float = 0.0
     calls_not_kept: int = 0
 
@@ -108,6 +120,10 @@ def read_graph(data: bytes) -> GraphSnapshot:
         nodes=nodes,
         variables=variables,
         pruned=graph.calls_not_kept,
+        links=tuple(
+            LinkView(each.source, each.target, each.kind, each.confidence) for each in graph.links
+        ),
+        inferred=graph.inferred,
     )
 
 
@@ -151,8 +167,8 @@ async def _last_session(base_url: str, api_key: str | None) -> str:
     sessions = await fetch_sessions(base_url, api_key)
     if not sessions.data:
         raise GraphUnavailableError(
-            f"{base_url} has no sessions yet. They are made by calls that name one "
-            "(X-Parrot-Session, x-session-id, traceparent, …) or are deferred, and by "
+            f"{base_url} has no sessions yet. They are inferred from calls, made by calls that "
+            "name one (X-Parrot-Session, x-session-id, traceparent, …) or are deferred, and by "
             "langchain_parrot."
         )
     if len(sessions.data) > 1:
@@ -171,6 +187,7 @@ def list_text(sessions: Sessions, now: float) -> str:
         running = f", {each.calls.unfinished} unfinished" if each.calls.unfinished else ""
         lines.append(
             f"{each.name}  ·  {calls} call{'' if calls == 1 else 's'}{running}  ·  {age} ago"
+            f"{'  ·  inferred' if each.inferred else ''}"
         )
     if sessions.has_more:
         lines.append("… and older ones")
@@ -263,6 +280,10 @@ def graph_command(
     watch: Annotated[
         bool, typer.Option("--watch", help="Draw again until every call has ended.")
     ] = False,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Follow the sessions: their list and the graph used last."),
+    ] = False,
     list_all: Annotated[
         bool, typer.Option("--list", help="List the sessions instead, last used first.")
     ] = False,
@@ -273,8 +294,10 @@ def graph_command(
     from parrot_gateway.settings.config_file import ConfigError
     from parrot_gateway.settings.secret_reference import key_of_option, usual_key
 
-    if list_all and (session is not None or watch or form is not Format.TEXT):
+    if list_all and (session is not None or watch or live or form is not Format.TEXT):
         raise typer.BadParameter("goes without other options", param_hint="--list")
+    if live and (watch or form is not Format.TEXT):
+        raise typer.BadParameter("goes with a session at most", param_hint="--live")
     if watch and form is not Format.TEXT:
         raise typer.BadParameter("goes with --format text only", param_hint="--watch")
     try:
@@ -284,6 +307,9 @@ def graph_command(
             text = list_text(asyncio.run(fetch_sessions(target, key)), time.time())
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()
+            return
+        if live:
+            asyncio.run(_follow(target, session, key))
             return
         if session is None:
             session = asyncio.run(_last_session(target, key))
@@ -317,4 +343,29 @@ async def _watch(base_url: str, session: str, api_key: str | None) -> None:
             live.update(text, refresh=True)
             if all(node.finished is not None for node in snapshot.nodes):
                 return
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def _follow(base_url: str, session: str | None, api_key: str | None) -> None:
+    """Draw the list of sessions and one graph, again and again, until interrupted.
+
+    Args:
+        session: None for the one used last, each time anew.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            sessions = await fetch_sessions(base_url, api_key)
+            sessions.has_more = sessions.has_more or len(sessions.data) > _LIVE_SESSIONS
+            shown = session or (sessions.data[0].id if sessions.data else None)
+            del sessions.data[_LIVE_SESSIONS:]
+            text = list_text(sessions, time.time())
+            if shown is not None:
+                snapshot = read_graph(await fetch_graph(base_url, shown, api_key))
+                text += "\n" + to_text(snapshot, console.width)
+            live.update(Text(text, no_wrap=True, end=""), refresh=True)
             await asyncio.sleep(WATCH_INTERVAL_S)

@@ -231,7 +231,10 @@ def answer_of(path: str, body: bytes) -> Answer | None:
         if body.lstrip()[:1] != b"{":
             return _streamed(body)
         return _whole(_any_decoder.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    except (ValueError, TypeError, AttributeError):
+        # Some part is of another type than the API's.
         return None
 
 

@@ -54,8 +54,17 @@ class NormalisedText(NamedTuple):
     def character_span(self, start: int, end: int) -> tuple[int, int]:
         """The characters of the original text from which `content[start:end]` was made."""
         first, last = int(self.positions[start]), int(self.positions[end - 1]) + 1
+        while first > 0 and _is_inside(self.raw[first]):
+            first -= 1
+        while last < len(self.raw) and _is_inside(self.raw[last]):
+            last += 1
         before = len(self.raw[:first].decode("utf-8", "ignore"))
         return before, before + len(self.raw[first:last].decode("utf-8", "ignore"))
+
+
+def _is_inside(byte: int) -> bool:
+    """Whether a byte of UTF-8 is not the first one of its character."""
+    return byte & 0xC0 == 0x80
 
 
 def normalise(text: str) -> NormalisedText:

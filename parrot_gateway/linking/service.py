@@ -151,6 +151,7 @@ class LinkingService:
             "skipped": self._skipped,
             "restarts": self._restarts,
             "running": self.is_running,
+            "pid": None if self._process is None else self._process.pid,
         }
 
     def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:

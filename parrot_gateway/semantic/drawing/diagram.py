@@ -31,11 +31,13 @@ class Box:
 
 
 class Arrow(NamedTuple):
-    """From box to box, by number; the label is the variable's name, unless that has a box."""
+    """From box to box, by number; the label is the variable's name, unless that has a box, or the
+    kind and confidence of an inferred edge, which is dashed."""
 
     tail: int
     head: int
     label: str
+    is_inferred: bool = False
 
 
 class Diagram(NamedTuple):
@@ -46,7 +48,8 @@ class Diagram(NamedTuple):
 
 
 def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> Diagram:
-    """Boxes in order of submission, then variables; arrows in order of their heads."""
+    """Boxes in order of submission, then variables; arrows in order of their heads, then inferred
+    ones."""
     chosen = select(snapshot, max_nodes)
     variables = {variable.id: variable for variable in snapshot.variables}
     boxes: list[Box] = []
@@ -82,6 +85,15 @@ def diagram_of(snapshot: GraphSnapshot, *, max_nodes: int, max_arrows: int) -> D
                 title, state = variable.full_name, variable.state
                 boxes.append(Box("variable", title, "", state, state))
             arrows.append(Arrow(sources[variable_id], head, ""))
+    numbers = {node.id: number for number, node in enumerate(chosen.nodes)}
+    for link in snapshot.links:
+        if link.source not in numbers or link.target not in numbers:
+            continue
+        if len(arrows) >= max_arrows:
+            arrows_left_out += 1
+            continue
+        label = f"{link.kind} {link.confidence:.2f}"
+        arrows.append(Arrow(numbers[link.source], numbers[link.target], label, True))
     return Diagram(boxes, arrows, chosen.left_out, arrows_left_out)
 
 

@@ -55,9 +55,10 @@ def _write(snapshot: GraphSnapshot, diagram: Diagram) -> str:
     for number, (group, members) in enumerate(groups_of(diagram).items()):
         lines.append(f'  subgraph g{number}["{escape(clip(f"group {group}", _LABEL_WIDTH))}"]')
         lines += [*(f"    n{member}" for member in members), "  end"]
-    for tail, head, label in diagram.arrows:
+    for tail, head, label, is_inferred in diagram.arrows:
+        line = "-.->" if is_inferred else "-->"
         name = f'|"{escape(clip(label, _LABEL_WIDTH))}"|' if label else ""
-        lines.append(f"  n{tail} -->{name} n{head}")
+        lines.append(f"  n{tail} {line}{name} n{head}")
     note = left_out_note(diagram)
     title = f"session {clip(snapshot.session_name, _LABEL_WIDTH)} · {summary(snapshot)}"
     lines.append(f'  about["{escape(title)}{f"<br>{escape(note)}" if note else ""}"]')

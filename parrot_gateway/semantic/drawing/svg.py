@@ -32,6 +32,7 @@ text{font-family:ui-sans-serif,system-ui,"Segoe UI",Helvetica,Arial,sans-serif;f
 fill:#18181b}
 .title{font-weight:600}.small{font-size:11px;fill:#3f3f46}.head{font-size:14px;font-weight:600}
 .arrow{fill:none;stroke:#a1a1aa;stroke-width:1.3}
+.inferred{stroke-dasharray:5 4}
 .box{stroke-width:1.4}
 .waiting{fill:#f4f4f5;stroke:#71717a;stroke-dasharray:5 3}
 .running{fill:#dbeafe;stroke:#1d4ed8;stroke-width:3}
@@ -112,7 +113,7 @@ def _arrows(
         return f"C{point(start[0], middle)} {point(end[0], middle)} {point(*end)}"
 
     drawn = []
-    for number, (tail, head, label) in enumerate(diagram.arrows):
+    for number, (tail, head, label, is_inferred) in enumerate(diagram.arrows):
         across, along = places[tail][::turn]
         is_small = diagram.boxes[tail].shape == "variable"
         at = (across + breadth // 2, along + depth - (inset if is_small else 0))
@@ -124,8 +125,9 @@ def _arrows(
             path += f"L{point(*at)}"
         across, along = places[head][::turn]
         path += curve(at, (across + breadth // 2, along))
+        style = "arrow inferred" if is_inferred else "arrow"
         drawn.append(
-            f'<path class="arrow" marker-end="url(#tip)" d="{path}">'
+            f'<path class="{style}" marker-end="url(#tip)" d="{path}">'
             f"<title>{_text(label or diagram.boxes[tail].title)}</title></path>"
         )
     return drawn

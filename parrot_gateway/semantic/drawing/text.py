@@ -37,6 +37,7 @@ def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
     width = max(width, _MIN_WIDTH)
     chosen = select(snapshot, _MAX_LINES)
     names = {variable.id: variable.full_name for variable in snapshot.variables}
+    sources = _sources(snapshot)
     title = f"session {snapshot.session_name} · " if snapshot.session_name else ""
     lines = [title + summary(snapshot)]
     statuses = [state_line(node, snapshot.taken_at) for node in chosen.nodes]
@@ -54,7 +55,7 @@ def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
             row += f"{status:<{status_width}} "
             if bar_width >= 4:
                 row += f"▕{_bar(node, snapshot.taken_at, begin_end, bar_width)}▏ "
-            lines.append(row + _flow(node, names))
+            lines.append(row + _flow(node, names, sources.get(node.id, [])))
             if node.failure:
                 lines.append(f"      {node.failure}")
     if chosen.left_out:
@@ -62,12 +63,25 @@ def to_text(snapshot: GraphSnapshot, width: int = 100) -> str:
     return "\n".join(_fit(line, width) for line in lines) + "\n"
 
 
-def _flow(node: NodeView, names: dict[str, str]) -> str:
+def _sources(snapshot: GraphSnapshot) -> dict[str, list[str]]:
+    """The inferred edges to each call, as text."""
+    calls = {node.id: node.name for node in snapshot.nodes}
+    sources: dict[str, list[str]] = {}
+    for link in snapshot.links:
+        if link.source not in calls:
+            continue
+        text = f"{calls[link.source]} ({link.kind} {link.confidence:.2f})"
+        sources.setdefault(link.target, []).append(text)
+    return sources
+
+
+def _flow(node: NodeView, names: dict[str, str], sources: list[str]) -> str:
+    inferred = f"⇠ {', '.join(sources)}" if sources else ""
     reads = ", ".join(names[variable_id] for variable_id in node.inputs)
     writes = f"→ {names[node.output]}" if node.output is not None else ""
     pipeline = f"| {node.detail}" if node.detail else ""
     where = f"· {node.engine}: {node.placement}" if node.placement else ""
-    return " ".join(part for part in (reads, pipeline, writes, where) if part)
+    return " ".join(part for part in (reads, pipeline, writes, inferred, where) if part)
 
 
 def _bar(node: NodeView, now: float, begin_end: tuple[float, float], width: int) -> str:

@@ -151,11 +151,11 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
     """
     nodes = {node.id: node for node in snapshot.nodes}
     links: list[LinkView] = []
-    for call in calls:
+    for number, call in enumerate(calls, 1):
         if call["id"] not in nodes:
             nodes[call["id"]] = NodeView(
                 id=call["id"],
-                name=call["name"],
+                name=f"{call['name']} {number}",
                 kind="call",
                 state=call["state"],
                 model=call["model"],

@@ -7,6 +7,7 @@ import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from parrot_gateway.semantic.drawing import to_json, to_mermaid, to_svg, to_text
 from parrot_gateway.semantic.drawing.labels import clean, clip, duration, select, width_of
 from parrot_gateway.semantic.drawing.layout import layout_of
 from parrot_gateway.semantic.drawing.mermaid import escape
-from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, NodeView, VariableView
+from parrot_gateway.semantic.graph.snapshot import GraphSnapshot, LinkView, NodeView, VariableView
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -92,6 +93,17 @@ SMALL = snapshot_of(
     groups={"map-1": "maps", "map-2": "maps", "report": "alone"},
     pruned=3,
 )
+
+
+def test_inferred_edges_are_dashed_and_named() -> None:
+    snapshot = replace(
+        snapshot_of({"ask": "", "tell": ""}),
+        links=(LinkView("ask", "tell", "continues", 0.95), LinkView("gone", "tell", "output", 1.0)),
+        inferred=True,
+    )
+    assert 'n0 -.->|"continues 0.95"| n1' in to_mermaid(snapshot)
+    assert to_svg(snapshot).count('class="arrow inferred"') == 1
+    assert "⇠ ask (continues 0.95)" in to_text(snapshot)
 
 
 @pytest.mark.parametrize(

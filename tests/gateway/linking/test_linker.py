@@ -1,0 +1,208 @@
+"""Links of calls to the calls that they go on from and whose text they use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from parrot_gateway.linking.conversation import Answer, Choice, Conversation, Message, ToolCall
+from parrot_gateway.linking.linker import LinkedCall, Linker, LinkerLimits
+
+SYSTEM = Message("system", "You are a helpful assistant of an airline. Answer briefly.")
+STORY = (
+    "The heron waited in the reeds until the fox came down to drink, and neither of them spoke "
+    "of the duck that both had seen an hour before on the far side of the pond."
+)
+OTHER = (
+    "Seven barges lay at the quay that morning, loaded with slate and barley, and the harbour "
+    "master counted each of them twice before he let the ferry through."
+)
+
+
+class Play:
+    """Plays calls against a linker, a second apart."""
+
+    def __init__(self, limits: LinkerLimits | None = None) -> None:
+        names = count(1)
+        self.linker = Linker(lambda: f"s{next(names)}", limits)
+        self.now = 0.0
+        self.calls = count(1)
+
+    def start(
+        self,
+        *messages: Message,
+        tenant: str = "t",
+        session: str | None = None,
+        peer: str = "",
+        previous: str = "",
+    ) -> tuple[str, LinkedCall]:
+        self.now += 1.0
+        call = f"c{next(self.calls)}"
+        conversation = Conversation(messages, previous)
+        linker = self.linker.tenant(tenant)
+        return call, linker.request(call, conversation, self.now, session, peer)
+
+    def end(self, call: str, text: str, calls: Sequence[ToolCall] = (), tenant: str = "t") -> None:
+        self.now += 1.0
+        answer = Answer(f"r-{call}", (Choice(text, tuple(calls)),))
+        self.linker.tenant(tenant).answer(call, answer, self.now)
+
+    def run(self, *messages: Message, text: str, tenant: str = "t") -> tuple[str, LinkedCall]:
+        call, linked = self.start(*messages, tenant=tenant)
+        self.end(call, text, tenant=tenant)
+        return call, linked
+
+    def session(self, call: str, tenant: str = "t") -> str:
+        session = self.linker.tenant(tenant).session_of(call)
+        assert session is not None
+        return session.id
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def said(text: str, *calls: ToolCall) -> Message:
+    return Message("assistant", text, calls)
+
+
+def edges(linked: LinkedCall) -> set[tuple[str, str]]:
+    return {(link.source, link.kind) for link in linked.links}
+
+
+def test_a_conversation_continues() -> None:
+    play = Play()
+    first, _ = play.run(SYSTEM, user("Tell me a story."), text=STORY)
+    second, linked = play.start(SYSTEM, user("Tell me a story."), said(STORY), user("More."))
+    assert edges(linked) == {(first, "continues")}
+    assert play.session(first) == play.session(second)
+
+
+def test_a_window_whose_old_turns_are_gone_continues() -> None:
+    play = Play()
+    turns = [SYSTEM]
+    for number in range(6):
+        turns.append(user(f"Question {number} about the weather in {number * 37}?"))
+        _, linked = play.run(*turns[:1], *turns[-4:], text=f"It is {number * 13} degrees there.")
+        turns.append(said(f"It is {number * 13} degrees there."))
+        if number:
+            assert [link.source for link in linked.links] == [f"c{number}"]
+    assert len({play.session(f"c{n}") for n in range(1, 7)}) == 1
+
+
+def test_an_answer_within_another_prompt_is_an_output() -> None:
+    play = Play()
+    first, _ = play.run(user("Tell me a story."), text=f"Here it is:\n\n  - {STORY}\n")
+    quoted = f'Check this for errors:\n```json\n{{"text": "{STORY}"}}\n```'
+    _, linked = play.start(user(quoted))
+    assert edges(linked) == {(first, "output")}
+    evidence = linked.links[0].evidence
+    assert evidence is not None
+    assert quoted[evidence.start : evidence.end].startswith("The heron waited")
+    source = f"Here it is:\n\n  - {STORY}\n"[evidence.source_start : evidence.source_end]
+    assert source.startswith("The heron waited")
+
+
+def test_a_join_reads_all_of_its_parts() -> None:
+    play = Play()
+    one, _ = play.run(user("Summarise part one."), text=STORY)
+    two, _ = play.run(user("Summarise part two."), text=OTHER)
+    assert play.session(one) != play.session(two)
+    _, linked = play.start(user(f"Join these.\n\n1. {STORY}\n\n2. {OTHER}"))
+    assert edges(linked) == {(one, "output"), (two, "output")}
+    assert len(linked.merged) == 1
+    assert play.session(one) == play.session(two)
+
+
+def test_a_tool_id_is_echoed_and_an_argument_spawns() -> None:
+    play = Play()
+    task = "Find out which of the barges carried slate, and who had signed for them."
+    call = ToolCall("call_77", "delegate", f'{{"task": "{task}"}}')
+    asked = user("Who signed?")
+    first, _ = play.start(SYSTEM, asked)
+    play.end(first, "", [call])
+    child, spawned = play.run(Message("system", "You find things out."), user(task), text=OTHER)
+    assert edges(spawned) == {(first, "spawned")}
+    result = Message("tool", OTHER, tool_call_id="call_77")
+    _, linked = play.start(SYSTEM, asked, said("", call), result)
+    assert edges(linked) == {(first, "continues"), (first, "tool"), (child, "output")}
+
+
+def test_what_a_prompt_held_already_links_nothing() -> None:
+    play = Play()
+    play.run(user(f"Summarise: {STORY}"), text=f"The text says: {STORY}")
+    _, linked = play.start(user(f"Translate: {STORY}"))
+    assert linked.links == []
+
+
+def test_short_answers_link_nothing_across_sessions() -> None:
+    play = Play()
+    play.run(user("Is it raining?"), text="Yes")
+    _, linked = play.start(user("Yes"))
+    assert linked.links == []
+
+
+def test_each_of_equal_answers_is_continued_once() -> None:
+    play = Play()
+    turns = (SYSTEM, user("Begin."))
+    calls = [play.start(*turns)[0] for _ in range(5)]
+    for call in calls:
+        play.end(call, STORY)
+    found = [play.start(*turns, said(STORY), user("Go on."))[1] for _ in range(5)]
+    assert {link.source for linked in found for link in linked.links} == set(calls)
+
+
+def test_of_equal_answers_the_one_of_the_same_connection_counts() -> None:
+    play = Play()
+    turns = (SYSTEM, user("Begin."))
+    calls = {peer: play.start(*turns, peer=peer)[0] for peer in "abcd"}
+    for call in calls.values():
+        play.end(call, STORY)
+    for peer in "cadb":
+        _, linked = play.start(*turns, said(STORY), user("Go on."), peer=peer)
+        assert edges(linked) == {(calls[peer], "continues")}
+
+
+def test_nothing_crosses_tenants() -> None:
+    play = Play()
+    play.run(user("Tell me a story."), text=STORY, tenant="a")
+    _, linked = play.start(user(f"Check: {STORY}"), tenant="b")
+    assert linked.links == []
+
+
+def test_explicit_sessions_win_and_are_never_merged() -> None:
+    play = Play()
+    first, _ = play.start(user("Tell me a story."), session="mine")
+    play.end(first, STORY)
+    other, linked = play.start(user(f"Check: {STORY}"), session="yours")
+    assert edges(linked) == {(first, "output")}
+    assert (play.session(first), play.session(other)) == ("mine", "yours")
+    third, _ = play.start(user("Tell me a story."), said(STORY), user("More."))
+    assert play.session(third) == "mine"
+
+
+def test_a_response_that_is_named_is_continued() -> None:
+    play = Play()
+    first, _ = play.run(user("Begin."), text="Yes")
+    _, linked = play.start(user("Go on."), previous=f"r-{first}")
+    assert edges(linked) == {(first, "continues")}
+
+
+def test_completions_go_on_from_prompt_and_answer() -> None:
+    play = Play()
+    prompt = "Once upon a time there was a mill. " * 9
+    first, _ = play.run(Message("prompt", prompt), text=STORY)
+    _, linked = play.start(Message("prompt", f"{prompt}{STORY} Then, one day,"))
+    assert edges(linked) == {(first, "continues")}
+
+
+def test_memory_is_bounded() -> None:
+    play = Play(LinkerLimits(calls=50, text=4_000, fingerprints=1 << 12))
+    sizes = []
+    for number in range(400):
+        text = f"{number} {STORY} {number * 7919}"
+        play.run(user(f"Story {number}?"), text=text)
+        sizes.append(play.linker.size_bytes)
+    assert max(sizes[200:]) <= sizes[200] + 200_000
+    _, linked = play.start(user("Story 1?"), said(f"1 {STORY} 7919"), user("More."))
+    assert linked.links == []
