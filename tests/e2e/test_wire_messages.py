@@ -171,6 +171,15 @@ def test_a_stream(relay: GatewayProcess, upstream: ScriptedUpstream) -> None:
     assert message["usage"]["output_tokens"] == 5
 
 
+def test_an_authorization_goes_before_a_key(
+    relay: GatewayProcess, upstream: ScriptedUpstream
+) -> None:
+    model = upstream.script(document(chat_document("Hi.")))
+    ask(relay, model, {"x-api-key": "one", "authorization": "Bearer two"})
+    (call,) = upstream.calls(model)
+    assert call.headers["authorization"] == "Bearer two"
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_streamed_tool_calls(
     relay: GatewayProcess, upstream: ScriptedUpstream, repeats: bool

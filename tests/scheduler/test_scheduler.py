@@ -361,6 +361,17 @@ def test_members_of_a_group_are_placed_after_each_other() -> None:
     assert placed(actions) == [first.id, second.id, third.id]
 
 
+def test_a_member_that_was_cancelled_is_not_placed_with_its_group() -> None:
+    scheduler = started(engine())
+    running = task(prompt_tokens=950)
+    group = (GroupRef("g", 3),)
+    members = [task(groups=group) for _ in range(3)]
+    scheduler.step(0.0, [TaskSubmitted(each) for each in (running, *members)])
+    scheduler.step(1.0, [TaskCancelled(members[1].id)])
+    actions = scheduler.step(2.0, [TaskFinished(running.id, 0, 20)])
+    assert placed(actions) == [members[0].id, members[2].id]
+
+
 def test_a_group_larger_than_an_engine_is_split_and_all_of_it_runs() -> None:
     scheduler = started(engine(), engine("f"))
     group = (GroupRef("g", 20),)

@@ -111,8 +111,6 @@ class EnginePool:
         self.table.remove(engine_id)
         self.prefixes.drop_row(row)
         del self.placed[row], self._step_limits[row]
-        self.full &= ~(1 << row)
-        self.busy &= ~(1 << row)
         self.num_idle -= 1
         self.reports.pop(row, None)
         self._draining.pop(row, None)

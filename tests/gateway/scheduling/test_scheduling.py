@@ -14,13 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parrot_engine.kv_cache.block_hash import prompt_hashes
-from parrot_engine.protocol import BlockChanges, EngineStats, Fill
+from parrot_engine.protocol import BlockChanges, EngineStats, Fill, SamplingParams
 from parrot_scheduler.event_log import replay
 from parrot_scheduler.task import StepModel
 from scripted_remote import ScriptedRemoteEngine
 from serving import Service, serving, until
 
 from parrot_gateway.cli.graph import read_graph
+from parrot_gateway.generation.placement import CallMetadata
+from parrot_gateway.generation.request import GenerationRequest, TokenizedPrompt
+from parrot_gateway.scheduling.placer import task_of
 from parrot_gateway.scheduling.step_times import Scale, StepTimes
 from parrot_gateway.semantic.drawing.text import to_text
 from parrot_gateway.settings.config_file import ConfigError
@@ -57,6 +60,29 @@ def tasks_of(service: Service) -> int:
     return found
 
 
+def test_a_call_of_many_prompts_is_no_smaller_than_its_longest() -> None:
+    info = small_engine(4).info
+    prompts = [TokenizedPrompt([1] * 500), *(TokenizedPrompt([1] * 4) for _ in range(99))]
+    request = GenerationRequest(prompts, SamplingParams(max_tokens=8))
+    made = task_of(1, request, CallMetadata(), info=info, prefix=())
+    assert (made.prompt_tokens, made.num_sequences) == (500, 2)
+
+
+def test_calls_with_one_beginning_are_of_one_kind() -> None:
+    """Where nothing else says what they have in common: for predictions of their lengths."""
+    info = small_engine().info
+    request = GenerationRequest([TokenizedPrompt([1] * 200)], SamplingParams(max_tokens=8))
+
+    def template(prefix: tuple[int, ...], given: str = "") -> str:
+        metadata = CallMetadata(template=given)
+        return task_of(1, request, metadata, info=info, prefix=prefix).template
+
+    assert template((1, 2, 3, 4, 5)) == template((1, 2, 3, 4, 6)) != template((1, 2, 3, 5, 6))
+    assert template((1, 2)) != template((1, 3))
+    assert template(()) == ""
+    assert template((1, 2), "given") == "given"
+
+
 async def test_calls_that_do_not_fit_wait_and_then_run() -> None:
     engine = small_engine(1, automatic=False)
     async with serving(engine) as service:
@@ -73,6 +99,9 @@ async def test_calls_that_do_not_fit_wait_and_then_run() -> None:
         assert described["placed"] == 2
         (row,) = described["models"]["m"]["engines"]
         assert (row["tasks"], row["batch"], row["working_set_tokens"]) == (0, 0, 0)
+        assert described["ignored"] == {}
+        # Each was an application of its own, and is not expected to come back.
+        assert described["models"]["m"]["applications"] == 0
 
 
 async def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:

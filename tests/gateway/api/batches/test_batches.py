@@ -311,6 +311,8 @@ async def test_unknown_batches_and_too_many(
     engine.step()
     for each in running:
         assert (await ended(client, each.id)).status == "completed"
+    # Those that have ended count no more.
+    assert (await ended(client, (await begin(client, [line("a")])).id)).status == "completed"
 
 
 async def test_a_restart_goes_on_and_answers_nothing_twice(

@@ -54,6 +54,14 @@ def test_each_source_names_a_session(
     assert found.name == name
 
 
+def test_the_first_header_of_a_name_counts() -> None:
+    head = CallRequest("chat", b"{}").head
+    headers = [(b"x-session-id", b"one"), (b"x-session-id", b"two")]
+    found = SessionIdentity(SESSION_SOURCES).find(headers, head)
+    assert found is not None
+    assert found.name == "x-session-id:one"
+
+
 def test_the_order_is_kept() -> None:
     """Taking the strongest source away, one by one, leaves the next."""
     left = list(SOURCES)
