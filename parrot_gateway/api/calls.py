@@ -173,7 +173,7 @@ class CallRoutes:
         """The body with values in place of the references in its texts, once all are there.
 
         Raises:
-            VariableNotFoundError, DependencyFailedError, DeadlineError: as `SemanticService.value`.
+            VariableNotFoundError, DependencyFailedError, DeadlineError: as `Readers.value`.
         """
         kind = _REFERENCING.get(exchange.path)
         if kind is None or not has_reference(body):

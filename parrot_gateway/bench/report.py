@@ -40,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     direct: float | None = None
     #: Of other proxies, by name.
     peers: dict[str, float] = {}
-    #: What `judged` (the gateway's figure, or what it adds) should be: at most or at least.
+    #: What the gateway's figure, or what it adds, should be: at most or at least.
     at_most: float | None = None
     at_least: float | None = None
     #: Whether the aim concerns the difference to `direct`.
@@ -63,19 +63,12 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
     def to_dict(self) -> dict[str, Any]:
+        peers = {name: None if math.isnan(value) else value for name, value in self.peers.items()}
         return {
-            "name": self.name,
-            "unit": self.unit,
-            "direct": self.direct,
-            "gateway": self.gateway,
+            **msgspec.structs.asdict(self),
             "added": self.added,
             "ratio": self.gateway / self.direct if self.direct else None,
-            "peers": {
-                name: None if math.isnan(value) else value for name, value in self.peers.items()
-            },
-            "at_most": self.at_most,
-            "at_least": self.at_least,
-            "aims_at_added": self.aims_at_added,
+            "peers": peers,
             "met": self.met,
         }
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
+from harness.schema_document import document_of
 from parrot_engine.protocol import Grammar, SamplingParams
 from parrot_engine.text import TextAssets, Tokenizer
 from scripted_remote import ScriptedRemoteEngine
@@ -84,48 +84,21 @@ def answer(
     if left:
         return _call(left[0])
     if content is not None:
-        return json.dumps(document_of(content))
+        return json.dumps(document_of(content, _value))
     return _in_a_form(messages)
 
 
-def document_of(schema: dict[str, Any]) -> Any:
-    """A document of a JSON schema."""
-
-    def fill(part: dict[str, Any], name: str = "") -> Any:
-        if "$ref" in part:
-            below = part["$ref"].rpartition("/")[2]
-            return fill(schema.get("$defs", schema.get("definitions", {}))[below], name)
-        if "const" in part:
-            return part["const"]
-        if "enum" in part:
-            return part["enum"][0]
-        for kind in ("anyOf", "oneOf", "allOf"):
-            if kind in part:
-                return fill(part[kind][0], name)
-        kind = part.get("type", "object" if "properties" in part else "any")
-        kind = kind[0] if isinstance(kind, list) else kind
-        makers: dict[str, Callable[[], Any]] = {
-            "object": lambda: {key: fill(item, key) for key, item in _properties(part).items()},
-            "array": lambda: [fill(part.get("items", {}), name)],
-            "integer": lambda: FACTS.get(name, 1),
-            "number": lambda: FACTS.get(name, 1),
-            "boolean": lambda: True,
-            "null": lambda: None,
-            "string": lambda: str(FACTS.get(name, REPORT)),
-            "any": lambda: FACTS.get(name, REPORT),
-        }
-        return makers[kind]()
-
-    return fill(schema)
-
-
-def _properties(schema: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = schema.get("properties", {})
-    return found
+def _value(kind: str, name: str) -> Any:
+    """Of a field of that type and name."""
+    usual: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "null": None}
+    if kind in ("boolean", "null"):
+        return usual[kind]
+    known = FACTS.get(name, usual.get(kind, REPORT))
+    return str(known) if kind == "string" else known
 
 
 def _call(function: dict[str, Any]) -> str:
-    arguments = document_of(function.get("parameters") or {"type": "object"})
+    arguments = document_of(function.get("parameters") or {"type": "object"}, _value)
     call = json.dumps({"name": function["name"], "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"
 

@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from harness.schema_document import document_of
 
 MODEL = "scripted"
 OTHER_MODEL = "scripted-two"
@@ -43,35 +44,19 @@ def text_of(message: Body) -> str:
     return " ".join(part.get("text", f"<{part['type']}>") for part in content)
 
 
-def document_of(schema: Body, question: str, root: Body | None = None) -> Any:
-    """A valid document of a JSON schema, with numbers and quoted words of the question in it."""
-    root = schema if root is None else root
+def values_of(question: str) -> Callable[[str, str], Any]:
+    """Values for documents: the numbers and quoted words of the question."""
     numbers = iter([*re.findall(r"-?\d+", question), *("7",) * 100])
     words = iter([*re.findall(r"['\"](.+?)['\"]", question), *[question.strip(" .?")] * 100])
-
-    def fill(part: Body) -> Any:
-        if "$ref" in part:
-            name = part["$ref"].rpartition("/")[2]
-            return fill(root.get("$defs", root.get("definitions", {}))[name])
-        if "const" in part:
-            return part["const"]
-        if "enum" in part:
-            return part["enum"][0]
-        for kind in ("anyOf", "oneOf", "allOf"):
-            if kind in part:
-                return fill(part[kind][0])
-        kind = part.get("type", "object")
-        if kind == "object":
-            return {name: fill(below) for name, below in part.get("properties", {}).items()}
-        if kind == "array":
-            return [fill(part["items"])]
-        if kind == "integer":
-            return int(next(numbers))
-        if kind == "number":
-            return float(next(numbers))
-        return {"boolean": True, "null": None}.get(kind) if kind != "string" else next(words)
-
-    return fill(schema)
+    makers: dict[str, Callable[[], Any]] = {
+        "integer": lambda: int(next(numbers)),
+        "number": lambda: float(next(numbers)),
+        "string": lambda: next(words),
+        "boolean": lambda: True,
+        "null": lambda: None,
+        "any": dict,
+    }
+    return lambda kind, name: makers[kind]()
 
 
 def message_for(body: Body) -> Body:
@@ -87,13 +72,13 @@ def message_for(body: Body) -> Body:
         named = choice["function"]["name"] if isinstance(choice, dict) else None
         asked = next((name for name in tools if re.search(rf"\b{name}\b", question)), None)
         tool = tools[named or asked or next(iter(tools))]
-        arguments = document_of(tool.get("parameters") or {"type": "object"}, question)
+        arguments = document_of(tool.get("parameters") or {"type": "object"}, values_of(question))
         function = {"name": tool["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
         said["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
         return said
     wanted = body.get("response_format") or {"type": "text"}
     if wanted["type"] == "json_schema":
-        text = json.dumps(document_of(wanted["json_schema"]["schema"], question))
+        text = json.dumps(document_of(wanted["json_schema"]["schema"], values_of(question)))
     elif wanted["type"] == "json_object":
         text = json.dumps(dict.fromkeys(re.findall(r"['\"`](\w+)['\"`]", question), "cats"))
     else:

@@ -17,6 +17,14 @@ ONLY_STRUCTURED = os.environ.get("DROP_IN_ONLY_STRUCTURED") == "1"
 BASE_URL = os.environ["OPENAI_BASE_URL"]
 QUESTION = "What is the weather in Paris? Look it up with get_weather."
 REPORT = "It is 21 degrees and sunny in Paris."
+#: `get_weather` as chats of OpenAI's API have it.
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
 called: list[str] = []
 
 

@@ -14,16 +14,8 @@ import json
 from typing import Any
 
 import litellm
-from common import BASE_URL, MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report
+from common import BASE_URL, MODEL, ONLY_STRUCTURED, QUESTION, TOOL, get_weather, report
 from weather import Weather
-
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 def main() -> None:

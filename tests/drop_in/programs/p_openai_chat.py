@@ -11,16 +11,8 @@ import json
 from typing import Any
 
 import openai
-from common import MODEL, ONLY_STRUCTURED, QUESTION, get_weather, report
+from common import MODEL, ONLY_STRUCTURED, QUESTION, TOOL, get_weather, report
 from weather import Weather
-
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 def main() -> None:

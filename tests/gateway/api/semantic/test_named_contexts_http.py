@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 from parrot_engine.protocol import Failed, Fill
 from responding import get
 from scripted_remote import ScriptedRemoteEngine
@@ -37,14 +38,16 @@ async def ask(service: Service, path: str, method: str = "GET") -> tuple[int, An
 ONE = "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\nHello world<|im_end|>\n"
 
 
+async def say(client: openai.AsyncOpenAI, text: str, **fields: Any) -> Any:
+    messages: Any = [{"role": "user", "content": text}]
+    return await client.chat.completions.create(model="m", messages=messages, **fields)
+
+
 async def test_a_chat_goes_on(service: Service, engine: ScriptedRemoteEngine) -> None:
     async with service.client() as client:
         for text in ("one", "two"):
-            answer = await client.chat.completions.create(
-                model="m",
-                messages=[{"role": "user", "content": text}],
-                extra_headers={"X-Parrot-Session": "app", "X-Parrot-Context": "chat"},
-            )
+            headers = {"X-Parrot-Session": "app", "X-Parrot-Context": "chat"}
+            answer = await say(client, text, extra_headers=headers)
             assert answer.choices[0].message.content == "Hello world"
     assert list(prompts_of(engine))[-1] == (
         ONE + "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
@@ -69,12 +72,8 @@ async def test_a_chat_goes_on(service: Service, engine: ScriptedRemoteEngine) ->
 async def test_streams_go_on_too(service: Service, engine: ScriptedRemoteEngine) -> None:
     async with service.client() as client:
         for text in ("one", "two"):
-            stream = await client.chat.completions.create(
-                model="m",
-                messages=[{"role": "user", "content": text}],
-                stream=True,
-                extra_body={"parrot": {"session": "app", "context": "chat"}},
-            )
+            body = {"parrot": {"session": "app", "context": "chat"}}
+            stream = await say(client, text, stream=True, extra_body=body)
             assert [chunk async for chunk in stream]
     assert list(prompts_of(engine))[-1].startswith(ONE)
 
