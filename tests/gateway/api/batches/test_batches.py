@@ -348,6 +348,27 @@ def ids_of(content: bytes) -> set[str]:
     return {json.loads(each)["custom_id"] for each in content.splitlines()}
 
 
+async def test_an_end_that_was_cut_short_makes_its_file_once(batches: BatchSettings) -> None:
+    """A gateway that stopped with the output file made, and the batch not completed."""
+    folder = batches.data_folder / "batches"
+    async with serving(ScriptedRemoteEngine(), batches=batches) as service, service.client() as all:
+        batch = await begin(all, [line("a")])
+        output_file_id = str((await ended(all, batch.id)).output_file_id)
+        output = (await all.files.content(output_file_id)).read()
+        await until(lambda: len(list(folder.iterdir())) == 1)
+    path = folder / f"{batch.id}.json"
+    state = json.loads(path.read_bytes())
+    del state["reached"]["completed"]
+    path.write_text(json.dumps(state | {"status": "finalizing"}))
+    path.with_suffix(".output").write_bytes(output)
+    async with serving(ScriptedRemoteEngine(), batches=batches) as service, service.client() as all:
+        done = await ended(all, batch.id)
+        assert (done.status, done.output_file_id) == ("completed", output_file_id)
+        made = await all.files.list(purpose="batch_output")
+        assert [each.id async for each in made] == [output_file_id]
+        assert (await all.files.content(output_file_id)).read() == output
+
+
 @pytest.mark.parametrize("status", ["in_progress", "finalizing"])
 async def test_a_late_batch_expires(
     engine: ScriptedRemoteEngine, batches: BatchSettings, status: str
