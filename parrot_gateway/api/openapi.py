@@ -201,7 +201,8 @@ def _with_hot_routes(document: dict[str, Any]) -> dict[str, Any]:
     for (path, summary, _, streams), reference in zip(_ROUTES, references, strict=True):
         answers: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
         if streams:
-            answers["text/event-stream"] = {"schema": {"type": "string"}}
+            # Without a schema: readers of the document take one for that of a single event.
+            answers["text/event-stream"] = {}
         error = "MessagesError" if path.startswith("/v1/messages") else "Error"
         document["paths"][path] = {
             "post": {
