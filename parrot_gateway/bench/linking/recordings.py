@@ -11,7 +11,8 @@ Its prompt is what its author had seen before. Read are JSON files and JSON line
 **Truth.** Each author is a client of its own. Its call continues its own call before, and reads
 what others said in between, once: what is older, its history carries. In a group chat all authors
 but terminals and people are models, and the first message is the task. A recording is one session.
-With a window the call before stays the source, even where its answer has dropped out.
+Where a window has dropped an author's own last answer, and no tool id speaks of it, the edge from
+it is neutral.
 """
 
 from __future__ import annotations
@@ -120,13 +121,21 @@ def _add_calls(script: Script, recording: Recording, changes: Changes) -> None:
         if name in authors and not (recording.is_group and message is messages[0]):
             said = {**message, "role": "assistant"}
             said.pop("name", None)
-            made = [
-                authors[name].call(
-                    said,
-                    messages=_sent(authors[name].messages, changes),
-                    pause_s=PERSON_S if name == "user" else TOOL_S,
-                )
-            ]
+            chain = authors[name]
+            shown = _shown(chain.messages, changes)
+            dropped = chain.last
+            if any(each["role"] == "assistant" or each.get("tool_call_id") for each in shown):
+                dropped = None
+            if dropped is not None:
+                chain.last = None
+            call = chain.call(
+                said,
+                messages=_as_text(shown) if changes.as_text else shown,
+                neutral=[dropped] if dropped else [],
+                pause_s=PERSON_S if name == "user" else TOOL_S,
+                after=None if dropped is None else [dropped, *(each for each, _ in chain.heard)],
+            )
+            made = [call]
         for other, chain in authors.items():
             if other != name and (seen := _seen(message, name, other, recording)) is not None:
                 chain.hear(seen, *made)
@@ -157,7 +166,8 @@ def _seen(message: Message, author: str, by: str, recording: Recording) -> Messa
     return user(message["content"]) if is_said else None
 
 
-def _sent(messages: list[Message], changes: Changes) -> list[Message]:
+def _shown(messages: list[Message], changes: Changes) -> list[Message]:
+    """What of a history is sent."""
     if changes.elide is not None:
         outputs = [i for i, message in enumerate(messages) if message["role"] == "tool"]
         # Agents without tool messages get their observations as the user's, after the task.
@@ -171,11 +181,13 @@ def _sent(messages: list[Message], changes: Changes) -> list[Message]:
         start = len(messages) - changes.window
         kept = [m for i, m in enumerate(messages[:start]) if m["role"] == "system" or i == first]
         messages = kept + messages[start:]
-    if changes.as_text:
-        systems = [message for message in messages if message["role"] == "system"]
-        lines = [_line(message) for message in messages if message["role"] != "system"]
-        messages = [*systems, user("\n\n".join(lines))]
     return messages
+
+
+def _as_text(messages: list[Message]) -> list[Message]:
+    systems = [message for message in messages if message["role"] == "system"]
+    lines = [_line(message) for message in messages if message["role"] != "system"]
+    return [*systems, user("\n\n".join(lines))]
 
 
 def _line(message: Message) -> str:

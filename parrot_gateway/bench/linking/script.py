@@ -141,8 +141,8 @@ class Chain:
     last: str | None = None
     #: Kinds of the next call's edge from `last`.
     kinds: Kinds = ("continues",)
-    #: Calls whose answers have come into the history since the last call.
-    heard: list[str] = field(default_factory=list)
+    #: Calls whose answers have come into the history since the last call, and in which message.
+    heard: list[tuple[str, Message]] = field(default_factory=list)
 
     def call(
         self,
@@ -158,9 +158,14 @@ class Chain:
             edges: true besides those from the last call and from what was heard.
         """
         found: dict[str, Kinds] = {} if self.last is None else {self.last: self.kinds}
-        found |= dict.fromkeys(self.heard, ("output",))
-        found |= edges or {}
         sent = self.messages if messages is None else messages
+        texts = "\n".join(str(message.get("content")) for message in sent)
+        for source, heard in self.heard:
+            # What a window has dropped is not read.
+            if str(heard.get("content")) in texts:
+                found[source] = ("output",)
+        found |= edges or {}
+        how["neutral"] = [*how.get("neutral", ()), *(source for source, _ in self.heard)]
         self.last = self.script.chat(sent, answer, edges=found, **how)
         message = assistant(answer) if isinstance(answer, str) else answer
         self.kinds = ("continues", "tool") if _has_ids(message) else ("continues",)
@@ -170,7 +175,7 @@ class Chain:
     def hear(self, message: Message, *sources: str) -> None:
         """Take a message into the history; the answers of `sources` stand in it."""
         self.messages = [*self.messages, message]
-        self.heard += sources
+        self.heard += [(source, message) for source in sources]
 
 
 def answer_id(call: str) -> str:

@@ -146,3 +146,12 @@ def test_a_history_can_be_one_message(tmp_path: Path) -> None:
     assert f"assistant: An answer: {LONG}1" in text
     assert text.endswith(f"user: A question: {LONG}2")
     assert edges(script)[-1] == {"1": ("continues",)}
+
+
+def test_a_window_without_an_own_answer_asks_for_no_continuation(tmp_path: Path) -> None:
+    (script,) = scripts_of(tmp_path, {"messages": TALK}, Changes(window=1))
+    # The second sends the tool's result, which has an id; the third a question alone.
+    assert edges(script) == [{}, {"0": ("continues", "tool")}, {}]
+    _, second, third = script.calls.values()
+    assert third.neutral == {second.id}
+    assert third.after == (second.id,)

@@ -59,3 +59,14 @@ def test_a_short_answer_is_neutral_and_counted_apart() -> None:
     assert reader.edges == {no: ("output",)}
     assert reader.neutral == reader.short == {yes}
     assert reader.after == (yes, no)
+
+
+def test_an_answer_that_a_window_has_dropped_is_not_read() -> None:
+    script = Script("s")
+    source = script.ask("Write.", LONG)
+    chain = Chain(script, [user("Start.")])
+    chain.hear(user(f"Heard: {LONG}"), source)
+    chain.hear(user("On."))
+    reader = script.calls[chain.call(LONG, messages=chain.messages[-1:])]
+    assert reader.edges == {}
+    assert reader.neutral == {source}
