@@ -83,9 +83,10 @@ class StoredCall:
     ended: float | None = None
     passages: Hashes | None = None
     continuations: int = 0
-    #: Of a completion: its prompt while it runs, then lengths of its texts with the hashes of what
-    #: stands behind their last whole block.
+    #: Of a completion its prompt, while it runs.
     prompt: str | None = None
+    #: Lengths of the texts that others may begin with, and hashes of what stands behind their last
+    #: whole block.
     beginnings: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     keys: list[tuple[dict[object, list[int]], object]] = field(default_factory=list)
@@ -109,9 +110,9 @@ def _call_key(call: ToolCall) -> tuple[str, str, str]:
     return call.id, call.name, "".join(call.arguments.split())
 
 
-def states_of(keys: Iterable[int]) -> list[int]:
+def states_of(keys: Iterable[int], seed: int = 0) -> list[int]:
     """Hash of each beginning of a conversation; the first is the empty one."""
-    states = [0]
+    states = [seed]
     for key in keys:
         states.append(hash((states[-1], key)))
     return states
@@ -139,7 +140,7 @@ class CallStore:
         #: By the key of their answer as a message, and by its normalised text.
         self.answers: dict[object, list[int]] = {}
         self.wholes: dict[object, list[int]] = {}
-        #: Completions by the blocks of their prompt, with or without the answer, see `completions`.
+        #: By the blocks of the text of a completion, or of the last message.
         self.blocks: dict[object, list[int]] = {}
         self.tool_ids: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
@@ -204,17 +205,21 @@ class CallStore:
         for text in arguments[:_MAX_ARGUMENTS]:
             self._remember(call, text, True, known)
 
-    def file_text(self, call: StoredCall, text: str) -> None:
-        """Let a completion be found by prompts that begin with this text."""
+    def file_text(self, call: StoredCall, text: str, seed: int = 0) -> None:
+        """Let a call be found by texts that begin with this one.
+
+        Args:
+            seed: of what stands before it.
+        """
         if len(text) >= MIN_BEGINNING:
-            states = block_states(text)
+            states = block_states(text, seed)
             rest = text[BLOCK * (len(states) - 1) :]
             call.beginnings.append((len(text), hash(rest)))
             self.file(call, self.blocks, states[-1])
 
-    def find_beginning(self, text: str) -> list[tuple[StoredCall, int]]:
-        """The completions whose text is the longest beginning of `text`, and its length."""
-        states = block_states(text)
+    def find_beginning(self, text: str, seed: int = 0) -> list[tuple[StoredCall, int]]:
+        """The calls whose text is the longest beginning of `text`, and its length."""
+        states = block_states(text, seed)
         for depth in range(len(states) - 1, -1, -1):
             found: list[tuple[StoredCall, int]] = []
             start = BLOCK * depth
@@ -267,9 +272,10 @@ class CallStore:
         call.parent = None
 
 
-def block_states(text: str) -> list[int]:
+def block_states(text: str, seed: int = 0) -> list[int]:
     """Hash of each beginning of a text that is a number of whole blocks; the first is empty."""
-    return states_of(hash(text[at : at + BLOCK]) for at in range(0, len(text) - BLOCK + 1, BLOCK))
+    blocks = (hash(text[at : at + BLOCK]) for at in range(0, len(text) - BLOCK + 1, BLOCK))
+    return states_of(blocks, seed)
 
 
 def contains(known: Hashes, hashes: Hashes) -> np.ndarray:

@@ -23,7 +23,7 @@ from parrot_gateway.linking.call_store import (
 from parrot_gateway.linking.conversation import Answer, Conversation, Message
 from parrot_gateway.linking.fingerprints import Hashes, PassageCounts, fingerprint, normalise
 from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
-from parrot_gateway.linking.parents import Parent, find_parent
+from parrot_gateway.linking.parents import Parent, find_parent, text_seed
 from parrot_gateway.linking.passages import Producer, Reader, find_producers, new_text
 
 
@@ -136,7 +136,9 @@ class TenantLinker:
         )
         call.root = call.parent.root if call.parent else call.number
         call.passages = passages
-        if len(messages) == 1 and messages[0].role == "prompt":
+        if messages and messages[0].role != "prompt":
+            self._store.file_text(call, messages[-1].text, text_seed(states, messages))
+        elif len(messages) == 1:
             call.prompt = messages[0].text
             self._store.file_text(call, call.prompt)
         session_of_call, merged = self._join(own, links, now)
@@ -225,7 +227,7 @@ class TenantLinker:
             if not new
         )
         if beginning:
-            known = fingerprint(normalise(messages[0].text[:beginning]).content)[0]
+            known = fingerprint(normalise(messages[depth].text[:beginning]).content)[0]
             history = _joined([history, known])
         best: dict[str, Link] = {}
         unexplained: list[Hashes] = []
@@ -234,7 +236,7 @@ class TenantLinker:
             if not is_new[index]:
                 continue
             first_seen = self._seen.get(texts[index])
-            text, hashes = new_text(index, messages[index].text, history, first_seen)
+            text, hashes = new_text(index, messages[index], history, first_seen)
             passages.append(hashes)
             self._keep(texts[index], hashes)
             explanation = find_producers(self._store, self._counts, text, reader)

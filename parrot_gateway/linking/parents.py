@@ -14,6 +14,8 @@ from parrot_gateway.linking.passages import by_age
 _LONG_ANSWER = 60
 #: A beginning that is another call's whole prompt counts from this many characters on.
 _LONG_PROMPT = 200
+#: Characters of an answer that are looked for behind the prompt.
+_COMPARED = 48
 #: Candidates that are compared.
 _MAX_COMPARED = 512
 
@@ -62,17 +64,12 @@ def find_parent(
         writers: the sessions that wrote the message of an index.
     """
     for call in store.find(store.responses, previous) if previous else ():
-        return Parent(call, 0, 1.0)
+        return Parent(call, 0, 1.0, call in _by_tool_ids(store, messages, -1))
     if not messages:
         return None
     chooser = _Chooser(messages, peer, now, writers)
     if messages[0].role == "prompt":
-        found_texts = store.find_beginning(messages[0].text) if len(messages) == 1 else []
-        ended = _ended(call for call, _ in found_texts)
-        if not ended:
-            return None
-        confidence = 1.0 if len(ended) == 1 else 0.9
-        return Parent(chooser.choose(ended), 0, confidence, beginning=found_texts[0][1])
+        return _by_text(store, messages, 0, chooser) if len(messages) == 1 else None
     last = max((i for i, each in enumerate(messages) if each.role == "assistant"), default=-1)
     by_tool = _by_tool_ids(store, messages, last)
     if last >= 0:
@@ -88,7 +85,13 @@ def find_parent(
             return found._replace(by_tool=bool(by_tool))
     elif by_tool:
         return Parent(chooser.choose(by_tool), 0, 1.0 if len(by_tool) == 1 else 0.85, True)
-    return _by_beginning(store, messages, states, last, chooser)
+    found = _by_text(store, messages, text_seed(states, messages), chooser)
+    return found or _by_beginning(store, messages, states, last, chooser)
+
+
+def text_seed(states: list[int], messages: list[Message]) -> int:
+    """Seed of the text of a chat's last message: what stands before it."""
+    return hash((states[-2], messages[-1].role))
 
 
 class _Chooser:
@@ -176,6 +179,33 @@ def _by_context(
     equal = [each for each, score in zip(candidates, scores, strict=True) if score == best]
     confidence = 0.85 if len(equal) > 1 else 1.0 if is_sure else 0.95
     return Parent(chooser.choose(equal), last + 1, confidence)
+
+
+def _by_text(
+    store: CallStore, messages: list[Message], seed: int, chooser: _Chooser
+) -> Parent | None:
+    """The call with whose text the last message begins: a completion that goes on, or an agent that
+    keeps its history in one message."""
+    text = messages[-1].text
+    found = store.find_beginning(text, seed)
+    ended = _ended(call for call, _ in found)
+    if not ended:
+        return None
+    size = found[0][1]
+    is_chat = messages[-1].role != "prompt"
+    rest = text[size:]
+    answered = [each for each in ended if any(_beginning_of(o.text) in rest for o in each.outputs)]
+    if answered:
+        ended = answered
+    elif is_chat and (len(ended) > 1 or size < _LONG_PROMPT):
+        return None
+    confidence = (1.0 if answered or not is_chat else 0.85) if len(ended) == 1 else 0.9
+    depth = len(messages) - 1 if is_chat else 0
+    return Parent(chooser.choose(ended), depth, confidence, beginning=size)
+
+
+def _beginning_of(text: str) -> str:
+    return text.strip()[:_COMPARED]
 
 
 def _by_beginning(

