@@ -47,9 +47,13 @@ _OWN = 0.5
 #: Share of an answer that makes a shorter passage do, and that is all of it but for its ends.
 _MOST = 0.6
 _VERBATIM = 0.95
+#: At the ends of what an answer copied from its prompt one or two fingerprints differ by chance.
+_MIN_MINTED = 3
 #: Different words in passages that join sessions.
 _MIN_WORDS = 7
 _WORD = re.compile(r"[^\W\d_]{3,}")
+#: Where writing has no spaces each sign counts.
+_WORDS_AND_SIGNS = re.compile(r"[^\W\d_\u3000-\U0010ffff]{3,}|[\u3000-\U0010ffff]")
 #: A text that is a whole answer is found by equality: least length where only one session wrote
 #: it, and where several did.
 _WHOLE = 20
@@ -285,6 +289,8 @@ class _Matcher:
             and all(each.call.session.current is session for each in self._by_row[row])
         ]
         minted = [row for row in own if int(self._text.hashes[row]) not in output.copied]
+        if output.copied and len(minted) < _MIN_MINTED:
+            minted = []
         credited = sum(span.end - span.start for span in spans)
         share = credited / max(1, len(output.normalised().content))
         if self._text.is_system and credited < _MERGE:
@@ -313,7 +319,8 @@ class _Matcher:
         words: set[str] = set()
         for span in spans:
             start, end = self._text.normalised.character_span(span.start, span.end)
-            words.update(_WORD.findall(self._text.text[start:end]))
+            part = self._text.text[start:end]
+            words.update(_WORD.findall(part) if part.isascii() else _WORDS_AND_SIGNS.findall(part))
         return len(words)
 
     def _spans(self, output: Output, rows: list[int]) -> list[_Span]:
