@@ -160,11 +160,12 @@ class Chain:
         found: dict[str, Kinds] = {} if self.last is None else {self.last: self.kinds}
         sent = self.messages if messages is None else messages
         texts = "\n".join(str(message.get("content")) for message in sent)
-        for source, heard in self.heard:
-            # What a window has dropped is not read.
-            if str(heard.get("content")) in texts:
-                found[source] = ("output",)
+        # What a window has dropped is not read; of equal messages the newest is.
+        newest = {str(heard.get("content")): source for source, heard in self.heard}
+        found |= {source: ("output",) for text, source in newest.items() if text in texts}
         found |= edges or {}
+        if how.get("after") is None:
+            how["after"] = dict.fromkeys([*found, *(source for source, _ in self.heard)])
         how["neutral"] = [*how.get("neutral", ()), *(source for source, _ in self.heard)]
         self.last = self.script.chat(sent, answer, edges=found, **how)
         message = assistant(answer) if isinstance(answer, str) else answer

@@ -70,3 +70,14 @@ def test_an_answer_that_a_window_has_dropped_is_not_read() -> None:
     reader = script.calls[chain.call(LONG, messages=chain.messages[-1:])]
     assert reader.edges == {}
     assert reader.neutral == {source}
+
+
+def test_of_equal_answers_the_newest_is_read() -> None:
+    script = Script("s")
+    old, new = script.ask("Write.", LONG), script.ask("Write again.", LONG)
+    chain = Chain(script, [user("Start.")])
+    chain.hear(user(LONG), old)
+    chain.hear(user(LONG), new)
+    reader = script.calls[chain.call(LONG)]
+    assert reader.edges == {new: ("output",)}
+    assert reader.neutral == {old}
