@@ -161,8 +161,11 @@ class Chain:
         sent = self.messages if messages is None else messages
         texts = "\n".join(str(message.get("content")) for message in sent)
         # What a window has dropped is not read; of equal messages the newest is.
-        newest = {str(heard.get("content")): source for source, heard in self.heard}
-        found |= {source: ("output",) for text, source in newest.items() if text in texts}
+        newest = {str(heard.get("content")): heard for _, heard in self.heard}
+        for source, heard in self.heard:
+            text = str(heard.get("content"))
+            if newest[text] is heard and text in texts:
+                found[source] = ("output",)
         found |= edges or {}
         if how.get("after") is None:
             how["after"] = dict.fromkeys([*found, *(source for source, _ in self.heard)])

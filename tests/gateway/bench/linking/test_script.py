@@ -81,3 +81,12 @@ def test_of_equal_answers_the_newest_is_read() -> None:
     reader = script.calls[chain.call(LONG)]
     assert reader.edges == {new: ("output",)}
     assert reader.neutral == {old}
+
+
+def test_one_message_can_hold_several_answers() -> None:
+    script = Script("s")
+    sources = [script.ask(f"Write {number}.", f"{LONG} {number}") for number in range(2)]
+    chain = Chain(script, [user("Start.")])
+    chain.hear(user(f"{LONG} 0\n{LONG} 1"), *sources)
+    reader = script.calls[chain.call(LONG)]
+    assert reader.edges == dict.fromkeys(sources, ("output",))
