@@ -16,6 +16,7 @@ from parrot_gateway.cli.main import app
 from parrot_gateway.settings.model import (
     BatchSettings,
     EngineLinkSettings,
+    LinkingSettings,
     ModelSettings,
     ParrotV3Settings,
     ResponseSettings,
@@ -40,6 +41,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "engines": EngineLinkSettings,
     "scheduler": SchedulerSettings,
     "sessions": SessionSettings,
+    "linking": LinkingSettings,
     "parrot_v3": ParrotV3Settings,
     "responses": ResponseSettings,
     "batches": BatchSettings,

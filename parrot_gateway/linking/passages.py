@@ -20,6 +20,7 @@ from parrot_gateway.linking.call_store import CallStore, Output, StoredCall, con
 from parrot_gateway.linking.conversation import Message
 from parrot_gateway.linking.fingerprints import (
     RUN,
+    WINDOW,
     Hashes,
     NormalisedText,
     PassageCounts,
@@ -47,8 +48,6 @@ _OWN = 0.5
 #: Share of an answer that makes a shorter passage do, and that is all of it but for its ends.
 _MOST = 0.6
 _VERBATIM = 0.95
-#: At the ends of what an answer copied from its prompt one or two fingerprints differ by chance.
-_MIN_MINTED = 3
 #: Different words in passages that join sessions.
 _MIN_WORDS = 7
 _WORD = re.compile(r"[^\W\d_]{3,}")
@@ -289,8 +288,8 @@ class _Matcher:
             and all(each.call.session.current is session for each in self._by_row[row])
         ]
         minted = [row for row in own if int(self._text.hashes[row]) not in output.copied]
-        if output.copied and len(minted) < _MIN_MINTED:
-            minted = []
+        if output.copied:
+            minted = [row for row in minted if self._is_inside(row, spans)]
         credited = sum(span.end - span.start for span in spans)
         share = credited / max(1, len(output.normalised().content))
         if self._text.is_system and credited < _MERGE:
@@ -313,6 +312,12 @@ class _Matcher:
         if proof < needed or (is_merge and share < 0.5) or self._num_words(spans) < _MIN_WORDS:
             return 0.0
         return 0.85 if is_merge else 0.9
+
+    def _is_inside(self, row: int, spans: list[_Span]) -> bool:
+        """Whether a run stands off the ends of a stretch, where the fingerprints that are kept
+        depend on what stands beyond."""
+        place = int(self._text.positions[row])
+        return any(span.start + WINDOW <= place <= span.end - RUN - WINDOW for span in spans)
 
     def _num_words(self, spans: list[_Span]) -> int:
         """Different words in the stretches; records of databases and code have few."""
