@@ -252,7 +252,7 @@ class _Matcher:
             is_whole and output.text.strip() == self._text.text.strip(),
             0 if is_whole else len(rows),
             0 if is_whole else -len(output.copied),
-            -output.readers,
+            -output.readers - call.continuations,
             by_age(call, reader.now),
         )
 
