@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 import time
@@ -223,6 +224,9 @@ class LinkingService:
             arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            # A Ctrl-C in the terminal is for the gateway, which drains first. The session stays
+            # the gateway's: where Linux groups processes by session, niceness counts within one.
+            preexec_fn=os.setpgrp,
         )
         self._process = process
         self.is_running = True

@@ -7,7 +7,6 @@ own, less urgent than the gateway's, so that its work delays no call.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import BinaryIO
@@ -63,10 +62,6 @@ def main() -> None:
 
     Arguments are the fields of `LinkerLimits` and the number of tenants, as JSON.
     """
-    # A Ctrl-C in the terminal is for the gateway, which drains first; this process ends with its
-    # input. It stays in the gateway's session, in which alone niceness counts where Linux groups
-    # processes by session.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)
     limits, max_tenants = msgspec.json.decode(sys.argv[1], type=tuple[LinkerLimits, int])

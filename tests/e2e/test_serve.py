@@ -35,8 +35,7 @@ def run_printed_curl(gateway: GatewayProcess, **variables: str) -> subprocess.Co
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("no curl on this machine")
-    match = CURL.search(gateway.stdout())
-    assert match is not None, gateway.stdout()
+    match = wait_until(lambda: CURL.search(gateway.stdout()), "the line to paste")
     return subprocess.run(
         ["sh", "-c", f"{match[1]} --silent --show-error --noproxy '*' --max-time 20"],
         capture_output=True,
@@ -81,6 +80,7 @@ def test_flags_alone_serve_an_upstream(upstream: ScriptedUpstream) -> None:
 
 def test_a_model_that_failed_is_not_listed_as_served() -> None:
     with GatewayProcess("--model", "./no/such/folder", "--model", DEMO_MODEL) as gateway:
+        wait_until(lambda: CURL.search(gateway.stdout()), "the line to paste")
         served, failed = gateway.stdout().partition("models:\n")[2].split("\nnot served:\n")
         assert served == f"  {DEMO_MODEL}\n"
         assert failed.startswith("  ./no/such/folder: There is no folder")
