@@ -99,7 +99,9 @@ class CallRoutes:
         self._semantic = SemanticCalls(
             service, models, identity, keep_alive_s=server.keep_alive_s, answer_call=self._answer
         )
-        self._responses = ResponseRoutes(models, store, background, server, self._recordings)
+        self._responses = ResponseRoutes(
+            models, store, background, server, self._recordings, linking
+        )
         #: `POST /v1/completions` and `POST /v1/chat/completions`.
         self.completions: Handler = partial(self._call, "completions")
         self.chat_completions: Handler = partial(self._call, "chat")
@@ -382,19 +384,11 @@ class CallRoutes:
         """Answer a call, and let the linker know what it and its answer say."""
         if not self._linking.is_running:
             await answer()
-            return
-        node = None if recording is None else recording.call.node
-        session, call = ("", "") if node is None else (node.session_id, node.id)
-        observed = self._linking.observe(exchange, body, session, call)
-        if observed is None:
-            await answer()
-            return
-        try:
-            if self._linking.settings.headers and recording is None:
-                await self._linking.add_headers(exchange, observed.id)
-            await answer()
-        finally:
-            observed.finish()
+        elif recording is None:
+            await self._linking.follow(exchange, body, answer)
+        else:
+            node = recording.call.node
+            await self._linking.follow(exchange, body, answer, node.session_id, node.id)
 
     def _note_ordinary(self, headers: Iterable[bytes]) -> None:
         """Remember names of headers that mean nothing here; there are few, as clients make them."""

@@ -12,9 +12,10 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,11 +34,12 @@ from parrot_gateway.linking.wire import (
 from parrot_gateway.settings.model import LinkingSettings
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: The header with which a client keeps a call out.
 LINK_HEADER = b"x-parrot-link"
 #: Bytes on their way to the process, above which calls are skipped.
-_MAX_WAITING_BYTES = 32 * 1024 * 1024
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
 #: How long messages are gathered before they are written.
 _GATHER_S = 0.005
 #: How long a question waits for its answer.
@@ -112,6 +114,25 @@ class LinkingService:
         if not self._send(seen):
             return None
         return ObservedCall(self, exchange, call)
+
+    async def follow(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        answer: Callable[[], Awaitable[T]],
+        session: str = "",
+        call: str = "",
+    ) -> T:
+        """Let `answer` answer the exchange, and link the call; arguments otherwise as `observe`."""
+        observed = self.observe(exchange, body, session, call) if self.is_running else None
+        if observed is None:
+            return await answer()
+        try:
+            if self.settings.headers and not session:
+                await self.add_headers(exchange, observed.id)
+            return await answer()
+        finally:
+            observed.finish()
 
     def answered(self, exchange: Exchange, call: str, status: int, body: bytes) -> None:
         """Hand the end of a call over."""

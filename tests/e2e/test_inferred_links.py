@@ -98,6 +98,19 @@ def test_a_loop_and_a_join_on_an_own_model(demo: GatewayProcess) -> None:
     assert "-.->" in get(demo, f"/sessions/{session}/graph?format=mermaid").text
 
 
+def test_responses_of_an_own_model(demo: GatewayProcess) -> None:
+    wait_until(lambda: health(demo)["running"], "the linking process")
+    client = client_of(demo)
+    first = client.responses.create(
+        model=DEMO_MODEL, input="Tell me of a ship.", max_output_tokens=16
+    )
+    second = client.responses.create(
+        model=DEMO_MODEL, input="Go on.", previous_response_id=first.id, max_output_tokens=16
+    )
+    source = call_of(demo, first.id)
+    assert links_of(demo, second.id) == {(source["id"], "continues")}
+
+
 def answer(text: str) -> Any:
     return document(chat_document(text))
 

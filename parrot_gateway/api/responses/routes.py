@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -20,6 +21,7 @@ from parrot_gateway.generation.requests.call import CallRequest, IdentityFields,
 from parrot_gateway.generation.responses.background import BackgroundTasks
 from parrot_gateway.generation.responses.store import ResponseStore
 from parrot_gateway.http.exchange import Exchange
+from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.settings.model import ServerSettings
 
@@ -47,6 +49,7 @@ class ResponseRoutes:
     background: BackgroundTasks
     server: ServerSettings
     recordings: Recordings
+    linking: LinkingService
 
     async def answer(self, exchange: Exchange, body: bytes) -> bool:
         """Answer a request that is ours because of an id in it, or because there is no upstream.
@@ -99,8 +102,13 @@ class ResponseRoutes:
         recording = None
         if path == RESPONSES:
             recording = self.recordings.begin(exchange, "responses", model, head)
+        answer = partial(self.generate, exchange, target.model, model, body, recording)
+        node = None if recording is None else recording.call.node
+        session, call = ("", "") if node is None else (node.session_id, node.id)
         with recording or nullcontext():
-            return await self.generate(exchange, target.model, model, body, recording)
+            if path != RESPONSES:
+                return await answer()
+            return await self.linking.follow(exchange, body, answer, session, call)
 
     async def generate(
         self,
