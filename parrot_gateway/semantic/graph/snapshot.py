@@ -147,12 +147,14 @@ def with_links(snapshot: GraphSnapshot, calls: Iterable[Mapping[str, Any]]) -> G
     """A graph with the inferred edges between its nodes, which are then at later stages.
 
     Args:
-        calls: as the linking process describes them; those that the graph lacks are added.
+        calls: as the linking process describes them; those that an inferred graph lacks are added.
     """
     nodes = {node.id: node for node in snapshot.nodes}
     links: list[LinkView] = []
     for number, call in enumerate(calls, 1):
         if call["id"] not in nodes:
+            if not snapshot.inferred:
+                continue
             nodes[call["id"]] = NodeView(
                 id=call["id"],
                 name=f"{call['name']} {number}",
