@@ -25,6 +25,8 @@ from parrot_gateway.bench.report import JsonFile, Row, run_with_progress, show, 
 from parrot_gateway.bench.servers import (
     BenchmarkError,
     Server,
+    cpu_s,
+    rss_mb,
     start_bare_proxy,
     start_fake_upstream,
     start_gateway,
@@ -41,7 +43,7 @@ MODELS = (ANSWER, STREAM, PACED)
 STREAM_CHUNKS = 103
 
 
-Peer = Literal["bare", "litellm"]
+Peer = Literal["bare", "litellm", "unlinked"]
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -96,6 +98,8 @@ class Measured(NamedTuple):
     results: dict[str, list[LoadResult]]
     #: Processor seconds of the server for each scenario, over all rounds.
     cpu_s: dict[str, float]
+    #: The same of its linking process, which has then worked off what it was sent.
+    linking_cpu_s: dict[str, float]
 
     def figure(self, scenario: str, pick: Callable[[LoadResult], float]) -> float:
         """The median over the rounds; not a number when a round had errors."""
@@ -104,12 +108,16 @@ class Measured(NamedTuple):
             return math.nan
         return median(pick(result) for result in results)
 
-    def cpu_ms_per(self, scenario: str, pick: Callable[[LoadResult], float]) -> float:
-        """Processor milliseconds of the server per request or chunk; as `figure` for errors."""
+    def cpu_ms_per(
+        self, scenario: str, pick: Callable[[LoadResult], float], *, of_linking: bool = False
+    ) -> float:
+        """Processor milliseconds per request or chunk, of the server or of its linking process; as
+        `figure` for errors."""
         done = sum(map(pick, self.results[scenario]))
         if not done or any(result.errors for result in self.results[scenario]):
             return math.nan
-        return self.cpu_s[scenario] * 1000 / done
+        used = self.linking_cpu_s if of_linking else self.cpu_s
+        return used[scenario] * 1000 / done
 
 
 class Outcome(NamedTuple):
@@ -150,6 +158,7 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
             progress(f"starting {name}")
             peers[name] = await started(_start_peer(name, options, fake.url))
         idle_mb = gateway.rss_mb()
+        linking = await asyncio.to_thread(gateway.linking)
         measured = await _measure(options, {"direct": fake, "gateway": gateway, **peers}, progress)
         rows = _rows(options, measured)
         peers_mb = {name: server.rss_mb() for name, server in peers.items()}
@@ -157,6 +166,7 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
             Row("memory, idle", "MB", idle_mb, at_most=100),
             Row("memory, at the end", "MB", gateway.rss_mb(), peers=peers_mb, at_most=100),
             Row("start until ready", "s", gateway.start_s, at_most=1.5),
+            *_linking_rows(measured, linking, await asyncio.to_thread(gateway.linking)),
         ]
         if options.soak:
             rows.append(await _soak(options, gateway, progress))
@@ -170,6 +180,11 @@ async def _run(options: Options, progress: Callable[[str], None]) -> Outcome:
 async def _start_peer(name: Peer, options: Options, upstream_url: str) -> Server:
     if name == "bare":
         return await start_bare_proxy(upstream_url)
+    if name == "unlinked":
+        return await start_gateway(
+            "--upstream", f"fake={upstream_url}", name="the gateway without linking",
+            env={"PARROT_LINKING_ENABLED": "false"},
+        )  # fmt: skip
     if options.peer_python is None:
         raise BenchmarkError(
             "Name the Python of the environment that has LiteLLM: --peer-python ENV/bin/python"
@@ -180,7 +195,11 @@ async def _start_peer(name: Peer, options: Options, upstream_url: str) -> Server
 async def _measure(
     options: Options, servers: dict[str, Server], progress: Callable[[str], None]
 ) -> dict[str, Measured]:
-    measured = {name: Measured(defaultdict(list), defaultdict(float)) for name in servers}
+    measured = {
+        name: Measured(defaultdict(list), defaultdict(float), defaultdict(float))
+        for name in servers
+    }
+    linking_pid = (await asyncio.to_thread(servers["gateway"].linking))["pid"]
     for scenario in scenarios(options):
         rounds = options.rounds if scenario.model != PACED else min(options.rounds, 2)
         for number in range(rounds):
@@ -189,9 +208,14 @@ async def _measure(
                 plan = scenario.plan(server.url, options)
                 if name == "litellm":
                     plan = _fewer(scenario, plan)
+                linking_before = cpu_s(linking_pid) if name == "gateway" else 0.0
                 before = server.cpu_s()
                 result = await run_load(plan)
                 used = server.cpu_s() - before
+                linking_used = 0.0
+                if name == "gateway":
+                    await asyncio.to_thread(server.linking)
+                    linking_used = cpu_s(linking_pid) - linking_before
                 if result.errors and name not in options.peers:
                     raise BenchmarkError(
                         f"{scenario.name}: {result.errors} of {plan.requests} requests to "
@@ -202,6 +226,7 @@ async def _measure(
                 # The warm-up is part of the processor time.
                 share = result.requests / max(1, result.requests + plan.warmup)
                 each.cpu_s[scenario.name] += used * share
+                each.linking_cpu_s[scenario.name] += linking_used * share
     return measured
 
 
@@ -226,12 +251,14 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         del figures["direct"]
         return Row(name, unit, figures.pop("gateway"), peers=figures)
 
-    def share_row(name: str, scenario: str, pick: Callable[[LoadResult], float]) -> list[Row]:
-        """The gateway's rate in parts of the bare proxy's."""
-        if "bare" not in measured:
-            return []
-        share = measured["gateway"].figure(scenario, pick) / measured["bare"].figure(scenario, pick)
-        return [Row(name, "x", share, at_least=0.85)]
+    def share_rows(name: str, scenario: str, pick: Callable[[LoadResult], float]) -> list[Row]:
+        """The gateway's rate in parts of the bare proxy's, and of its own without linking."""
+        rate = measured["gateway"].figure(scenario, pick)
+        return [
+            Row(f"{name}, share of {peer}", "x", rate / measured[peer].figure(scenario, pick),
+                at_least=at_least)
+            for peer, at_least in (("bare", 0.85), ("unlinked", 0.9)) if peer in measured
+        ]  # fmt: skip
 
     def per_chunk_us(result: LoadResult) -> float:
         streaming = result.latency_ms.p50 - result.ttft_ms.p50
@@ -247,7 +274,7 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         row("32 calls", "calls/s", "many", lambda r: r.requests_per_s, at_least=4000),
         row("32 calls, p50", "ms", "many", lambda r: r.latency_ms.p50),
         row("32 calls, p99", "ms", "many", lambda r: r.latency_ms.p99),
-        *share_row("32 calls, share of bare", "many", lambda r: r.requests_per_s),
+        *share_rows("32 calls", "many", lambda r: r.requests_per_s),
         cpu_row("32 calls, CPU per call", "ms", "many", lambda r: r.requests),
         row("stream, first chunk p50", "ms", "stream_one", lambda r: r.ttft_ms.p50,
             at_most=1.0, aims_at_added=True),
@@ -256,7 +283,7 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         row("stream, per chunk", "us", "stream_one", per_chunk_us),
         row("32 streams", "chunks/s", "stream_many", lambda r: r.chunks_per_s,
             at_least=100_000),
-        *share_row("32 streams, share of bare", "stream_many", lambda r: r.chunks_per_s),
+        *share_rows("32 streams", "stream_many", lambda r: r.chunks_per_s),
         cpu_row("32 streams, CPU per chunk", "us", "stream_many", lambda r: r.chunks),
         row(f"{paced}, stalled", "streams", "paced", lambda r: r.stalled_streams,
             at_most=0),
@@ -264,6 +291,33 @@ def _rows(options: Options, measured: dict[str, Measured]) -> list[Row]:
         row(f"{paced}, gap p99", "ms", "paced", lambda r: r.gap_ms.p99),
         cpu_row(f"{paced}, CPU per chunk", "us", "paced", lambda r: r.chunks),
     ]  # fmt: skip
+
+
+def _linking_rows(
+    measured: dict[str, Measured], before: dict[str, Any], after: dict[str, Any]
+) -> list[Row]:
+    """What linking adds to a call, and what its process takes."""
+    gateway = measured["gateway"]
+    rows: list[Row] = []
+    if "unlinked" in measured:
+        p50, without = (
+            measured[name].figure("one", lambda r: r.latency_ms.p50)
+            for name in ("gateway", "unlinked")
+        )
+        rows.append(Row("linking, 1 call p50", "ms", p50, direct=without, at_most=0.1,
+                        aims_at_added=True))  # fmt: skip
+    skipped = after["skipped"] - before["skipped"]
+
+    def cpu_us(scenario: str) -> float:
+        return 1000 * gateway.cpu_ms_per(scenario, lambda r: r.requests, of_linking=True)
+
+    return [
+        *rows,
+        Row("linking, CPU per call", "us", cpu_us("many")),
+        Row("linking, CPU per stream", "us", cpu_us("stream_many")),
+        Row("linking, memory", "MB", rss_mb(after["pid"])),
+        Row("linking, skipped", "messages", skipped),
+    ]
 
 
 async def _soak(options: Options, gateway: Server, progress: Callable[[str], None]) -> Row:
@@ -318,7 +372,7 @@ def overhead_command(
         typer.Option(
             metavar="NAME",
             help="Measure another proxy in the same run: bare (the least that Python can do) or "
-            "litellm. May be repeated.",
+            "litellm; unlinked is the gateway itself without linking. May be repeated.",
         ),
     ] = None,
     peer_python: Annotated[
@@ -329,7 +383,7 @@ def overhead_command(
     """Measure what the gateway adds to an upstream that answers at once."""
     peers = tuple(dict.fromkeys(peer or ()))
     if not set(peers) <= set(get_args(Peer)):
-        raise typer.BadParameter("there are bare and litellm", param_hint="--peer")
+        raise typer.BadParameter(f"there are {', '.join(get_args(Peer))}", param_hint="--peer")
     if "litellm" in peers and peer_python is None:
         raise typer.BadParameter(
             "name the Python of the environment that has LiteLLM: --peer-python ENV/bin/python",

@@ -16,8 +16,10 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import msgspec
@@ -25,6 +27,8 @@ import msgspec
 #: Time for a server to begin to answer.
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+#: A question that takes longer may have been given up.
+_PATIENCE_S = 5.0
 #: The line in which a gateway, or the bare proxy, gives its base URL.
 _READY = r"ready at (http://\S+/v1)"
 
@@ -103,21 +107,44 @@ class Server:
             self._drain.cancel()
 
     def rss_mb(self) -> float:
-        output = subprocess.run(  # noqa: S603
-            ["ps", "-o", "rss=", "-p", str(self._process.pid)],  # noqa: S607
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout.strip()
-        return int(output) / 1024 if output else 0.0
+        return rss_mb(self._process.pid)
 
     def cpu_s(self) -> float:
-        """Processor time so far; 0 where it cannot be read."""
-        try:
-            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._process.pid)
+
+    def linking(self) -> dict[str, Any]:
+        """What a gateway's `/health` says of its linking process, once that has worked off all that
+        it was sent: it answers questions in their turn."""
+        while True:
+            asked = time.monotonic()
+            with suppress(HTTPError), urlopen(f"{self.url}/calls/none", timeout=60):  # noqa: S310 - our own server
+                pass
+            if time.monotonic() - asked < _PATIENCE_S:
+                break
+        with urlopen(f"{self.url.removesuffix('/v1')}/health", timeout=60) as answer:  # noqa: S310
+            health: dict[str, Any] = msgspec.json.decode(answer.read())
+        linking: dict[str, Any] = health["linking"]
+        return linking
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process; 0 where it cannot be read."""
+    output = subprocess.run(  # noqa: S603
+        ["ps", "-o", "rss=", "-p", str(pid)],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return int(output) / 1024 if output else 0.0
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far; 0 where it cannot be read."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _read_away(stream: asyncio.StreamReader) -> None:
@@ -146,10 +173,12 @@ async def start_fake_upstream(models: Sequence[str]) -> Server:
     return await Server.start("the fake upstream", command, r"(http://\S+/v1)")
 
 
-async def start_gateway(*arguments: str, name: str = "the gateway") -> Server:
+async def start_gateway(
+    *arguments: str, name: str = "the gateway", env: Mapping[str, str] | None = None
+) -> Server:
     """A gateway; `arguments` are those of `serve`, besides its port."""
     command = [sys.executable, "-m", "parrot_gateway", "serve", "--port", "0", *arguments]
-    return await Server.start(name, command, _READY)
+    return await Server.start(name, command, _READY, env)
 
 
 async def start_bare_proxy(upstream_url: str) -> Server:

@@ -139,17 +139,21 @@ def test_a_table_in_a_pipe_is_not_cut() -> None:
 
 def test_the_whole_benchmark_runs(tmp_path: Path) -> None:
     seen: list[str] = []
-    options = overhead.Options(rounds=1, scale=0.01, streams=4, peers=("bare",))
+    options = overhead.Options(rounds=1, scale=0.01, streams=4, peers=("bare", "unlinked"))
     outcome = overhead.run(options, seen.append)
     names = [row.name for row in outcome.rows]
     assert len(names) == len(set(names)) >= 15
     gateway = {row.name: row.gateway for row in outcome.rows}
     assert gateway["32 calls"] > 0
     assert gateway["4 paced, stalled"] <= 4
-    assert set(outcome.details["runs"]) == {"direct", "gateway", "bare"}
+    assert set(outcome.details["runs"]) == {"direct", "gateway", "bare", "unlinked"}
     bare = {row.name: row.peers.get("bare") for row in outcome.rows}
     assert bare["32 calls"]
     assert gateway["32 calls, share of bare"] == gateway["32 calls"] / bare["32 calls"]
+    unlinked = {row.name: row.peers.get("unlinked") for row in outcome.rows}
+    assert gateway["32 calls, share of unlinked"] == gateway["32 calls"] / unlinked["32 calls"]
+    assert gateway["linking, memory"] > 0
+    assert gateway["linking, skipped"] == 0
     assert len(seen) >= len(overhead.scenarios(options))
     path = tmp_path / "out" / "overhead.json"
     write_json(path, "overhead", outcome.to_dict())
