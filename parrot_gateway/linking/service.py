@@ -20,14 +20,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from parrot_gateway.http.exchange import Exchange, Headers
+from parrot_gateway.linking.forecast import Forecasts
 from parrot_gateway.linking.linker import LinkerLimits
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
     AnswerSeen,
+    ForecastsChanged,
+    ForecastsWanted,
     Query,
     RequestSeen,
     ToWorker,
-    decode_reply,
+    decode_from_worker,
     encode,
     length_of,
 )
@@ -42,6 +45,8 @@ LINK_HEADER = b"x-parrot-link"
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
 #: How long messages are gathered before they are written.
 _GATHER_S = 0.005
+#: How often forecasts are asked for, while there are calls.
+_FORECASTS_EVERY_S = 1.0
 #: How long a question waits for its answer.
 _QUERY_TIMEOUT_S = 10.0
 #: Pauses before the process is started again after it has ended by itself.
@@ -55,6 +60,7 @@ class LinkingService:
 
     Attributes:
         is_running: there is a process; nothing is linked without.
+        forecasts: what calls are expected to do when they arrive.
 
     Args:
         settings: bounds, and whether there is a process at all.
@@ -73,7 +79,9 @@ class LinkingService:
         self._sent = 0
         self._skipped = 0
         self._restarts = 0
+        self._forecasts_timer: asyncio.TimerHandle | None = None
         self.is_running = False
+        self.forecasts = Forecasts()
 
     def start(self) -> None:
         """Start the process, in the background."""
@@ -197,8 +205,16 @@ class LinkingService:
         if not is_bounded:
             self._flush()
         elif self._flusher is None:
-            self._flusher = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
+            loop = asyncio.get_running_loop()
+            self._flusher = loop.call_later(_GATHER_S, self._flush)
+            if self._forecasts_timer is None:
+                self._forecasts_timer = loop.call_later(_FORECASTS_EVERY_S, self._want_forecasts)
         return True
+
+    def _want_forecasts(self) -> None:
+        self._send(ForecastsWanted(time.time()), is_bounded=False)
+        # After the message: it must not make the next timer itself.
+        self._forecasts_timer = None
 
     def _flush(self) -> None:
         """Write what was gathered."""
@@ -251,20 +267,27 @@ class LinkingService:
         )
         self._process = process
         self.is_running = True
+        self.forecasts.clear()
         assert process.stdout is not None
         try:
             while True:
                 prefix = await process.stdout.readexactly(PREFIX_BYTES)
-                reply = decode_reply(await process.stdout.readexactly(length_of(prefix)))
-                waiting = self._waiting.pop(reply.number, None)
+                message = decode_from_worker(await process.stdout.readexactly(length_of(prefix)))
+                if isinstance(message, ForecastsChanged):
+                    self.forecasts.update(message.tenant, message.changed, message.removed)
+                    continue
+                waiting = self._waiting.pop(message.number, None)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(reply.body)
+                    waiting.set_result(message.body)
         except asyncio.IncompleteReadError:
             pass
         finally:
             self.is_running = False
             self._process = None
             self._gathered, self._gathered_bytes = [], 0
+            if self._forecasts_timer is not None:
+                self._forecasts_timer.cancel()
+                self._forecasts_timer = None
             for future in self._waiting.values():
                 if not future.done():
                     future.set_result(b"null")

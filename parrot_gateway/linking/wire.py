@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from parrot_gateway.linking.forecast import TemplateForecast
+
 #: Bytes of a message's length.
 PREFIX_BYTES = 4
 
@@ -56,7 +58,25 @@ class Query(msgspec.Struct, tag="query", array_like=True):
     name: str
 
 
-class Reply(msgspec.Struct, array_like=True):
+class ForecastsWanted(msgspec.Struct, tag="forecasts_wanted", array_like=True):
+    """What has changed since the last one is wanted, as `ForecastsChanged`.
+
+    Attributes:
+        now: seconds since the epoch.
+    """
+
+    now: float
+
+
+class ForecastsChanged(msgspec.Struct, tag="forecasts_changed", array_like=True):
+    """What calls of some templates of a tenant do, as far as it has changed."""
+
+    tenant: str
+    changed: list[TemplateForecast]
+    removed: list[str]
+
+
+class Reply(msgspec.Struct, tag="reply", array_like=True):
     """The answer to a `Query`.
 
     Attributes:
@@ -67,14 +87,15 @@ class Reply(msgspec.Struct, array_like=True):
     body: bytes
 
 
-ToWorker: TypeAlias = RequestSeen | AnswerSeen | Query
+ToWorker: TypeAlias = RequestSeen | AnswerSeen | Query | ForecastsWanted
+FromWorker: TypeAlias = Reply | ForecastsChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_reply = msgspec.msgpack.Decoder(Reply)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode(message: ToWorker | Reply) -> bytes:
+def encode(message: ToWorker | FromWorker) -> bytes:
     """A message with its length."""
     data = _encoder.encode(message)
     return len(data).to_bytes(PREFIX_BYTES, "big") + data
@@ -90,6 +111,6 @@ def decode_to_worker(data: bytes) -> ToWorker:
     return _to_worker.decode(data)
 
 
-def decode_reply(data: bytes) -> Reply:
+def decode_from_worker(data: bytes) -> FromWorker:
     """A message from the worker, without its length."""
-    return _reply.decode(data)
+    return _from_worker.decode(data)

@@ -18,6 +18,7 @@ from parrot_gateway.linking.linker import LinkerLimits
 from parrot_gateway.linking.wire import (
     PREFIX_BYTES,
     AnswerSeen,
+    ForecastsWanted,
     Query,
     Reply,
     RequestSeen,
@@ -38,6 +39,8 @@ def run(source: BinaryIO, sink: BinaryIO, journal: LinkJournal) -> None:
             journal.request(message)
         elif isinstance(message, AnswerSeen):
             journal.answer(message)
+        elif isinstance(message, ForecastsWanted):
+            pass
         else:
             sink.write(
                 encode(Reply(message.number, msgspec.json.encode(_answer(journal, message))))
