@@ -198,9 +198,9 @@ class Exchange:
 
         self._add_headers = add_all
 
-    def copy_answer(self, take: Callable[[bytes, bool], None]) -> None:
+    def copy_answer(self, take: Callable[[bytes, bool], None] | None) -> None:
         """Let `take` have the bytes of the answer, each piece before it is sent; the second
-        argument marks the last one, which never comes when the answer breaks off."""
+        argument marks the last one, which never comes when the answer breaks off. None ends it."""
         self._copy = take
 
     def on_error(self, write: Callable[[GatewayError], bytes]) -> None:

@@ -314,6 +314,8 @@ class ObservedCall:
 
     def finish(self) -> None:
         """The call is over, with or without a complete answer."""
+        # What the exchange holds would else wait for the garbage collector.
+        self._exchange.copy_answer(None)
         if not self._has_ended:
             self._service.answered(self._exchange, self.id, 0, b"")
 
