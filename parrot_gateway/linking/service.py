@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -53,6 +52,10 @@ _QUERY_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 60.0
 _CLOSE_TIMEOUT_S = 2.0
+# NOTE: the process reads what strangers have written: of the environment it gets what finds Python
+# and its libraries, and none of the gateway's or the operator's keys.
+_VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
+_VARIABLE_PREFIXES = ("LC_", "LD_", "MALLOC_", "PYTHON")
 
 
 class LinkingService:
@@ -115,7 +118,8 @@ class LinkingService:
         if len(body) > self.settings.max_body_bytes:
             self._skipped += 1
             return None
-        call = call or "call_" + secrets.token_hex(12)
+        # The request's own digits: random ones cost more than all else here.
+        call = call or "call_" + exchange.request_id[-24:]
         seen = RequestSeen(
             exchange.tenant, call, exchange.request_id, exchange.path, session, time.time(), body
         )
@@ -261,6 +265,7 @@ class LinkingService:
             arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env=_environment(),
             # A Ctrl-C in the terminal is for the gateway, which drains first. The session stays
             # the gateway's: where Linux groups processes by session, niceness counts within one.
             preexec_fn=os.setpgrp,
@@ -327,18 +332,33 @@ class ObservedCall:
             self._pieces.clear()
         if is_last and not self._has_ended:
             self._has_ended = True
-            body = b"".join(self._pieces)
+            body = data if len(self._pieces) == 1 else b"".join(self._pieces)
             self._service.answered(self._exchange, self.id, self._exchange.status, body)
+
+
+def _environment() -> dict[str, str]:
+    """The variables of this process that the linking process gets."""
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+    }
+    # It multiplies no matrices; threads for that would only take memory.
+    return kept | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End a process: it leaves when its input ends, else it is killed."""
     if process.stdin is not None:
         process.stdin.close()
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    for is_last in (False, True):
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await process.wait()
+            return
+        except TimeoutError:
+            if is_last:
+                logger.warning("the linking process %d does not end", process.pid)
+            else:
+                with suppress(ProcessLookupError):
+                    process.kill()
