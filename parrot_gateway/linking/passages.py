@@ -237,6 +237,9 @@ class _Matcher:
                 self._cover(spans)
                 reader.found.add(best.call.session.current)
                 producers.append(Producer(best, confidence, self._evidence(best, spans)))
+            elif best in whole:
+                # The others wrote the same, and are less likely.
+                candidates = {each: rows for each, rows in candidates.items() if each not in whole}
         return producers
 
     def _rank(
@@ -252,7 +255,7 @@ class _Matcher:
             is_whole and output.text.strip() == self._text.text.strip(),
             0 if is_whole else len(rows),
             0 if is_whole else -len(output.copied),
-            -output.readers - call.continuations,
+            -output.readers,
             by_age(call, reader.now),
         )
 
@@ -271,7 +274,12 @@ class _Matcher:
         session = output.call.session.current
         is_merge = not is_home and reader.is_established
         if output in whole:
-            rivals = {each.call.session.current for each in others if each in whole} - {session}
+            # One that nobody has read yet is likelier than those that have been.
+            rivals = {
+                each.call.session.current
+                for each in others
+                if each in whole and each.readers <= output.readers
+            } - {session}
             if is_home:
                 return 0.98 if length >= _WHOLE else 0.9
             if length < (_WHOLE_EQUAL if rivals else _WHOLE):
