@@ -39,6 +39,7 @@ class Output:
     Attributes:
         number: its owner's number in the fingerprint index.
         is_argument: it stood in the arguments of a tool call.
+        key: hash of its normalised text.
         copied: its fingerprints that its own prompt held.
         readers: calls that have read it.
     """
@@ -47,6 +48,7 @@ class Output:
     call: StoredCall
     text: str
     is_argument: bool
+    key: int
     copied: frozenset[int]
     readers: int = 0
 
@@ -178,6 +180,11 @@ class CallStore:
             if call is not None:
                 yield call
 
+    def find_whole(self, key: int) -> Iterator[Output]:
+        """The outputs whose normalised text has this hash, newest first."""
+        for call in self.find(self.wholes, key):
+            yield from (output for output in call.outputs if output.key == key)
+
     def finish(self, call: StoredCall, choices: Iterable[Choice], now: float) -> None:
         """Take what a call has written."""
         call.ended = now
@@ -245,11 +252,12 @@ class CallStore:
         copied: frozenset[int] = frozenset()
         if known is not None and len(hashes):
             copied = frozenset(hashes[contains(known, hashes)].tolist())
-        output = Output(self._output_numbers, call, text, is_argument, copied)
+        key = hash(normalised.content.tobytes())
+        output = Output(self._output_numbers, call, text, is_argument, key, copied)
         call.outputs.append(output)
         self.outputs[output.number] = output
         self.text_size += len(text)
-        self.file(call, self.wholes, hash(normalised.content.tobytes()))
+        self.file(call, self.wholes, key)
         self.index.add(hashes, output.number)
 
     def _drop_oldest(self) -> None:

@@ -7,24 +7,19 @@ share nothing. See docs/linking.md.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from parrot_gateway.linking.call_store import (
-    CallStore,
-    StoredCall,
-    kept_keys,
-    message_key,
-    states_of,
-)
+from parrot_gateway.linking.call_store import CallStore, StoredCall, kept_keys
 from parrot_gateway.linking.conversation import Answer, Conversation, Message
 from parrot_gateway.linking.fingerprints import Hashes, PassageCounts, fingerprint, normalise
 from parrot_gateway.linking.links import Link, LinkedSession, LinkKind
-from parrot_gateway.linking.parents import Parent, find_parent, text_seed
+from parrot_gateway.linking.parents import Parent, find_parent
 from parrot_gateway.linking.passages import Producer, Reader, find_producers, new_text
+from parrot_gateway.linking.prompt import Prompt
 
 
 class LinkerLimits(NamedTuple):
@@ -100,20 +95,9 @@ class TenantLinker:
             session: id of the session that its client has named.
             peer: address of the connection, which tells equal calls apart.
         """
-        messages = self._newest(conversation.messages)
-        keys = [message_key(each) for each in messages]
-        states = states_of(keys)
+        prompt = Prompt(self._newest(conversation.messages))
         own = self._explicit_session(session, now) if session else None
-        parent = find_parent(
-            self._store,
-            messages,
-            keys,
-            states,
-            conversation.previous,
-            peer,
-            now,
-            lambda index: self._sessions_of(messages[index].text),
-        )
+        parent = find_parent(self._store, prompt, conversation.previous, peer, now)
         known = own or (parent.call.session if parent else None)
         reader = Reader(parent.call if parent else None, known, now, self._limits.horizon_s)
         links: list[Link] = []
@@ -121,26 +105,27 @@ class TenantLinker:
             links += parent.links()
             parent.call.continuations += 1
             reader.found.add(parent.call.session.current)
-        found, passages = self._passages(messages, parent, reader)
+        found, passages = self._passages(prompt, parent, reader)
         links += found
         call = StoredCall(
             self._store.next_number(),
             call_id,
             LinkedSession("", now, False),
             now,
-            states[-1],
-            kept_keys(keys),
-            keys[-1] if keys else 0,
+            prompt.states[-1],
+            kept_keys(prompt.keys),
+            prompt.keys[-1] if prompt.keys else 0,
             peer,
             parent=parent.call if parent else None,
         )
         call.root = call.parent.root if call.parent else call.number
         call.passages = passages
-        if messages and messages[0].role != "prompt":
-            self._store.file_text(call, messages[-1].text, text_seed(states, messages))
-        elif len(messages) == 1:
-            call.prompt = messages[0].text
-            self._store.file_text(call, call.prompt)
+        if prompt.is_completion:
+            if len(prompt.messages) == 1:
+                call.prompt = prompt.messages[0].text
+                self._store.file_text(call, call.prompt)
+        elif prompt.messages:
+            self._store.file_text(call, prompt.messages[-1].text, prompt.text_seed)
         session_of_call, merged = self._join(own, links, now)
         call.session = session_of_call
         session_of_call.calls += 1
@@ -205,18 +190,12 @@ class TenantLinker:
             while self._cached_size > _MAX_CACHED:
                 self._cached_size -= len(self._cache.popitem(last=False)[1]) + 32
 
-    def _sessions_of(self, text: str) -> set[LinkedSession]:
-        """The sessions that have written this very text."""
-        key = hash(normalise(text).content.tobytes())
-        return {call.session.current for call in self._store.find(self._store.wholes, key)}
-
     def _passages(
-        self, messages: list[Message], parent: Parent | None, reader: Reader
+        self, prompt: Prompt, parent: Parent | None, reader: Reader
     ) -> tuple[list[Link], Hashes]:
-        """Links to whoever wrote what is new in a prompt, newest message first; and the prompt's
-        fingerprints."""
+        """Links to whoever wrote what is new in a prompt; and the prompt's fingerprints."""
         depth, beginning = (parent.depth, parent.beginning) if parent else (0, 0)
-        texts = [hash(each.text) for each in messages]
+        messages, texts = prompt.messages, prompt.texts
         is_new = [
             index >= depth or (text not in self._seen and messages[index].role != "assistant")
             for index, text in enumerate(texts)
@@ -229,26 +208,39 @@ class TenantLinker:
         if beginning:
             known = fingerprint(normalise(messages[depth].text[:beginning]).content)[0]
             history = _joined([history, known])
-        best: dict[str, Link] = {}
-        unexplained: list[Hashes] = []
+        new_texts = []
         passages = [history]
         for index in reversed(range(len(messages))):
             if not is_new[index]:
                 continue
-            first_seen = self._seen.get(texts[index])
-            text, hashes = new_text(index, messages[index], history, first_seen)
+            whole = list(self._store.find_whole(prompt.whole(index)))
+            text, hashes = new_text(
+                index,
+                messages[index],
+                prompt.normalised(index),
+                history,
+                self._seen.get(texts[index]),
+                whole,
+            )
+            new_texts.append(text)
             passages.append(hashes)
             self._keep(texts[index], hashes)
+        best: dict[str, Link] = {}
+        unexplained: list[Hashes] = []
+        # Messages that one session alone has written tell to which session the others belong.
+        new_texts.sort(key=lambda each: not each.is_unmistakable)
+        for text in new_texts:
             explanation = find_producers(self._store, self._counts, text, reader)
             unexplained.append(explanation.rest)
             for producer in explanation.producers:
-                link = _link(producer, messages, index, parent)
+                link = _link(producer, prompt.messages, text.message, parent)
                 other = best.get(link.source)
                 if other is None or other.confidence < link.confidence:
                     best[link.source] = link
                 producer.output.readers += 1
-            if first_seen is None:
-                self._seen[texts[index]] = inf if explanation.is_answer else reader.now
+            if text.first_seen is None:
+                known_since = inf if explanation.is_answer else reader.now
+                self._seen[texts[text.message]] = known_since
         while len(self._seen) > _MAX_SEEN:
             self._seen.popitem(last=False)
         self._counts.add(_joined(unexplained))
@@ -277,7 +269,9 @@ class TenantLinker:
         return session.current, merged
 
 
-def _link(producer: Producer, messages: list[Message], index: int, parent: Parent | None) -> Link:
+def _link(
+    producer: Producer, messages: Sequence[Message], index: int, parent: Parent | None
+) -> Link:
     kind: LinkKind = "output"
     if (
         producer.output.is_argument

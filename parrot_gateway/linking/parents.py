@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from parrot_gateway.linking.call_store import CallStore, StoredCall
 from parrot_gateway.linking.conversation import Message
 from parrot_gateway.linking.links import Link, LinkedSession
 from parrot_gateway.linking.passages import by_age
+from parrot_gateway.linking.prompt import Prompt
 
 #: Answers of at least so many characters that only one call wrote identify it without context.
 _LONG_ANSWER = 60
@@ -43,85 +45,86 @@ class Parent(NamedTuple):
 
 
 def find_parent(
-    store: CallStore,
-    messages: list[Message],
-    keys: list[int],
-    states: list[int],
-    previous: str,
-    peer: str,
-    now: float,
-    writers: Callable[[int], set[LinkedSession]],
+    store: CallStore, prompt: Prompt, previous: str, peer: str, now: float
 ) -> Parent | None:
     """The call that a prompt continues; None for a first one.
 
-    Of several that fit equally the one counts whose session also wrote the newest message, else one
-    of the same connection, else one that nobody has continued yet.
+    Of several that fit equally the one counts whose session also wrote the newest messages, else
+    one that nobody has continued yet, else one of the same connection.
 
     Args:
-        keys, states: of the messages, see `call_store`.
         previous: id of a response that the request names.
         peer: address of the client.
-        writers: the sessions that wrote the message of an index.
     """
+    messages, last = prompt.messages, prompt.last_answer
     for call in store.find(store.responses, previous) if previous else ():
         return Parent(call, 0, 1.0, call in _by_tool_ids(store, messages, -1))
     if not messages:
         return None
-    chooser = _Chooser(messages, peer, now, writers)
-    if messages[0].role == "prompt":
-        return _by_text(store, messages, 0, chooser) if len(messages) == 1 else None
-    last = max((i for i, each in enumerate(messages) if each.role == "assistant"), default=-1)
+    chooser = _Chooser(store, prompt, peer, now)
+    if prompt.is_completion:
+        return _by_text(store, prompt, 0, chooser) if len(messages) == 1 else None
     by_tool = _by_tool_ids(store, messages, last)
     if last >= 0:
-        exact = _ended(store.find(store.ends, states[last + 1]))
+        exact = _ended(store.find(store.ends, prompt.states[last + 1]))
         if exact:
             call = chooser.choose(exact)
             return Parent(call, last + 1, 1.0 if len(exact) == 1 else 0.95, call in by_tool)
         # Some servers give the same ids again, so an id does not always settle it.
-        candidates = _ended(store.find(store.answers, keys[last]))
+        candidates = _ended(store.find(store.answers, prompt.keys[last]))
         candidates = [each for each in candidates if each in by_tool] or by_tool or candidates
-        found = _by_context(candidates, messages, keys, last, chooser, is_sure=bool(by_tool))
+        found = _by_context(candidates, prompt, chooser, is_sure=bool(by_tool))
         if found is not None:
             return found._replace(by_tool=bool(by_tool))
     elif by_tool:
         return Parent(chooser.choose(by_tool), 0, 1.0 if len(by_tool) == 1 else 0.85, True)
-    found = _by_text(store, messages, text_seed(states, messages), chooser)
-    return found or _by_beginning(store, messages, states, last, chooser)
-
-
-def text_seed(states: list[int], messages: list[Message]) -> int:
-    """Seed of the text of a chat's last message: what stands before it."""
-    return hash((states[-2], messages[-1].role))
+    found = _by_text(store, prompt, prompt.text_seed, chooser)
+    return found or _by_beginning(store, prompt, chooser)
 
 
 class _Chooser:
     """Chooses among calls that fit equally."""
 
-    def __init__(
-        self,
-        messages: list[Message],
-        peer: str,
-        now: float,
-        writers: Callable[[int], set[LinkedSession]],
-    ) -> None:
-        self._messages = messages
+    def __init__(self, store: CallStore, prompt: Prompt, peer: str, now: float) -> None:
+        self._store = store
+        self._prompt = prompt
         self._peer = peer
         self._now = now
-        self._writers = writers
+        self._written: Counter[LinkedSession] | None = None
 
     def choose(self, calls: list[StoredCall]) -> StoredCall:
         if len(calls) == 1:
             return calls[0]
-        writers = self._writers(len(self._messages) - 1)
         return max(
             calls,
             key=lambda call: (
-                call.session.current in writers,
-                bool(call.peer) and call.peer == self._peer,
+                self.written_by(call.session.current),
                 -call.continuations,
+                bool(call.peer) and call.peer == self._peer,
                 by_age(call, self._now),
             ),
         )
+
+    def written_by(self, session: LinkedSession) -> int:
+        """Messages behind the newest answer that a session has written."""
+        return self._writers()[session]
+
+    def is_elsewhere(self, session: LinkedSession) -> bool:
+        """Whether other sessions have written what stands behind the newest answer."""
+        writers = self._writers()
+        return bool(writers) and not writers[session]
+
+    def _writers(self) -> Counter[LinkedSession]:
+        if self._written is None:
+            prompt, store = self._prompt, self._store
+            self._written = Counter(
+                session
+                for index in range(prompt.last_answer + 1, len(prompt.messages))
+                for session in {
+                    call.session.current for call in store.find(store.wholes, prompt.whole(index))
+                }
+            )
+        return self._written
 
 
 def _ended(calls: Iterable[StoredCall]) -> list[StoredCall]:
@@ -134,7 +137,7 @@ def _ended(calls: Iterable[StoredCall]) -> list[StoredCall]:
     return found
 
 
-def _by_tool_ids(store: CallStore, messages: list[Message], last: int) -> list[StoredCall]:
+def _by_tool_ids(store: CallStore, messages: Sequence[Message], last: int) -> list[StoredCall]:
     """The calls that minted the tool ids of the newest turn."""
     ids = [each.tool_call_id for each in messages[last + 1 :] if each.tool_call_id]
     if last >= 0 and last < len(messages) - 1:
@@ -148,13 +151,7 @@ def _by_tool_ids(store: CallStore, messages: list[Message], last: int) -> list[S
 
 
 def _by_context(
-    candidates: list[StoredCall],
-    messages: list[Message],
-    keys: list[int],
-    last: int,
-    chooser: _Chooser,
-    *,
-    is_sure: bool,
+    candidates: list[StoredCall], prompt: Prompt, chooser: _Chooser, *, is_sure: bool
 ) -> Parent | None:
     """Which call wrote the last answer of a prompt whose older turns were changed or elided: the
     one whose prompt shares most messages with it.
@@ -164,6 +161,7 @@ def _by_context(
     """
     if not candidates:
         return None
+    messages, keys, last = prompt.messages, prompt.keys, prompt.last_answer
     before = frozenset(
         key for key, each in zip(keys[:last], messages[:last], strict=True) if each.role != "system"
     )
@@ -181,11 +179,10 @@ def _by_context(
     return Parent(chooser.choose(equal), last + 1, confidence)
 
 
-def _by_text(
-    store: CallStore, messages: list[Message], seed: int, chooser: _Chooser
-) -> Parent | None:
+def _by_text(store: CallStore, prompt: Prompt, seed: int, chooser: _Chooser) -> Parent | None:
     """The call with whose text the last message begins: a completion that goes on, or an agent that
     keeps its history in one message."""
+    messages = prompt.messages
     text = messages[-1].text
     found = store.find_beginning(text, seed)
     ended = _ended(call for call, _ in found)
@@ -208,10 +205,9 @@ def _beginning_of(text: str) -> str:
     return text.strip()[:_COMPARED]
 
 
-def _by_beginning(
-    store: CallStore, messages: list[Message], states: list[int], last: int, chooser: _Chooser
-) -> Parent | None:
+def _by_beginning(store: CallStore, prompt: Prompt, chooser: _Chooser) -> Parent | None:
     """The call with whose prompt this one begins, when its answer was edited or left out."""
+    messages, states = prompt.messages, prompt.states
     size = sum(len(each.text) for each in messages)
     for depth in range(len(messages) - 1, 0, -1):
         size -= len(messages[depth].text)
@@ -224,7 +220,8 @@ def _by_beginning(
             continue
         if is_edited:
             return Parent(chooser.choose(found), depth + 1, 0.9 if len(found) == 1 else 0.8)
-        if len(found) == 1 and size >= _LONG_PROMPT and messages[depth - 1].role != "system":
+        is_enough = size >= _LONG_PROMPT and messages[depth - 1].role != "system"
+        if len(found) == 1 and is_enough and not chooser.is_elsewhere(found[0].session.current):
             return Parent(found[0], depth, 0.8)
         return None
     return None

@@ -26,7 +26,6 @@ from parrot_gateway.linking.fingerprints import (
     PassageCounts,
     Positions,
     fingerprint,
-    normalise,
 )
 from parrot_gateway.linking.links import Evidence, LinkedSession
 
@@ -68,6 +67,7 @@ class NewText(NamedTuple):
         is_system: it is an instruction, which most calls of a program share.
         first_seen: seconds, when any prompt of the tenant first held this very message; None if
             this is the first.
+        whole: the outputs that are equal to it.
     """
 
     message: int
@@ -77,6 +77,13 @@ class NewText(NamedTuple):
     hashes: Hashes
     positions: Positions
     first_seen: float | None
+    whole: list[Output]
+
+    @property
+    def is_unmistakable(self) -> bool:
+        """One session alone has written it."""
+        writers = {output.call.session.current for output in self.whole}
+        return len(writers) == 1 and len(self.normalised.content) >= _WHOLE_EQUAL
 
 
 class Producer(NamedTuple):
@@ -140,13 +147,7 @@ def find_producers(
     store: CallStore, counts: PassageCounts, text: NewText, reader: Reader
 ) -> Explanation:
     """Who wrote what stands in a text."""
-    content = text.normalised.content
-    whole = [
-        output
-        for call in store.find(store.wholes, hash(content.tobytes()))
-        for output in call.outputs
-        if _is_possible(output, text, reader, is_whole=True)
-    ]
+    whole = [output for output in text.whole if _is_possible(output, text, reader, is_whole=True)]
     rows, owners = _without_accidents(*store.index.find(text.hashes))
     candidates: dict[Output, list[int]] = {output: [] for output in whole}
     by_row: dict[int, list[Output]] = {}
@@ -399,15 +400,19 @@ def _equal(size: int, is_equal: Callable[[int], bool]) -> int:
 
 
 def new_text(
-    index: int, message: Message, history: Hashes, first_seen: float | None
+    index: int,
+    message: Message,
+    normalised: NormalisedText,
+    history: Hashes,
+    first_seen: float | None,
+    whole: list[Output],
 ) -> tuple[NewText, Hashes]:
     """A text less the passages that the history of its prompt holds, and all its fingerprints."""
-    normalised = normalise(message.text)
     hashes, positions = fingerprint(normalised.content)
     every = hashes
     if len(history) and len(hashes):
         is_new = ~contains(history, hashes)
         hashes, positions = hashes[is_new], positions[is_new]
     is_system = message.role == "system"
-    new = NewText(index, message.text, is_system, normalised, hashes, positions, first_seen)
+    new = NewText(index, message.text, is_system, normalised, hashes, positions, first_seen, whole)
     return new, every

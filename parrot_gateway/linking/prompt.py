@@ -1,0 +1,50 @@
+"""A prompt with what is derived from its messages, each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parrot_gateway.linking.call_store import message_key, states_of
+from parrot_gateway.linking.conversation import Message
+from parrot_gateway.linking.fingerprints import NormalisedText, normalise
+
+
+class Prompt:
+    """The messages of a request.
+
+    Attributes:
+        keys: of the messages, see `call_store.message_key`.
+        states: hash of each beginning, see `call_store.states_of`.
+        texts: hash of each message's text.
+        last_answer: index of the newest answer; -1 for none.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self.keys = [message_key(each) for each in messages]
+        self.states = states_of(self.keys)
+        self.texts = [hash(each.text) for each in messages]
+        self.last_answer = max(
+            (i for i, each in enumerate(messages) if each.role == "assistant"), default=-1
+        )
+        self._normalised: dict[int, NormalisedText] = {}
+
+    @property
+    def is_completion(self) -> bool:
+        return bool(self.messages) and self.messages[0].role == "prompt"
+
+    @property
+    def text_seed(self) -> int:
+        """Seed of the text of a chat's last message: what stands before it."""
+        return hash((self.states[-2], self.messages[-1].role))
+
+    def normalised(self, index: int) -> NormalisedText:
+        """The text of a message reduced to letters and digits."""
+        found = self._normalised.get(index)
+        if found is None:
+            found = self._normalised[index] = normalise(self.messages[index].text)
+        return found
+
+    def whole(self, index: int) -> int:
+        """Hash of the reduced text of a message, by which answers are found that are equal."""
+        return hash(self.normalised(index).content.tobytes())
