@@ -206,3 +206,33 @@ def test_memory_is_bounded() -> None:
     assert max(sizes[200:]) <= sizes[200] + 200_000
     _, linked = play.start(user("Story 1?"), said(f"1 {STORY} 7919"), user("More."))
     assert linked.links == []
+
+
+def test_of_equal_answers_the_one_that_nobody_has_read_counts() -> None:
+    play = Play()
+    opening = "Hi, I need to cancel my flight."
+    play.run(Message("system", "You are Mia, a traveller."), text=opening)
+    play.run(SYSTEM, user(opening), text=STORY)
+    second, _ = play.run(Message("system", "You are Sofia, a traveller."), text=opening)
+    _, linked = play.start(SYSTEM, user(opening))
+    assert edges(linked) == {(second, "output")}
+
+
+def test_an_answer_that_was_copied_is_read_where_the_session_is_known() -> None:
+    play = Play()
+    step = "Look up the list of all barges that lay at the quay, and who had loaded them."
+    plan = f"We are asked about barges.\n{STORY}\nFirst step: {step}\nSecond step: answer."
+    planner, _ = play.run(user("Which barge carried slate?"), text=plan)
+    leader, _ = play.run(user("Which barge carried slate?"), user(plan), text=step)
+    _, linked = play.start(Message("system", "You search."), user(plan), user(step))
+    assert edges(linked) == {(planner, "output"), (leader, "output")}
+
+
+def test_a_group_chat_of_equal_openings_stays_with_those_who_wrote_its_messages() -> None:
+    play = Play()
+    expert, task = Message("system", "You are an expert in barges."), user(f"Solve this. {OTHER}")
+    other, _ = play.run(expert, task, text=f"The first says: {STORY}")
+    mine, _ = play.run(Message("system", "You plan."), task, text=f"A plan. {STORY[::-1]}")
+    _, linked = play.start(expert, task, user(f"A plan. {STORY[::-1]}"))
+    assert edges(linked) == {(mine, "output")}
+    assert play.session(mine) != play.session(other)
