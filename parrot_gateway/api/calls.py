@@ -6,6 +6,7 @@ Reads `model` and `stream` only; the body is decoded where an own engine answers
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -62,6 +63,9 @@ _REFERENCING = {"/v1/responses": "responses", "/v1/embeddings": "embeddings"}
 _MAX_ORDINARY_HEADERS = 256
 _MAX_ORDINARY_HEADER_BYTES = 64
 
+#: Where a response that was made in the background is fetched.
+_RESPONSE = re.compile(r"/v1/responses/([^/]+)")
+
 _ORDINARY = CallContext()
 _KINDS: dict[str, CallKind] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 
@@ -97,8 +101,9 @@ class CallRoutes:
         self._identity = identity = SessionIdentity(service.limits.identity)
         self._recordings = Recordings(identity, service)
         self._semantic = SemanticCalls(
-            service, models, identity, keep_alive_s=server.keep_alive_s, answer_call=self._answer
-        )
+            service, models, identity, linking, keep_alive_s=server.keep_alive_s,
+            answer_call=self._answer,
+        )  # fmt: skip
         self._responses = ResponseRoutes(
             models, store, background, server, self._recordings, linking
         )
@@ -148,6 +153,8 @@ class CallRoutes:
             raise _unknown_route(exchange)
         if body is None:
             body = await exchange.body(self._server.max_body_bytes)
+        if exchange.method == "GET" and (found := _RESPONSE.fullmatch(exchange.path)):
+            self._linking.observe_response(exchange, found[1])
         if is_stateful and await self._responses.answer(exchange, body):
             return
         body = await self._with_values(exchange, body)

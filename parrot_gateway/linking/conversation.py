@@ -52,11 +52,20 @@ class Choice(NamedTuple):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+#: Of a response that is made in the background.
+_UNFINISHED = ("queued", "in_progress")
+
+
 class Answer(NamedTuple):
-    """A complete answer, and the id under which the client knows it."""
+    """An answer as far as it was read, and the id under which the client knows it.
+
+    Attributes:
+        is_finished: false for a response that is still to be made.
+    """
 
     response_id: str
     choices: tuple[Choice, ...]
+    is_finished: bool = True
 
 
 class _Request(msgspec.Struct):
@@ -242,7 +251,9 @@ def _whole(answer: Any) -> Answer | None:
     if not isinstance(answer, dict):
         return None
     if isinstance(answer.get("output"), list):
-        return Answer(_string(answer.get("id")), (_choice_of_items(answer["output"]),))
+        choice = _choice_of_items(answer["output"])
+        is_finished = answer.get("status") not in _UNFINISHED
+        return Answer(_string(answer.get("id")), (choice,), is_finished)
     if isinstance(answer.get("choices"), list):
         choices = [_choice(each) for each in answer["choices"] if isinstance(each, dict)]
         return Answer(_string(answer.get("id")), tuple(choices)) if choices else None
@@ -301,16 +312,23 @@ def _streamed(body: bytes) -> Answer | None:
     for line in body.splitlines():
         if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
             continue
-        event = _any_decoder.decode(line[5:])
+        try:
+            event = _any_decoder.decode(line[5:])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            # The stream broke off here.
+            break
         if not isinstance(event, dict):
             continue
         kind = event.get("type")
-        if kind in ("response.completed", "response.incomplete"):
+        if kind in ("response.completed", "response.incomplete", "response.failed"):
             return _whole(event.get("response"))
         response_id = response_id or _string(event.get("id"))
+        if kind == "response.created" and isinstance(event.get("response"), dict):
+            response_id = _string(event["response"].get("id"))
+            choices.setdefault(0, _Parts())
         if kind == "message_start" and isinstance(event.get("message"), dict):
             response_id = _string(event["message"].get("id"))
-        handler = _MESSAGE_EVENTS.get(kind) if isinstance(kind, str) else None
+        handler = _EVENTS.get(kind) if isinstance(kind, str) else None
         if handler is not None:
             handler(choices.setdefault(0, _Parts()), event)
         for choice in event.get("choices") or ():
@@ -344,8 +362,13 @@ def _block_delta(parts: _Parts, event: dict[str, Any]) -> None:
         parts.add_call(event.get("index", 0), None, None, delta["partial_json"])
 
 
-#: Events of Anthropic's streams that carry text.
-_MESSAGE_EVENTS: Mapping[str, Callable[[_Parts, dict[str, Any]], None]] = {
+def _text_delta(parts: _Parts, event: dict[str, Any]) -> None:
+    parts.text.append(_string(event.get("delta")))
+
+
+#: Events of messages' and responses' streams that carry text.
+_EVENTS: Mapping[str, Callable[[_Parts, dict[str, Any]], None]] = {
     "content_block_start": _block_start,
     "content_block_delta": _block_delta,
+    "response.output_text.delta": _text_delta,
 }

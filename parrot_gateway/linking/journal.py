@@ -5,12 +5,14 @@ Holds no text of prompts or answers.
 
 from __future__ import annotations
 
+import re
 import secrets
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from parrot_gateway.linking.conversation import answer_of, conversation_of, model_of
+from parrot_gateway.linking.conversation import Conversation, answer_of, conversation_of, model_of
 from parrot_gateway.linking.linker import Linker, LinkerLimits
 from parrot_gateway.linking.links import Link, LinkedSession
 from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
@@ -19,6 +21,14 @@ from parrot_gateway.linking.wire import AnswerSeen, RequestSeen
 MAX_LISTED = 1000
 #: Links of a call that are kept, surest first.
 _MAX_LINKS = 64
+#: Bytes that a compressed answer may come to.
+_MAX_UNPACKED = 32 * 1024 * 1024
+_GZIP = b"\x1f\x8b"
+#: Beginning of an answer in which its id is looked for where the whole cannot be read.
+_HEAD_BYTES = 4096
+_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,256})"')
+#: The end of a stream that failed after it had begun.
+_FAILED = re.compile(rb'(?:\A|\n)(?:event: ?(?:error|response\.failed)\b|data: ?\{"error"\s*:)')
 
 _NAMES = {
     "/v1/chat/completions": "chat",
@@ -33,8 +43,9 @@ class CallRecord:
     """One call. Times are seconds since the epoch.
 
     Attributes:
-        response_id: of its answer; empty until that is there.
         links: to earlier calls.
+        response_id: of its answer; empty until that is there.
+        error: status of an answer that is none; 0 otherwise.
     """
 
     id: str
@@ -79,11 +90,11 @@ class LinkJournal:
         self._edges = 0
 
     def request(self, seen: RequestSeen) -> None:
-        """Take the request of a call."""
+        """Take the request of a call; one that cannot be read has no links."""
         conversation = conversation_of(seen.path, seen.body)
         if conversation is None:
             self._unreadable += 1
-            return
+            conversation = Conversation(())
         tenant = self._tenant(seen.tenant)
         linker = self._linker.tenant(seen.tenant)
         linked = linker.request(seen.call, conversation, seen.now, seen.session or None)
@@ -108,42 +119,61 @@ class LinkJournal:
             members.update(tenant.members.pop(merged, {}))
         members[record.id] = None
         while len(tenant.calls) > self._limits.calls:
-            self._forget(tenant, next(iter(tenant.calls)))
+            _forget(tenant, next(iter(tenant.calls)))
+        while len(tenant.sessions) > self._limits.calls:
+            tenant.sessions.popitem(last=False)
 
     def answer(self, seen: AnswerSeen) -> None:
-        """Take the end of a call."""
+        """Take the end of a call, or what a later request says of an answer that was not finished.
+
+        An answer that broke off is taken as far as it came.
+        """
         tenant = self._tenant(seen.tenant)
         record = tenant.calls.get(seen.call)
         if record is None:
-            return
+            record = tenant.calls.get(tenant.aliases.get(seen.call, ""))
+            if record is None or record.finished is not None or seen.status != 200:
+                return
         record.finished = seen.now
-        if seen.status == 0 or seen.status >= 400:
-            record.state = "failed" if seen.status else "cancelled"
-            record.error = seen.status
+        record.error = seen.status if seen.status >= 400 else 0
+        if record.error:
+            record.state = "failed"
             return
-        record.state = "done"
-        answer = answer_of(record.path, seen.body) if seen.body else None
+        body = _unpacked(seen.body)
+        answer = answer_of(record.path, body)
+        if answer is None:
+            found = _ID.search(body, 0, _HEAD_BYTES)
+            response_id = "" if found is None else found[1].decode("utf-8", "replace")
+        else:
+            response_id = answer.response_id
+        if response_id:
+            record.response_id = response_id
+            tenant.aliases[response_id] = record.id
+        if answer is not None and not answer.is_finished:
+            record.finished = None
+            return
+        if seen.status == 0:
+            record.state = "cancelled"
+        else:
+            record.state = "failed" if _FAILED.search(body) else "done"
         if answer is not None:
-            self._linker.tenant(seen.tenant).answer(seen.call, answer, seen.now)
-            if answer.response_id:
-                record.response_id = answer.response_id
-                tenant.aliases[answer.response_id] = record.id
+            self._linker.tenant(seen.tenant).answer(record.id, answer, seen.now)
 
     def describe_call(self, tenant: str, name: str) -> dict[str, Any] | None:
         """A call by its id, or that of its request or response; None for one that is not known."""
-        known = self._tenant(tenant)
-        record = known.calls.get(known.aliases.get(name, name))
+        known = self._known(tenant)
+        record = known.calls.get(name) or known.calls.get(known.aliases.get(name, ""))
         return None if record is None else _describe(record)
 
     def describe_session(self, tenant: str, name: str) -> dict[str, Any] | None:
         """A session by any id that it had; None for one that is not known."""
-        known = self._tenant(tenant)
+        known = self._known(tenant)
         session = known.sessions.get(name)
         return None if session is None else _summarise(known, session.current)
 
     def describe_sessions(self, tenant: str) -> dict[str, Any]:
         """The sessions that no client has named, last used first."""
-        known = self._tenant(tenant)
+        known = self._known(tenant)
         listed = (
             _summarise(known, session)
             for session in dict.fromkeys(each.current for each in reversed(known.sessions.values()))
@@ -154,7 +184,7 @@ class LinkJournal:
 
     def describe_graph(self, tenant: str, name: str) -> dict[str, Any] | None:
         """The calls of a session and the links among them."""
-        known = self._tenant(tenant)
+        known = self._known(tenant)
         session = known.sessions.get(name)
         if session is None:
             return None
@@ -187,17 +217,32 @@ class LinkJournal:
             self._tenants.move_to_end(name)
         return tenant
 
-    def _forget(self, tenant: _Tenant, call: str) -> None:
-        record = tenant.calls.pop(call)
-        for alias in (record.request_id, record.response_id):
-            tenant.aliases.pop(alias, None)
-        members = tenant.members.get(record.session.current)
-        if members is not None:
-            members.pop(call, None)
-            if not members:
-                del tenant.members[record.session.current]
-        while len(tenant.sessions) > self._limits.calls:
-            tenant.sessions.popitem(last=False)
+    def _known(self, name: str) -> _Tenant:
+        """A tenant that is asked about; an empty one where it is not known."""
+        return self._tenants.get(name) or _Tenant()
+
+
+def _forget(tenant: _Tenant, call: str) -> None:
+    record = tenant.calls.pop(call)
+    for alias in (record.request_id, record.response_id):
+        # An upstream may have given the id of a response to a later one too.
+        if tenant.aliases.get(alias) == call:
+            del tenant.aliases[alias]
+    members = tenant.members.get(record.session.current)
+    if members is not None:
+        members.pop(call, None)
+        if not members:
+            del tenant.members[record.session.current]
+
+
+def _unpacked(body: bytes) -> bytes:
+    """An answer as text: upstreams may compress theirs unasked. Empty for one that is damaged."""
+    if not body.startswith(_GZIP):
+        return body
+    try:
+        return zlib.decompressobj(wbits=31).decompress(body, _MAX_UNPACKED)
+    except zlib.error:
+        return b""
 
 
 def _describe(record: CallRecord) -> dict[str, Any]:
@@ -214,6 +259,7 @@ def _describe(record: CallRecord) -> dict[str, Any]:
         "state": record.state,
         "submitted": record.submitted,
         "finished": record.finished,
+        "error": record.error or None,
         "links": [_describe_link(each) for each in record.links],
     }
 

@@ -33,11 +33,11 @@ class LinkerLimits(NamedTuple):
         horizon_s: an answer older than this is linked to by whole conversations only.
     """
 
-    calls: int = 20_000
-    text: int = 16_000_000
-    fingerprints: int = 1 << 21
-    prompt_text: int = 400_000
-    horizon_s: float = 3600.0
+    calls: int
+    text: int
+    fingerprints: int
+    prompt_text: int
+    horizon_s: float
 
 
 class LinkedCall(NamedTuple):
@@ -298,13 +298,10 @@ class Linker:
     """
 
     def __init__(
-        self,
-        mint_session_id: Callable[[], str],
-        limits: LinkerLimits | None = None,
-        max_tenants: int = 1000,
+        self, mint_session_id: Callable[[], str], limits: LinkerLimits, max_tenants: int
     ) -> None:
         self._mint_session_id = mint_session_id
-        self._limits = limits or LinkerLimits()
+        self._limits = limits
         self._max_tenants = max_tenants
         self._tenants: OrderedDict[str, TenantLinker] = OrderedDict()
 

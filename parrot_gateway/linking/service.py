@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from parrot_gateway.exceptions import GatewayError, InvalidRequestError
 from parrot_gateway.http.exchange import Exchange, Headers
 from parrot_gateway.linking.forecast import Forecasts
 from parrot_gateway.linking.linker import LinkerLimits
@@ -37,9 +40,12 @@ from parrot_gateway.settings.model import LinkingSettings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Process: TypeAlias = asyncio.subprocess.Process
 
 #: The header with which a client keeps a call out.
 LINK_HEADER = b"x-parrot-link"
+_SWITCHES = {"on": True, "true": True, "1": True, "yes": True,
+             "off": False, "false": False, "0": False, "no": False}  # fmt: skip
 #: Bytes on their way to the process, above which calls are skipped.
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
 #: How long messages are gathered before they are written.
@@ -48,6 +54,7 @@ _GATHER_S = 0.005
 _FORECASTS_EVERY_S = 1.0
 #: How long a question waits for its answer.
 _QUERY_TIMEOUT_S = 10.0
+_STATISTICS_TIMEOUT_S = 1.0
 #: Pauses before the process is started again after it has ended by itself.
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 60.0
@@ -56,6 +63,46 @@ _CLOSE_TIMEOUT_S = 2.0
 # and its libraries, and none of the gateway's or the operator's keys.
 _VARIABLES = frozenset({"PATH", "HOME", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"})
 _VARIABLE_PREFIXES = ("LC_", "LD_", "MALLOC_", "PYTHON")
+#: What is kept of an answer that is too long to be looked at: its id stands in it.
+_HEAD_BYTES = 4096
+#: The last event of a stream, by what its API writes; an upstream may end the stream later.
+#: Quotes and line breaks of generated texts are escaped, so that none of them looks like it.
+_LAST_EVENTS = {
+    "/v1/messages": re.compile(rb'"message_stop"'),
+    "/v1/responses": re.compile(rb'"response\.(?:completed|incomplete|failed)"'),
+}
+_DONE = tuple(
+    b"data:" + blank + b"[DONE]" + end for blank in (b"", b" ") for end in (b"\n\n", b"\r\n\r\n")
+)
+
+
+def wants_link(value: bytes) -> bool:
+    """What `X-Parrot-Link` says.
+
+    Raises:
+        InvalidRequestError: neither yes nor no.
+    """
+    text = value.decode("latin-1").strip()
+    if not text:
+        return True
+    if text.lower() not in _SWITCHES:
+        raise InvalidRequestError(
+            f"Invalid 'X-Parrot-Link': '{text[:80]}' is neither on nor off.",
+            param="X-Parrot-Link",
+            code="invalid_value",
+        )
+    return _SWITCHES[text.lower()]
+
+
+def limits_of(settings: LinkingSettings) -> LinkerLimits:
+    """The linker's bounds as they are set."""
+    return LinkerLimits(
+        settings.max_calls,
+        settings.max_text,
+        settings.max_fingerprints,
+        settings.max_prompt_text,
+        settings.horizon_s,
+    )
 
 
 class LinkingService:
@@ -64,6 +111,7 @@ class LinkingService:
     Attributes:
         is_running: there is a process; nothing is linked without.
         forecasts: what calls are expected to do when they arrive.
+        process: that one.
 
     Args:
         settings: bounds, and whether there is a process at all.
@@ -71,7 +119,7 @@ class LinkingService:
 
     def __init__(self, settings: LinkingSettings) -> None:
         self.settings = settings
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: Process | None = None
         self._runner: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -86,10 +134,12 @@ class LinkingService:
         self.is_running = False
         self.forecasts = Forecasts()
 
-    def start(self) -> None:
-        """Start the process, in the background."""
+    async def start(self) -> None:
+        """Start the process; it is started again whenever it ends. The first call is linked too."""
         if self.settings.enabled and self._runner is None:
-            self._runner = asyncio.create_task(self._run(), name="linking")
+            tried = asyncio.Event()
+            self._runner = asyncio.create_task(self._run(tried), name="linking")
+            await tried.wait()
 
     async def close(self) -> None:
         """End the process."""
@@ -112,12 +162,18 @@ class LinkingService:
 
         Returns:
             What is to be finished when the call has ended; None for one that is not linked.
+
+        Raises:
+            InvalidRequestError: the client's `X-Parrot-Link` is neither on nor off.
         """
-        if exchange.headers.get(LINK_HEADER) == b"off":
+        switch = exchange.headers.get(LINK_HEADER)
+        if switch is not None and not wants_link(switch):
+            return None
+        if exchange.tenant in self.settings.exclude_tenants:
             return None
         if len(body) > self.settings.max_body_bytes:
             self._skipped += 1
-            return None
+            body = b""
         # The request's own digits: random ones cost more than all else here.
         call = call or "call_" + exchange.request_id[-24:]
         seen = RequestSeen(
@@ -126,6 +182,11 @@ class LinkingService:
         if not self._send(seen):
             return None
         return ObservedCall(self, exchange, call)
+
+    def observe_response(self, exchange: Exchange, response_id: str) -> None:
+        """Read the answer to a request for an earlier response, which was made meanwhile."""
+        if self.is_running and exchange.tenant not in self.settings.exclude_tenants:
+            ObservedCall(self, exchange, response_id)
 
     async def follow(
         self,
@@ -142,15 +203,32 @@ class LinkingService:
         try:
             if self.settings.headers and not session:
                 await self.add_headers(exchange, observed.id)
-            return await answer()
-        finally:
+            result = await answer()
+        except GatewayError as error:
+            # What has not been answered yet is answered with the error, later.
+            if exchange.responded:
+                observed.finish(error.status)
+            raise
+        except BaseException:
             observed.finish()
+            raise
+        observed.finish()
+        return result
 
-    def answered(self, exchange: Exchange, call: str, status: int, body: bytes) -> None:
-        """Hand the end of a call over."""
-        self._send(AnswerSeen(exchange.tenant, call, status, time.time(), body))
+    def answered(
+        self, exchange: Exchange, call: str, status: int, body: bytes, process: Process | None
+    ) -> None:
+        """Hand the end of a call over.
 
-    async def ask(self, tenant: str, what: str, name: str = "") -> Any:
+        Args:
+            process: the one that was told of its beginning; another one knows nothing of it.
+        """
+        if process is self.process:
+            self._send(AnswerSeen(exchange.tenant, call, status, time.time(), body))
+
+    async def ask(
+        self, tenant: str, what: str, name: str = "", timeout_s: float = _QUERY_TIMEOUT_S
+    ) -> Any:
         """Ask the process; see `wire.Query`. It knows all calls handed over before.
 
         Returns:
@@ -164,10 +242,10 @@ class LinkingService:
         try:
             if not self._send(Query(number, tenant, what, name), is_bounded=False):
                 return None
-            async with asyncio.timeout(_QUERY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return msgspec.json.decode(await reply)
         except TimeoutError:
-            logger.warning("the linking process has not answered within %g s", _QUERY_TIMEOUT_S)
+            logger.warning("the linking process has not answered within %g s", timeout_s)
             return None
         finally:
             self._waiting.pop(number, None)
@@ -183,19 +261,23 @@ class LinkingService:
 
         exchange.on_headers(add)
 
-    def statistics(self) -> dict[str, Any]:
-        """Counters since the start, for `/health`."""
+    async def describe(self) -> dict[str, Any]:
+        """Counters since the start, for `/health`; the process's own while it is not too busy."""
+        counters = await self.ask("", "statistics", timeout_s=_STATISTICS_TIMEOUT_S)
+        return self._statistics() | (counters or {})
+
+    def _statistics(self) -> dict[str, Any]:
         return {
             "enabled": self.settings.enabled,
             "sent": self._sent,
             "skipped": self._skipped,
             "restarts": self._restarts,
             "running": self.is_running,
-            "pid": None if self._process is None else self._process.pid,
+            "pid": None if self.process is None else self.process.pid,
         }
 
     def _send(self, message: ToWorker, *, is_bounded: bool = True) -> bool:
-        process = self._process
+        process = self.process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
         waiting = process.stdin.transport.get_write_buffer_size() + self._gathered_bytes
@@ -226,18 +308,20 @@ class LinkingService:
             self._flusher.cancel()
             self._flusher = None
         data, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
-        process = self._process
+        process = self.process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
             process.stdin.write(data)
 
-    async def _run(self) -> None:
+    async def _run(self, tried: asyncio.Event) -> None:
         backoff_s = _FIRST_BACKOFF_S
         while True:
             started = time.monotonic()
             try:
-                await self._run_once()
-            except OSError as error:
+                await self._run_once(tried)
+            except (OSError, subprocess.SubprocessError) as error:
                 logger.warning("the linking process cannot be started: %s", error)
+            finally:
+                tried.set()
             if time.monotonic() - started > _MAX_BACKOFF_S:
                 backoff_s = _FIRST_BACKOFF_S
             self._restarts += 1
@@ -247,17 +331,14 @@ class LinkingService:
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
-    async def _run_once(self) -> None:
-        """Start the process and take its answers until it ends; on cancellation, end it."""
-        settings = self.settings
-        limits = LinkerLimits(
-            settings.max_calls,
-            settings.max_text,
-            settings.max_fingerprints,
-            settings.max_prompt_text,
-            settings.horizon_s,
-        )
-        arguments = msgspec.json.encode((limits, settings.max_tenants)).decode()
+    async def _run_once(self, started: asyncio.Event) -> None:
+        """Start the process and take its answers until it ends; on cancellation, end it.
+
+        Args:
+            started: set once there is a process.
+        """
+        limits = limits_of(self.settings)
+        arguments = msgspec.json.encode((limits, self.settings.max_tenants)).decode()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -270,9 +351,10 @@ class LinkingService:
             # the gateway's: where Linux groups processes by session, niceness counts within one.
             preexec_fn=os.setpgrp,
         )
-        self._process = process
+        self.process = process
         self.is_running = True
         self.forecasts.clear()
+        started.set()
         assert process.stdout is not None
         try:
             while True:
@@ -288,7 +370,7 @@ class LinkingService:
             pass
         finally:
             self.is_running = False
-            self._process = None
+            self.process = None
             self._gathered, self._gathered_bytes = [], 0
             if self._forecasts_timer is not None:
                 self._forecasts_timer.cancel()
@@ -306,34 +388,48 @@ class ObservedCall:
         id: of the call.
     """
 
-    __slots__ = ("_exchange", "_has_ended", "_pieces", "_service", "_size", "id")
+    __slots__ = (
+        "_exchange", "_has_ended", "_last_event", "_pieces", "_process", "_service", "_size", "id"
+    )  # fmt: skip
 
     def __init__(self, service: LinkingService, exchange: Exchange, id: str) -> None:
         self.id = id
         self._service = service
         self._exchange = exchange
+        self._process = service.process
         self._pieces: list[bytes] = []
         self._size = 0
         self._has_ended = False
+        self._last_event = _LAST_EVENTS.get(exchange.path)
         exchange.copy_answer(self._take)
 
-    def finish(self) -> None:
-        """The call is over, with or without a complete answer."""
-        # What the exchange holds would else wait for the garbage collector.
-        self._exchange.copy_answer(None)
+    def finish(self, status: int = 0) -> None:
+        """The call is over, with or without a complete answer; `status` counts without."""
         if not self._has_ended:
-            self._service.answered(self._exchange, self.id, 0, b"")
+            self._end(status)
 
     def _take(self, data: bytes, is_last: bool) -> None:
-        self._size += len(data)
-        if self._size <= self._service.settings.max_body_bytes:
+        limit = self._service.settings.max_body_bytes
+        if self._size <= limit:
+            self._size += len(data)
             self._pieces.append(data)
-        else:
-            self._pieces.clear()
-        if is_last and not self._has_ended:
-            self._has_ended = True
-            body = data if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._service.answered(self._exchange, self.id, self._exchange.status, body)
+            if self._size > limit:
+                self._pieces = [b"".join(self._pieces)[:_HEAD_BYTES]]
+        if is_last or self._is_last_event(data):
+            self._end(self._exchange.status)
+
+    def _is_last_event(self, data: bytes) -> bool:
+        """Whether the client knows the whole answer now, and may use it in its next call."""
+        if self._last_event is None:
+            return data.endswith(_DONE)
+        return self._last_event.search(data) is not None
+
+    def _end(self, status: int) -> None:
+        self._has_ended = True
+        # What the exchange holds would else wait for the garbage collector.
+        self._exchange.copy_answer(None)
+        body = b"".join(self._pieces)
+        self._service.answered(self._exchange, self.id, status, body, self._process)
 
 
 def _environment() -> dict[str, str]:
@@ -347,7 +443,7 @@ def _environment() -> dict[str, str]:
     return kept | {"OPENBLAS_NUM_THREADS": "1"}
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: Process) -> None:
     """End a process: it leaves when its input ends, else it is killed."""
     if process.stdin is not None:
         process.stdin.close()

@@ -33,8 +33,9 @@ class AnswerSeen(msgspec.Struct, tag="answer", array_like=True):
     """A call has ended.
 
     Attributes:
+        call: id of the call, or of a response that was not finished when its call ended.
         status: of the answer; 0 when the client left.
-        body: as sent; empty where it is not to be read.
+        body: as far as it was sent; the beginning of one that is too long.
     """
 
     tenant: str
@@ -48,7 +49,7 @@ class Query(msgspec.Struct, tag="query", array_like=True):
     """A question; the answer is a `Reply` of the same number.
 
     Attributes:
-        what: `call`, `session`, `sessions`, `graph`, `links` or `statistics`.
+        what: `call`, `session`, `sessions`, `graph` or `statistics`.
         name: id of a call, a request, a response or a session.
     """
 

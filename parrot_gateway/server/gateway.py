@@ -111,7 +111,7 @@ class Gateway:
                 may be started (no address of our own).
         """
         self.semantic.start()
-        self.linking.start()
+        await self.linking.start()
         for upstream in self.upstreams.values():
             await upstream.start()
         if join_url is not None:
@@ -163,7 +163,7 @@ class Gateway:
         for upstream in self.upstreams.values():
             await upstream.close()
 
-    def describe(self) -> dict[str, Any]:
+    async def describe(self) -> dict[str, Any]:
         """The state of all parts as plain types, for `/health`."""
         return {
             "uptime_s": round(time.time() - self.started_at, 1),
@@ -174,7 +174,7 @@ class Gateway:
             },
             "semantic": self.semantic.describe(),
             "scheduler": self.scheduling.describe(),
-            "linking": self.linking.statistics(),
+            "linking": await self.linking.describe(),
             "responses": self.responses.statistics()._asdict(),
             "batches": self.batches.describe(),
             "models": self.models.engine_models(),

@@ -84,7 +84,7 @@ def create_management_app(gateway: Gateway, keys: KeyCheck) -> FastAPI:
         except AuthenticationError:
             pass
         else:
-            content |= gateway.describe()
+            content |= await gateway.describe()
         return JSONResponse(content, 200 if ready else 503)
 
     @app.get("/health/liveness", tags=["health"], summary="The process answers")

@@ -286,6 +286,8 @@ class LinkingSettings(_Section):
     #: Answers name the call and its session in `X-Parrot-Call` and `X-Parrot-Session`, for which
     #: each call waits for the linking process.
     headers: bool = False
+    #: Tenants whose calls are not linked.
+    exclude_tenants: tuple[str, ...] = ()
     #: Requests and answers longer than this are not looked at.
     max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     #: Tenants remembered; the one that was quiet longest makes room.

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -33,6 +34,7 @@ from parrot_gateway.generation.placement import ORDINARY_CALL, CallMetadata
 from parrot_gateway.generation.requests.call import CallRequest, in_thread_if_large, prepare
 from parrot_gateway.generation.requests.prepared import PreparedCall
 from parrot_gateway.http.exchange import EVENT_STREAM, ClientDisconnected, Exchange, Headers
+from parrot_gateway.linking.service import LinkingService
 from parrot_gateway.scheduling.model_directory import EngineTarget, ModelDirectory
 from parrot_gateway.semantic.call_spec import CallSpec
 from parrot_gateway.semantic.contexts import parse_context
@@ -77,6 +79,7 @@ class SemanticCalls:
     models: ModelDirectory
     #: Finds the session of a call that does not name one.
     identity: SessionIdentity
+    linking: LinkingService
     _: KW_ONLY
     #: Silence after which the stream of a waiting call gets a comment.
     keep_alive_s: float
@@ -304,7 +307,13 @@ class SemanticCalls:
             observer.begin()
             metadata = self.service.metadata_of(job)
             context = CallContext(metadata, (observer,), job.spec.checked, shape)
-            await self.answer_call(exchange, job.bound_request(), context)
+            request = job.bound_request()
+            answer = partial(self.answer_call, exchange, request, context)
+            if self.linking.is_running:
+                body = await in_thread_if_large(lambda: request.body, request.size)
+                await self.linking.follow(exchange, body, answer, job.session.id, job.id)
+            else:
+                await answer()
             # The answer is out: a client that leaves now leaves in good order.
             exchange.finish()
             try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from parrot_gateway.exceptions import InvalidRequestError
-from parrot_gateway.linking.service import LINK_HEADER
+from parrot_gateway.linking.service import LINK_HEADER, wants_link
 from parrot_gateway.semantic.call_spec import CallOptions, parse_objective
 from parrot_gateway.semantic.session import check_name
 from parrot_gateway.semantic.templates.reference import has_reference
@@ -100,7 +100,10 @@ def read_fields(
 def _from_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for raw_name, raw in headers:
-        if not raw_name.startswith(PREFIX) or raw_name == LINK_HEADER:
+        if not raw_name.startswith(PREFIX):
+            continue
+        if raw_name == LINK_HEADER:
+            wants_link(raw)
             continue
         title = raw_name.decode("latin-1").title()
         name = FIELDS.get(raw_name)

@@ -36,6 +36,7 @@ _NOT_LINKED: dict[str, Any] = {
     "request_id": None,
     "response_id": None,
     "inferred": False,
+    "error": None,
     "links": [],
 }
 

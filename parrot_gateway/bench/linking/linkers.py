@@ -10,6 +10,8 @@ from parrot_gateway.bench.linking.score import Linker
 from parrot_gateway.linking import linker
 from parrot_gateway.linking.conversation import answer_of, conversation_of
 from parrot_gateway.linking.links import Link
+from parrot_gateway.linking.service import limits_of
+from parrot_gateway.settings.model import LinkingSettings
 
 
 class GatewayLinker:
@@ -17,7 +19,10 @@ class GatewayLinker:
 
     def __init__(self) -> None:
         numbers = count()
-        self._linker = linker.Linker(lambda: f"session-{next(numbers)}")
+        settings = LinkingSettings()
+        self._linker = linker.Linker(
+            lambda: f"session-{next(numbers)}", limits_of(settings), settings.max_tenants
+        )
         self._paths: dict[str, str] = {}
 
     def request(self, tenant: str, call: str, body: bytes, path: str, now: float) -> Sequence[Link]:

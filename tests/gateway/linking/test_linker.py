@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import count
 
 from parrot_gateway.linking.conversation import Answer, Choice, Conversation, Message, ToolCall
-from parrot_gateway.linking.linker import LinkedCall, Linker, LinkerLimits
+from parrot_gateway.linking.linker import LinkedCall, Linker
+from parrot_gateway.linking.service import limits_of
+from parrot_gateway.settings.model import LinkingSettings
 
 SYSTEM = Message("system", "You are a helpful assistant of an airline. Answer briefly.")
 STORY = (
@@ -22,9 +24,10 @@ OTHER = (
 class Play:
     """Plays calls against a linker, a second apart."""
 
-    def __init__(self, limits: LinkerLimits | None = None) -> None:
+    def __init__(self, **settings: int) -> None:
         names = count(1)
-        self.linker = Linker(lambda: f"s{next(names)}", limits)
+        limits = limits_of(LinkingSettings(**settings))
+        self.linker = Linker(lambda: f"s{next(names)}", limits, max_tenants=10)
         self.now = 0.0
         self.calls = count(1)
 
@@ -197,7 +200,7 @@ def test_completions_go_on_from_prompt_and_answer() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    play = Play(LinkerLimits(calls=50, text=4_000, fingerprints=1 << 12))
+    play = Play(max_calls=50, max_text=4_000, max_fingerprints=1 << 12)
     sizes = []
     for number in range(400):
         text = f"{number} {STORY} {number * 7919}"
