@@ -10,14 +10,16 @@ from parrot_gateway.bench.linking.score import Linker
 from parrot_gateway.linking import linker
 from parrot_gateway.linking.conversation import answer_of, conversation_of
 from parrot_gateway.linking.links import Link
-from parrot_gateway.linking.service import limits_of
-from parrot_gateway.settings.model import LinkingSettings
 
 
 class GatewayLinker:
     """The gateway's own, with its default limits."""
 
     def __init__(self) -> None:
+        # Here, so that the command line does not wait for them.
+        from parrot_gateway.linking.service import limits_of
+        from parrot_gateway.settings.model import LinkingSettings
+
         numbers = count()
         settings = LinkingSettings()
         self._linker = linker.Linker(
